@@ -20,7 +20,7 @@ from workloads import TrainingStep, random_batch
 from widthwise.data.loader import Loader
 from widthwise.data.shards import ShardWriter, TokenFile
 from widthwise.data.windows import TokenMixture
-from widthwise.experiments.plan import read_plan
+from widthwise.experiments.compare import read_plan
 from widthwise.model.decoder import build
 
 TARGET = 20.0

@@ -9,7 +9,7 @@ from thinned import hard_but
 
 from widthwise.cli.main import app
 from widthwise.config_io import parse, to_data
-from widthwise.experiments.plan import read_plan
+from widthwise.experiments.compare import read_plan
 from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.train import train

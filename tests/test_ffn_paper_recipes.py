@@ -10,8 +10,8 @@ import pytest
 
 from widthwise.bundled import recipe_path
 from widthwise.config_io import UserError, parse, to_data
+from widthwise.experiments.compare import read_plan
 from widthwise.experiments.matching import matched_ratio
-from widthwise.experiments.plan import read_plan
 from widthwise.merging import merge
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, load_recipe

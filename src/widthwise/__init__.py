@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from widthwise.data.prepare import prepare
     from widthwise.data.prepared import PreparedData
     from widthwise.data.tokenizer_spec import open_tokenizer
-    from widthwise.experiments.compare import run_plan
-    from widthwise.experiments.plan import read_plan
+    from widthwise.experiments.compare import read_plan
+    from widthwise.experiments.running import run_plan
     from widthwise.growth.resized import NewSizes
     from widthwise.model.config import ModelConfig, cost_summary
     from widthwise.model.decoder import Decoder
@@ -51,8 +51,8 @@ _HOMES = {
     "data.prepare": ("prepare",),
     "data.prepared": ("PreparedData",),
     "data.tokenizer_spec": ("open_tokenizer",),
-    "experiments.compare": ("run_plan",),
-    "experiments.plan": ("read_plan",),
+    "experiments.running": ("run_plan",),
+    "experiments.compare": ("read_plan",),
     "growth.resized": ("NewSizes",),
     "model.config": ("ModelConfig", "cost_summary"),
     "model.decoder": ("Decoder",),

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError
-from widthwise.experiments.plan import read_plan
-from widthwise.experiments.searching import plan_of_search
+from widthwise.experiments.compare import plan_of_search, read_plan
 
 SPACE = ("--n-layers", "2..4", "--n-blocks", "1,3", "--ratio", "0.4,0.7", "--tolerance", 0.02)
 

@@ -20,18 +20,18 @@ def sweep(recipe: Path, widthwise):
 def test_a_sweep_from_the_command_line_alone(sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = ("--over", "optimizer.lr=0.002,0.03", "--over", "train.batch_size=4", "--seed", 3, "--seed", 5)
-    code, out, error = sweep(*asked, "--study", "mine", "--out", "found")
+    code, out, error = sweep(*asked, "--out", "found")
     assert code == 0, error
     assert "2 points x 2 seeds: 4 runs" in error
     assert "0.03-4 has the lowest held-out loss of 2 points" in " ".join(out.split())
     assert out.index("0.03-4") < out.index("0.002-4")
     assert f"wrote {Path('found') / 'report.html'}" in out
     found = json.loads((tmp_path / "found" / "sweep.json").read_text())
-    assert found["command"].endswith("--seed 3 --seed 5 --study mine --out found")
+    assert found["command"].endswith("--seed 3 --seed 5 --out found")
     assert [point["values"] for point in found["points"]] == [
         {"optimizer.lr": lr, "train.batch_size": 4} for lr in (0.002, 0.03)
     ]
-    code, out, _ = sweep(*asked, "--study", "mine", "--out", "found", "--json")
+    code, out, _ = sweep(*asked, "--out", "found", "--json")
     assert code == 0
     assert json.loads(out)["points"] == found["points"]
 
@@ -68,11 +68,12 @@ def test_when_all_points_fail_the_exit_code_says_so(sweep, tmp_path: Path) -> No
     assert error.splitlines()[-1] == f"error: {tmp_path / 'out'}: all 1 points failed"
 
 
+SEARCH = ("--over", "optimizer.lr=0.002", "--seed", 3, "--sampler", "random", "--trials", 1)
+
+
 def test_the_password_of_a_storage_is_not_shown(sweep, tmp_path: Path) -> None:
     storage = "postgresql://u:hush@127.0.0.1:1/d?connect_timeout=2"
-    code, out, error = sweep(
-        *("--over", "optimizer.lr=0.002", "--seed", 3, "--out", tmp_path / "out", "--storage", storage)
-    )
+    code, out, error = sweep(*SEARCH, "--out", tmp_path / "out", "--storage", storage)
     assert code == 2
     assert error.splitlines()[-1].startswith("error: --storage: postgresql+psycopg://u:***@127.0.0.1:1/d: ")
     assert "hush" not in out + error
@@ -80,10 +81,12 @@ def test_the_password_of_a_storage_is_not_shown(sweep, tmp_path: Path) -> None:
 
 def test_the_storage_can_be_named_by_the_environment(sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIDTHWISE_STORAGE", f"sqlite:///{tmp_path / 'mine.db'}")
-    code, _, error = sweep("--over", "optimizer.lr=0.002", "--seed", 3, "--out", tmp_path / "out")
+    code, _, error = sweep(*SEARCH, "--out", tmp_path / "out")
     assert code == 0, error
     assert (tmp_path / "mine.db").is_file()
     assert RunDir(tmp_path / "out" / "runs" / "0.002-seed3").result()
+    _, _, error = sweep("--over", "optimizer.lr=0.002", "--seed", 3, "--out", tmp_path / "out")
+    assert "this sweep chooses no points" in error
 
 
 @pytest.fixture

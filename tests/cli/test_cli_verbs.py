@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from widthwise.cli.main import app
-from widthwise.experiments.plan import read_plan
+from widthwise.experiments.compare import read_plan
 from widthwise.recipe.recipe import load_recipe
 from widthwise.reports.page.formats import signed
 
@@ -198,7 +198,7 @@ def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, w
     assert "3 variants x 2 seeds: 6 runs, together about " in out
     assert f"narrow: {adjustment}" in out
     _, out, _ = widthwise("compare", compared, "--seed", 7, "train.steps=3", "--dry-run", "--json")
-    assert json.loads(out) == read_plan(compared, ["train.steps=3"], [7]).workload_as_data()
+    assert json.loads(out) == read_plan(compared, ["train.steps=3"], [7]).workload()
     assert not Path("out").exists()
 
 

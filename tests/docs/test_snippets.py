@@ -16,7 +16,7 @@ from typer._click.exceptions import BadOptionUsage, MissingParameter
 from world import RECIPES, build, call
 
 from widthwise.config_io import UserError
-from widthwise.experiments.plan import read_plan
+from widthwise.experiments.compare import read_plan
 from widthwise.recipe.recipe import Recipe
 from widthwise.yaml_io import parse_yaml
 

@@ -1,4 +1,4 @@
-"""A crew in two processes that torchrun starts; run by test_crew.py. Each prints what it got of each case."""
+"""A process group in two processes that torchrun starts; run by test_crew.py. Each prints what it got of each case."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tiny_runs import tiny_recipe
 
 from widthwise.cli.signals import stop_by_exception
 from widthwise.config_io import UserError
-from widthwise.experiments.crew import Crew, crew
+from widthwise.experiments.process_group import ProcessGroup, process_group
 from widthwise.training.stopping import Interrupted
 
 
@@ -24,7 +24,7 @@ def mistake() -> NoReturn:
     raise UserError("nothing there")
 
 
-def waiting(together: Crew) -> NoReturn:
+def waiting(together: ProcessGroup) -> NoReturn:
     while True:
         together.wait(0.3)
 
@@ -39,7 +39,7 @@ def outcome(work: Callable[[], object]) -> object:
 if __name__ == "__main__":
     stop_by_exception()
     found: dict[str, object] = {}
-    with crew(tiny_recipe()) as together:
+    with process_group(tiny_recipe()) as together:
         for work in (value, mistake):
             found[work.__name__] = outcome(partial(together.do, work))
         if os.environ["RANK"] == "1":  # the signal comes while this process waits for the first

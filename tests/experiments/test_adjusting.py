@@ -9,9 +9,9 @@ from thinned import in_turn
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments.adjusting import Change
-from widthwise.experiments.matching import LARGEST_MISMATCH, matched_ratio
-from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.matching import LARGEST_MISMATCH, Change, matched_ratio
 from widthwise.merging import merge
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of, load_plugins
@@ -46,7 +46,7 @@ BASE = {
 X = {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4}}
 
 
-def read(tmp_path: Path, model: dict, adjust: str | list[str], quantity: str = "params", **recipe) -> ComparisonPlan:
+def read(tmp_path: Path, model: dict, adjust: str | list[str], quantity: str = "params", **recipe) -> Experiment:
     """The plan of a comparison of BASE with one variant, `other`."""
     compare = {
         "match": {"quantity": quantity, "adjust": adjust},
@@ -57,12 +57,12 @@ def read(tmp_path: Path, model: dict, adjust: str | list[str], quantity: str = "
     return read_plan([path])
 
 
-def only_change(plan: ComparisonPlan, name: str = "other") -> Change:
+def only_change(plan: Experiment, name: str = "other") -> Change:
     (change,) = plan.adjustments[name].changes
     return change
 
 
-def assert_nearest(plan: ComparisonPlan, adjust: str) -> None:
+def assert_nearest(plan: Experiment, adjust: str) -> None:
     """The miss is the real one, and one step more or less is no nearer."""
     base, other, found = plan.recipes["base"], plan.recipes["other"], plan.adjustments["other"]
     assert found.miss == matched_ratio(other, base, plan.match) - 1

@@ -10,12 +10,12 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments import compare, crew
-from widthwise.experiments.compare import expected_seconds, run_plan
+from widthwise.experiments import process_group, running
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.jobs import Jobs
-from widthwise.experiments.plan import ComparisonPlan, read_plan
-from widthwise.experiments.sharing.queue import Queue
-from widthwise.experiments.sharing.storage import Heartbeat, Storage, sqlite_url
+from widthwise.experiments.running import expected_seconds, run_plan
+from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.records.comparison import Comparison
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir, RunFailed
@@ -41,7 +41,7 @@ RECIPE = {
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[ComparisonPlan, Path, dict]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, dict]:
     folder = tmp_path_factory.mktemp("comparison")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     plan = read_plan([folder / "recipe.yaml"])
@@ -70,12 +70,12 @@ def test_runs_of_one_seed_see_the_same_data_in_the_same_order(done) -> None:
 
 
 def test_twins_need_the_same_for_the_same_loss_and_stay_together(done) -> None:
-    plan, folder, comparison = done
+    _, folder, comparison = done
     equal, gap = (variant(comparison, "twin")[key]["val_loss"] for key in ("at_equal_loss", "gap"))
     n_tokens = 5 * 4 * 24
     assert equal["n_reached"] == 3
     assert equal["tokens"]["per_seed"] == [n_tokens] * 3
-    assert equal["training_flops"]["mean"] == RunDir(folder / plan.run_path("twin", 3)).result()["training_flops"]
+    assert equal["training_flops"]["mean"] == RunDir(folder / run_path("twin", 3)).result()["training_flops"]
     assert (equal["tokens_ratio"]["low"], equal["training_flops_ratio"]["high"]) == (1, 1)
     assert gap["tokens"] == [step * 4 * 24 for step in range(1, 6)]
     assert gap["mean"] == [0] * 5
@@ -86,7 +86,7 @@ def test_twins_need_the_same_for_the_same_loss_and_stay_together(done) -> None:
 def test_numbers_are_those_of_the_runs_and_the_sentence_names_variant_interval_and_costs(done) -> None:
     plan, folder, comparison = done
     results = {
-        name: [RunDir(folder / plan.run_path(name, seed)).result() for seed in plan.seeds] for name in ("uniform", "x")
+        name: [RunDir(folder / run_path(name, seed)).result() for seed in plan.seeds] for name in ("uniform", "x")
     }
     losses = {name: [result["val_loss"] for result in each] for name, each in results.items()}
     x = variant(comparison, "x")
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_the_runs_and_the_sentence_names_variant_interval_a
 
 def test_the_seconds_that_a_comparison_takes_are_those_of_a_measured_step(done, tmp_path: Path, monkeypatch) -> None:
     plan, folder, _ = done
-    monkeypatch.setattr(compare, "step_seconds", lambda recipe: 2.0)
+    monkeypatch.setattr(running, "step_seconds", lambda recipe: 2.0)
     rows = 4 * plan.recipes["uniform"].seq_len
     steps = 5 + 5 * 240 / rows / 3  # five validations, whose forward passes take a third
     assert expected_seconds(plan, tmp_path / "new", Jobs(2, 1)) == pytest.approx(9 * steps * 2.0 / 2)
@@ -144,7 +144,7 @@ def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path
     def interrupt(recipe, path, observer, shelf):
         raise Interrupted(f"{path}: stopped", 2)
 
-    monkeypatch.setattr(crew, "train_or_resume", interrupt)
+    monkeypatch.setattr(process_group, "train_or_resume", interrupt)
     message = "uniform-seed3: stopped; the same command goes on with the comparison"
     with pytest.raises(Interrupted, match=message) as stopped:
         run_plan(done[0], tmp_path, "widthwise compare recipe.yaml")
@@ -156,40 +156,41 @@ COMMAND = "widthwise compare short.yaml"
 
 
 @pytest.fixture
-def short(tmp_path: Path) -> ComparisonPlan:
+def short(tmp_path: Path) -> Experiment:
     """Two variants and one seed."""
     (tmp_path / "short.yaml").write_text(yaml.safe_dump({**RECIPE, "compare": PAIR}, sort_keys=False))
     return read_plan([tmp_path / "short.yaml"], ["train.steps=2"])
 
 
-def share(plan: ComparisonPlan, folder: Path) -> Comparison:
-    return run_plan(plan, folder, COMMAND, storage_url=sqlite_url(folder.parent / "study.db"))
-
-
-def test_a_run_that_fails_in_a_shared_comparison_stops_its_worker_and_waits_for_another(
-    short: ComparisonPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_fails_stops_its_worker_and_waits_for_another(
+    short: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverge(recipe, path, observer, shelf):
         raise RunFailed(f"{path}: loss is nan")
 
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "train_or_resume", diverge)
+        patch.setattr(process_group, "train_or_resume", diverge)
         with pytest.raises(RunFailed, match="plain-seed3: loss is nan"):
-            share(short, tmp_path / "out")
-    queue = Queue(Storage(sqlite_url(tmp_path / "study.db"), Heartbeat()), "short", {})
-    assert [entry.state for entry in queue.entries().values()] == ["waiting", "waiting"]
-    assert len(share(short, tmp_path / "out").variants) == 2
-    assert {key: entry.state for key, entry in queue.entries().items()} == dict.fromkeys(short.runs, "finished")
-    shared, alone = share(short, tmp_path / "out"), run_plan(short, tmp_path / "out", COMMAND)
-    assert {**shared, "created": None} == {**alone, "created": None}
+            run_plan(short, tmp_path / "out", COMMAND)
+    assert len(run_plan(short, tmp_path / "out", COMMAND).variants) == 2
 
 
-def test_a_shared_run_on_other_data_is_not_counted_as_finished(short: ComparisonPlan, tmp_path: Path) -> None:
-    """Whoever deletes it can go on."""
+def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes_the_comparison(
+    short: Experiment, tmp_path: Path
+) -> None:
+    other = RunDir(tmp_path / "out" / "runs" / "plain-seed3")
+    with other.locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison are at work elsewhere"):
+        run_plan(short, other.path.parents[1], COMMAND, waits=False)
+    assert RunDir(tmp_path / "out" / "runs" / "slow-seed3").has_result
+    assert not (tmp_path / "out" / "comparison.json").exists()
+    assert len(run_plan(short, tmp_path / "out", COMMAND, waits=False).variants) == 2
+
+
+def test_a_run_on_other_data_can_be_deleted_to_go_on(short: Experiment, tmp_path: Path) -> None:
     run_plan(short, tmp_path / "out", COMMAND)
     run = tmp_path / "out" / "runs" / "slow-seed3"
     spoil(run / "environment.json")
     with pytest.raises(UserError, match="slow-seed3: was trained on other data"):
-        share(short, tmp_path / "out")
+        run_plan(short, tmp_path / "out", COMMAND)
     shutil.rmtree(run)
-    assert len(share(short, tmp_path / "out").variants) == 2
+    assert len(run_plan(short, tmp_path / "out", COMMAND).variants) == 2

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from widthwise.experiments.equal_loss import Course, equal_losses, gaps, tokens_ratios
+from widthwise.experiments.equal_loss import LossCurve, equal_losses, gaps, tokens_ratios
 from widthwise.experiments.sentences import equal_loss_sentence
 from widthwise.records.equal_loss import EqualLoss
 
@@ -18,16 +18,16 @@ TOKENS = np.array([700.0, 1500, 2900, 5000, 7100, 9000])
 END = TOKENS[-1]
 
 
-def course(losses: np.ndarray | Sequence[float], tokens: np.ndarray = TOKENS, flops_per_token: float = 6.0) -> Course:
-    return Course(np.asarray(tokens), flops_per_token * np.asarray(tokens), {"val_loss": np.asarray(losses)})
+def curve(losses: np.ndarray | Sequence[float], tokens: np.ndarray = TOKENS, flops_per_token: float = 6.0) -> LossCurve:
+    return LossCurve(np.asarray(tokens), flops_per_token * np.asarray(tokens), {"val_loss": np.asarray(losses)})
 
 
-def straight(height: float, slope: float = 0.4, tokens: np.ndarray = TOKENS, flops_per_token: float = 6.0) -> Course:
+def straight(height: float, slope: float = 0.4, tokens: np.ndarray = TOKENS, flops_per_token: float = 6.0) -> LossCurve:
     """A loss that falls by `slope` nats as the tokens grow e-fold."""
-    return course(height - slope * np.log(tokens), tokens, flops_per_token)
+    return curve(height - slope * np.log(tokens), tokens, flops_per_token)
 
 
-def compared(own: Sequence[Course], baseline: Sequence[Course]) -> EqualLoss:
+def compared(own: Sequence[LossCurve], baseline: Sequence[LossCurve]) -> EqualLoss:
     return equal_losses(own, baseline, 0.95)["val_loss"]
 
 
@@ -50,21 +50,23 @@ def test_the_crossing_of_straight_lines_is_exact() -> None:
 
 
 @st.composite
-def falling(draw: st.DrawFn) -> Course:
+def falling(draw: st.DrawFn) -> LossCurve:
     """Falls from 5 nats at the first validation to between 3 and 4.5 at the last."""
     steps = draw(st.lists(st.floats(0.01, 1), min_size=len(TOKENS) - 1, max_size=len(TOKENS) - 1))
     fall = np.cumsum([0, *steps]) / sum(steps) * draw(st.floats(0.5, 2))
-    return course(5 - fall, flops_per_token=draw(st.floats(1, 10)))
+    return curve(5 - fall, flops_per_token=draw(st.floats(1, 10)))
 
 
 @settings(max_examples=40, deadline=None)
 @given(falling(), falling(), st.floats(0.1, 10))
-def test_ratios_turn_round_with_the_pair_and_scale_with_the_tokens(own: Course, baseline: Course, scale: float) -> None:
+def test_ratios_turn_round_with_the_pair_and_scale_with_the_tokens(
+    own: LossCurve, baseline: LossCurve, scale: float
+) -> None:
     there, back = compared([own], [baseline]), compared([baseline], [own])
     assert there.tokens_ratio.mean * back.tokens_ratio.mean == pytest.approx(1)
     assert there.training_flops_ratio.mean * back.training_flops_ratio.mean == pytest.approx(1)
     assert compared([own], [own]).tokens_ratio.mean == 1
-    slower = course(own.losses["val_loss"], scale * own.tokens)
+    slower = curve(own.losses["val_loss"], scale * own.tokens)
     assert compared([slower], [baseline]).tokens_ratio.mean == pytest.approx(scale * there.tokens_ratio.mean)
     ends_lower = own.losses["val_loss"][-1] <= baseline.losses["val_loss"][-1]
     assert (there.tokens_ratio.mean <= 1 + 1e-12) == ends_lower
@@ -82,7 +84,7 @@ def test_the_interval_is_that_of_the_mean_logarithm_over_seeds() -> None:
 
 
 def test_a_loss_counts_where_it_first_was_reached_and_outside_of_the_validations_is_unknown() -> None:
-    bumpy = course([5.0, 4.0, 3.0, 3.5, 3.2, 3.0])
+    bumpy = curve([5.0, 4.0, 3.0, 3.5, 3.2, 3.0])
     assert bumpy.tokens_at("val_loss", 3.0) == TOKENS[2]
     assert bumpy.tokens_at("val_loss", 3.5) == pytest.approx(math.sqrt(TOKENS[1] * TOKENS[2]))
     own = straight(7)
@@ -107,7 +109,7 @@ def records(steps: Sequence[int], **extra: Any) -> list[dict[str, Any]]:
 def test_a_course_is_read_from_the_records_of_a_run() -> None:
     old = {"step": 3, "event": "validation", "loss": 9.0}  # of a version that gave no tokens
     again = {"step": 2, "event": "validation", "loss": 2.5, "tokens": 20, "training_flops": 120.0}
-    found = Course.of([*records([4, 1, 2], mtp_losses=[1.5]), old])
+    found = LossCurve.of([*records([4, 1, 2], mtp_losses=[1.5]), old])
     assert found.tokens.tolist() == [10, 20, 40]
     assert found.training_flops.tolist() == [60, 120, 240]
     assert {name: own.tolist() for name, own in found.losses.items()} == {
@@ -115,8 +117,8 @@ def test_a_course_is_read_from_the_records_of_a_run() -> None:
         "val_loss_next_2": [1.5] * 3,
     }
     assert found.final_lr_share == pytest.approx(0.75)
-    assert Course.of([*records([1, 2]), again]).losses["val_loss"].tolist() == [4, 2.5]
-    assert Course.of([]).losses == {}
+    assert LossCurve.of([*records([1, 2]), again]).losses["val_loss"].tolist() == [4, 2.5]
+    assert LossCurve.of([]).losses == {}
 
 
 def test_the_gap_is_paired_by_seed_at_tokens_that_all_have() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY
 
-from widthwise.experiments import family
-from widthwise.experiments.compare import run_plan
-from widthwise.experiments.equal_loss import Course, equal_losses
+from widthwise.experiments import process_group
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.equal_loss import LossCurve, equal_losses
 from widthwise.experiments.family import plan_family, run_family
-from widthwise.experiments.plan import read_plan
+from widthwise.experiments.running import run_plan
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.records.family import Family
 from widthwise.reports.writing import write_report
@@ -87,7 +87,7 @@ def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothin
         raise Interrupted(f"{path}: stopped", 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(family, "resume", interrupt)
+        patch.setattr(process_group, "resume", interrupt)
         with pytest.raises(Interrupted, match=r"wide: stopped; the same command goes on with the family"):
             run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
     branches = plan_family(source, recipes, [], tmp_path / "out")
@@ -127,7 +127,7 @@ def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> No
     assert found.baseline_of(grown) == found.baseline_of(alone) == alone
     assert (alone.verdict, grown.difference) == ("baseline", found.sizes[0].difference)
     assert grown.gap["val_loss"].tokens == [step * 4 * 24 for step in range(1, 7)]
-    courses = [[Course.of(RunDir(out / name).metrics())] for name in ("wide", "wide-alone")]
+    courses = [[LossCurve.of(RunDir(out / name).metrics())] for name in ("wide", "wide-alone")]
     assert grown.at_equal_loss == equal_losses(courses[0], courses[1], found.confidence)
     assert courses[0][0].training_flops[-1] == found.members[0].flops
     assert "wide-alone" in found.sentence

@@ -6,20 +6,20 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tiny_runs import tiny_recipe
 from tiny_sweeps import recipe_file
 
 from widthwise.config_io import UserError
-from widthwise.experiments.compare import run_plan
-from widthwise.experiments.jobs import Jobs, do_all
-from widthwise.experiments.plan import read_plan
-from widthwise.experiments.sharing.storage import Heartbeat
-from widthwise.experiments.sweep.plan import read_sweep
-from widthwise.experiments.sweep.worker import run_sweep
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.process_group import Run, process_group
+from widthwise.experiments.running import run_plan, run_sweep
+from widthwise.experiments.scheduler import Schedule, train_all
+from widthwise.experiments.sweep import read_sweep
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.metrics import MEASURED_KEYS
@@ -69,13 +69,31 @@ def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> No
 def test_a_sweep_is_divided_on_one_machine(tmp_path: Path) -> None:
     plan = read_sweep(recipe_file(tmp_path, {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}))
     alone = run_sweep(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
-    # Who has nothing left to do looks as often whether the others are done as it gives a sign of life.
-    together = run_sweep(plan, tmp_path / "two", "command", heartbeat=Heartbeat(2), jobs=Jobs(2, 1))
+    together = run_sweep(plan, tmp_path / "two", "command", jobs=Jobs(2, 1))
     assert records(tmp_path / "one") == records(tmp_path / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
 
 
-def crash(observer: Observer) -> None:
+@dataclass(frozen=True)
+class Task(Run):
+    """A run that is no training: it does what is under its name in the tests."""
+
+    mark: Path = Path()
+
+    def train(self, observer: Observer | None = None, shelf: object = None) -> None:
+        {"crash": crash, "fail_beside": fail_beside, "talk": talk}.get(self.name, wait_for_the_signal)(
+            self.mark, observer
+        )
+
+
+def do_all(*names: str, mark: Path = Path(), observer: Observer | None = None) -> None:
+    recipe = tiny_recipe()
+    tasks = [Task(mark.parent / "nothing" / name, recipe, name, mark=mark) for name in names]
+    with process_group(recipe) as group:
+        train_all(Schedule(tasks, observer or Silence()), group, Jobs(2, 1), "comparison")
+
+
+def crash(mark: Path, observer: Observer) -> None:
     os._exit(7)
 
 
@@ -98,24 +116,19 @@ def fail_beside(mark: Path, observer: Observer) -> None:
     raise RunFailed("diverged")
 
 
-def observing(key: str, waiting: list[str], observer: Observer) -> nullcontext[Observer]:
-    return nullcontext(observer)
+def talk(mark: Path, observer: Observer) -> None:
+    for _ in range(1000):
+        observer.message("at work")
+        time.sleep(0.05)
 
 
 def test_a_failure_stops_the_others_by_a_signal_and_is_what_is_raised(tmp_path: Path) -> None:
     """Of a process that dies, with its code."""
     with pytest.raises(RunFailed, match="ended with code 7"):
-        do_all({"one": crash}, Jobs(2, 1), Silence(), observing)
-    mark, never = tmp_path / "mark", tmp_path / "never"
-    tasks = {
-        "waits": partial(wait_for_the_signal, mark),
-        "fails": partial(fail_beside, mark),
-        "later": partial(wait_for_the_signal, never),
-    }
+        do_all("crash", mark=tmp_path / "mark")
     with pytest.raises(RunFailed, match="diverged"):
-        do_all(tasks, Jobs(2, 1), Silence(), observing)
-    assert mark.read_text() == f"signal {signal.SIGTERM.value}"
-    assert not never.exists()
+        do_all("waits", "fail_beside", "never", mark=tmp_path / "mark")
+    assert (tmp_path / "mark").read_text() == f"signal {signal.SIGTERM.value}"
 
 
 @pytest.mark.hard
@@ -159,12 +172,6 @@ def test_threads_depend_on_the_recipes_alone_and_under_torchrun_it_is_one_at_a_t
         Jobs.of([small], 9, 2)
 
 
-def talk(observer: Observer) -> None:
-    for _ in range(1000):
-        observer.message("at work")
-        time.sleep(0.05)
-
-
 def test_workers_whose_first_process_is_killed_end_and_say_nothing() -> None:
     script = (
         f"import os, sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]!r}\n"
@@ -172,7 +179,7 @@ def test_workers_whose_first_process_is_killed_end_and_say_nothing() -> None:
         "class Last(Silence):\n"
         "    def message(self, text): os.kill(os.getpid(), signal.SIGKILL)\n"
         "    def beside(self): return self\n"
-        "if __name__ == '__main__': do_all({'a': talk, 'b': talk}, Jobs(2), Last(), observing)\n"
+        "if __name__ == '__main__': do_all('talk', 'talk', observer=Last())\n"
     )
     process = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=300)
     assert (process.returncode, process.stderr) == (-signal.SIGKILL, "")

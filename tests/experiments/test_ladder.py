@@ -10,10 +10,11 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments.ladder import Clock, LadderPlan, ladder_workload, read_ladder
+from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.ladder import Clock, ladder_workload, read_ladder
+from widthwise.experiments.running import run_sweep
 from widthwise.experiments.scaling.fitting import fit_groups, gather
 from widthwise.experiments.scaling.points import Axes
-from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.model.config import cost_summary
 from widthwise.records.sweep import Sweep
 from widthwise.reports.writing import write_report
@@ -39,14 +40,14 @@ def recipe_file(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def read(folder: Path, **changes: Any) -> LadderPlan:
+def read(folder: Path, **changes: Any) -> Experiment:
     return read_ladder(recipe_file(folder, **changes))
 
 
 def test_variants_are_groups_and_rungs_are_points(tmp_path: Path) -> None:
     plan = read(tmp_path)
-    assert list(plan.grid) == [f"{variant}-d{d}" for variant in ("uniform", "x") for d in (16, 24, 40)]
-    assert {(point.group, point.values["rung"]) for point in plan.grid.values()} == {
+    assert list(plan.points) == [f"{variant}-d{d}" for variant in ("uniform", "x") for d in (16, 24, 40)]
+    assert {(point.group, point.values["rung"]) for point in plan.points.values()} == {
         (variant, f"d{d}") for variant in ("uniform", "x") for d in (16, 24, 40)
     }
 
@@ -57,7 +58,7 @@ def test_tokens_of_a_rung_follow_from_the_parameters_of_its_first_variant(tmp_pa
         # Two embeddings, three layers of 4 d^2 and 3 * 4 d^2, two norms each and one at the end.
         n_params = 3 * 16 * d**2 + 2 * 257 * d + 7 * d
         for variant in ("uniform", "x"):
-            recipe = plan.grid[f"{variant}-d{d}"].recipe
+            recipe = plan.points[f"{variant}-d{d}"].recipe
             assert recipe.train.steps == round(0.7 * n_params / (3 * 17))
             assert recipe.n_tokens == pytest.approx(0.7 * n_params, abs=0.5 * 3 * 17)
 
@@ -69,19 +70,21 @@ def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path) -> None:
     rungs = {f"d{d}": {"model": {"d_model": d}} for d in (40, 64, 96)}
     plan = read(tmp_path, rungs=rungs, variants=variants, match=match, tokens_per_param=0.7, count="layer_params")
     for d in (40, 64, 96):
-        budget, point = 3 * 16 * d**2, plan.grid[f"hourglass-d{d}"]
-        assert point.recipe.train.steps == plan.grid[f"uniform-d{d}"].recipe.train.steps == round(0.7 * budget / 51)
+        budget, point = 3 * 16 * d**2, plan.points[f"hourglass-d{d}"]
+        assert point.recipe.train.steps == plan.points[f"uniform-d{d}"].recipe.train.steps == round(0.7 * budget / 51)
         layer = point.recipe.final_model.layers[0]
         assert layer.d_model == 8 * round((budget / (2 * (4 + 9 * 0.5))) ** 0.5 / 8)
         assert 2 * (4 * layer.d_model**2 + 9 * layer.d_model * layer.ffn.d_hidden) == pytest.approx(budget, rel=0.01)
-    assert plan.adjustment_lines == [f"hourglass-d{d}: {plan.grid[f'hourglass-d{d}'].adjustment}" for d in (40, 64, 96)]
+    assert plan.adjustment_lines == [
+        f"hourglass-d{d}: {plan.points[f'hourglass-d{d}'].adjustment}" for d in (40, 64, 96)
+    ]
 
 
 def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
     plan = read(tmp_path, tokens_per_param=2.0)
     workload = ladder_workload(plan, Clock.at_rate(2e6))
     assert workload["n_runs"] == 12
-    for row, point in zip(workload["points"], plan.grid.values()):
+    for row, point in zip(workload["points"], plan.points.values()):
         summary = cost_summary(point.recipe.final_model, 17)
         assert (row["name"], row["group"], row["rung"]) == (point.name, point.group, point.values["rung"])
         assert (row["params"], row["tokens"]) == (summary["params"]["total"], row["steps"] * 51)
@@ -112,7 +115,7 @@ def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[LadderPlan, Path, Sweep]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Sweep]:
     """A ladder with a twin of its first variant, which only writes more records; validated in every step."""
     pytest.importorskip("optuna")
     folder = tmp_path_factory.mktemp("ladder")
@@ -124,7 +127,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[LadderPlan, Path, Sw
     return plan, folder / "out", run_sweep(plan, folder / "out", "command")
 
 
-def test_a_trained_ladder_is_fitted_over_compute(done: tuple[LadderPlan, Path, Sweep]) -> None:
+def test_a_trained_ladder_is_fitted_over_compute(done: tuple[Experiment, Path, Sweep]) -> None:
     """Through the sweep's own machinery: as many runs as planned, x as planned, beside the first variant."""
     plan, folder, _ = done
     gathered = gather([folder], Axes("training_flops", "val_loss"))
@@ -132,12 +135,12 @@ def test_a_trained_ladder_is_fitted_over_compute(done: tuple[LadderPlan, Path, S
     assert gathered.baseline == "uniform"
     for group in gathered.groups:
         assert [(point.name, point.x) for point in group.points] == [
-            (name, point.recipe.training_flops) for name, point in plan.grid.items() if point.group == group.name
+            (name, point.recipe.training_flops) for name, point in plan.points.items() if point.group == group.name
         ]
     assert {saving["group"] for saving in fit_groups(gathered, "t", "c")["savings"]} == {"x", "twin"}
 
 
-def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[LadderPlan, Path, Sweep]) -> None:
+def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Experiment, Path, Sweep]) -> None:
     found = done[2]
     points = {point.name: point for point in found.variants}
     for d in (16, 24, 40):
@@ -150,7 +153,7 @@ def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Ladde
         assert f"twin-d{d} differs from uniform-d{d} by +0.0000 nats" in found.sentence
 
 
-def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[LadderPlan, Path, Sweep]) -> None:
+def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Experiment, Path, Sweep]) -> None:
     _, folder, found = done
     points = {point.name: point for point in found.variants}
     groups = [group for group in found.groups if group != "uniform"]
@@ -171,7 +174,7 @@ def test_a_rung_has_its_tokens_at_equal_loss_where_it_was_validated_often_enough
     """The smallest takes four steps, and so four validations."""
     plan, folder, found = done
     twins = {d: next(point for point in found.variants if point.name == f"twin-d{d}") for d in (16, 24, 40)}
-    assert plan.grid["twin-d16"].recipe.train.steps == 4
+    assert plan.points["twin-d16"].recipe.train.steps == 4
     assert twins[16].at_equal_loss == {}
     for d in (24, 40):
         assert twins[d].at_equal_loss["val_loss"].tokens_ratio.per_seed == [1, 1]

@@ -7,8 +7,9 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments.plan import read_plan
-from widthwise.experiments.variants import read_one
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.experiment import run_path
+from widthwise.experiments.recipes import read_one
 
 BASE = {
     "model": {"vocab_size": 257, "d_model": 48, "n_layers": 6, "attention": {"head_dim": 8}},
@@ -38,7 +39,7 @@ def test_the_first_variant_is_the_baseline_and_a_run_differs_from_its_recipe_in_
     run = plan.run_recipe("x", 9)
     assert run.train.seed == 9
     assert run.model_copy(update={"train": plan.recipes["x"].train}) == plan.recipes["x"]
-    assert plan.run_path("x", 9) != plan.run_path("x", 7)
+    assert run_path("x", 9) != run_path("x", 7)
 
 
 def test_all_that_is_not_comparable_is_named_at_once(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp
     variants = {"uniform": {}, "wide": {"model": {"d_model": 56}}}
     plan = read_plan([comparison(tmp_path, seeds=[7, 9], variants=variants)], match="flops", adjust="ffn")
     base, wide = (recipe.explicit_model.cost().forward_flops(24) for recipe in plan.recipes.values())
-    work = plan.workload_as_data()
+    work = plan.workload()
     assert (work["n_runs"], work["baseline"], work["match"]) == (4, "uniform", "flops")
     assert [row["miss"] for row in work["points"]] == [None, pytest.approx(wide / base - 1)]
     assert 0 < abs(wide / base - 1) < 0.01
@@ -116,7 +117,7 @@ def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp
     assert change["key"].startswith("model.ffn.")
     assert change["after"] < change["before"]
     assert plan.adjustment_lines[0].startswith(f"wide: {change['key']} {change['before']:.7g} -> ")
-    unmatched = read_plan([comparison(tmp_path, variants=variants)], match="none").workload_as_data()
+    unmatched = read_plan([comparison(tmp_path, variants=variants)], match="none").workload()
     assert (unmatched["match"], [row["miss"] for row in unmatched["points"]]) == (None, [None, None])
 
 
@@ -135,7 +136,7 @@ def test_equal_compute_allows_other_steps(tmp_path: Path) -> None:
     per_token = [recipe.explicit_model.cost().training_flops(24) for recipe in (scratch, grown)]
     assert grown.training_flops == 4 * 24 * (2 * per_token[1] + 201 * per_token[0])
     assert abs(grown.training_flops / scratch.training_flops - 1) < 0.01
-    assert plan.workload.startswith("6 runs of 202 to 203 steps and 19,392 to 19,488 tokens")
+    assert plan.in_words.startswith("6 runs of 202 to 203 steps and 19,392 to 19,488 tokens")
 
 
 def test_unequal_compute_is_refused_with_the_steps_that_would_match(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import yaml
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
-from widthwise.experiments.runs import ALLOWED_IN_NAMES
-from widthwise.experiments.sweep.plan import SweepPlan, SweepPoint, read_axis, read_sweep
+from widthwise.experiments.experiment import ALLOWED_IN_NAMES, Experiment, Point
+from widthwise.experiments.sweep import read_axes, read_sweep
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.yaml_io import to_yaml
 
@@ -22,11 +22,11 @@ X = {"model": {"n_layers": 4, "shape": {"kind": "x", "rounding": "balanced"}}}
 def test_a_grid_is_the_product_of_its_axes_each_combination_once(tmp_path: Path) -> None:
     over = {"optimizer.lr": [0.002, 1e-5], "train.steps": [2, 10**6], "model.d_model": [8, 24], "train.compile": [True]}
     plan = read_sweep(recipe_file(tmp_path, {"over": over}))
-    found = [tuple(point.values.items()) for point in plan.grid.values()]
+    found = [tuple(point.values.items()) for point in plan.points.values()]
     assert found == [tuple(zip(over, values)) for values in itertools.product(*over.values())]
     assert plan.n_points == len(found)
-    assert all(name == point.name and set(name) <= ALLOWED_IN_NAMES for name, point in plan.grid.items())
-    for point in plan.grid.values():
+    assert all(name == point.name and set(name) <= ALLOWED_IN_NAMES for name, point in plan.points.items())
+    for point in plan.points.values():
         assert point.recipe.optimizer.lr == point.values["optimizer.lr"]
         assert point.recipe.train.steps == point.values["train.steps"]
         assert point.recipe.train.batch_size == RECIPE["train"]["batch_size"]
@@ -40,12 +40,12 @@ def test_groups_have_their_own_axes_or_those_of_the_sweep(tmp_path: Path) -> Non
     }
     plan = read_sweep(recipe_file(tmp_path, sweep))
     x = [f"x-{layer}-{width}" for layer in (0.5, 0.75) for width in (0.5, 0.75)]
-    assert list(plan.grid) == ["uniform", "wide-0.002", "wide-0.004", *x]
-    assert plan.grid["wide-0.004"].recipe.explicit_model.widths == [24, 24]
-    assert plan.grid["x-0.75-0.5"].recipe.optimizer.lr == RECIPE["optimizer"]["lr"]
-    assert plan.grid["uniform"].recipe.explicit_model.widths == [16] * 4
-    assert (plan.grid["uniform"].group, plan.grid["x-0.75-0.5"].group) == ("", "x")
-    assert plan.axes_as_data() == {"wide": {"optimizer.lr": [0.002, 0.004]}, "x": OVER_X}
+    assert list(plan.points) == ["uniform", "wide-0.002", "wide-0.004", *x]
+    assert plan.points["wide-0.004"].recipe.explicit_model.widths == [24, 24]
+    assert plan.points["x-0.75-0.5"].recipe.optimizer.lr == RECIPE["optimizer"]["lr"]
+    assert plan.points["uniform"].recipe.explicit_model.widths == [16] * 4
+    assert (plan.points["uniform"].group, plan.points["x-0.75-0.5"].group) == ("", "x")
+    assert plan.axes == {"wide": {"optimizer.lr": [0.002, 0.004]}, "x": OVER_X}
 
 
 OVER_X = {"model.shape.bottleneck_layer": [0.5, 0.75], "model.shape.bottleneck_width": [0.5, 0.75]}
@@ -55,7 +55,7 @@ def test_points_are_matched_with_the_baseline_unless_told_otherwise(tmp_path: Pa
     sweep = {"baseline": {}, "over": {"model.d_model": [16, 24]}}
     with pytest.raises(UserError, match=r"^24: params is 1\.\d+ of baseline's.*match: none under sweep"):
         read_sweep(recipe_file(tmp_path, sweep))
-    assert list(read_sweep(recipe_file(tmp_path, sweep), asked={"match": "none"}).grid) == ["baseline", "16", "24"]
+    assert list(read_sweep(recipe_file(tmp_path, sweep), asked={"match": "none"}).points) == ["baseline", "16", "24"]
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_what_is_asked_for_replaces_keys_of_the_section(tmp_path: Path) -> None:
     sweep = {"over": {"optimizer.lr": [1]}, "seeds": [1], "search": {"sampler": "random", "n_trials": 4}}
     asked = {"over": {"train.steps": [2, 3]}, "seeds": [5, 6], "search": {"n_trials": 9}}
-    config = read_sweep(recipe_file(tmp_path, sweep), asked=asked).config
+    config = read_sweep(recipe_file(tmp_path, sweep), asked=asked).section
     assert (config.seeds, list(config.over)) == ((5, 6), ["train.steps"])
     assert (config.search.sampler, config.search.n_trials) == ("random", 9)
     own = {"groups": {"a": {"over": {"optimizer.lr": [1]}}}}
@@ -96,24 +96,22 @@ def test_what_is_asked_for_replaces_keys_of_the_section(tmp_path: Path) -> None:
 
 def test_an_axis_can_be_written_on_the_command_line() -> None:
     for text, axis in (
-        ("optimizer.lr=1e-3,0.004", ("optimizer.lr", [1e-3, 0.004])),
-        ("model.shape.widths=[8, 16],[16, 8]", ("model.shape.widths", [[8, 16], [16, 8]])),
-        ("train.steps={low: 2, high: 9}", ("train.steps", {"low": 2, "high": 9})),
+        ("optimizer.lr=1e-3,0.004", {"optimizer.lr": [1e-3, 0.004]}),
+        ("model.shape.widths=[8, 16],[16, 8]", {"model.shape.widths": [[8, 16], [16, 8]]}),
+        ("train.steps={low: 2, high: 9}", {"train.steps": {"low": 2, "high": 9}}),
     ):
-        assert read_axis(text) == axis
+        assert read_axes([text]) == axis
 
 
 def test_sweeps_that_train_something_else_may_not_share_a_study(tmp_path: Path) -> None:
     def identity(sweep: dict, **changes: Any) -> str:
-        return read_sweep(recipe_file(tmp_path, sweep, **changes)).identity
+        return read_sweep(recipe_file(tmp_path, sweep, **changes)).space.identity()
 
-    over = {"over": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1, 2]}
-    search = {**over, "search": {"n_trials": 3}}
-    sweeps = [over, {**over, "seeds": [1, 2, 3]}, {**over, "baseline": {}}, {**over, "baseline": {}, "match": "none"}]
-    sweeps += [search, {**search, "over": {"optimizer.lr": [0.1, 0.3]}}]
-    longer = {**RECIPE["train"], "steps": 5}
-    others = [*map(identity, sweeps), identity(over, train=longer), identity(search, train=longer)]
-    assert identity(over) == others[0]
+    search = {"over": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1, 2], "search": {"n_trials": 3}}
+    sweeps = [search, {**search, "over": {"optimizer.lr": [0.1, 0.3]}}, {**search, "seeds": [1, 2, 3]}]
+    sweeps += [{**search, "baseline": {}}, {**search, "baseline": {}, "match": "none"}]
+    others = [*map(identity, sweeps), identity(search, train={**RECIPE["train"], "steps": 5})]
+    assert identity(search) == others[0]
     assert len(set(others)) == len(others)
     assert identity(search) == identity({**search, "search": {"n_trials": 30}})  # a longer search goes on
 
@@ -124,8 +122,8 @@ def test_the_five_shapes_are_all_matched_and_named_points_of_their_recipe() -> N
     grid = [f"x-{layer}-{width}" for layer in (0.25, 0.5, 0.75) for width in (0.3, 0.5, 0.7)]
     diamonds = [f"diamond-{layer}-{width}" for layer in (0.25, 0.5, 0.75) for width in (1.25, 1.5, 1.75)]
     monotone = [f"{kind}-{width}" for kind in ("growing", "narrowing") for width in (0.3, 0.5, 0.7)]
-    assert list(plan.grid) == ["uniform", *grid, *diamonds, *monotone]
-    assert plan.config.matched == "params"
+    assert list(plan.points) == ["uniform", *grid, *diamonds, *monotone]
+    assert plan.match == "params"
     data = yaml.safe_load(SHAPES.read_text())
     base = yaml.safe_load((SHAPES.parent / data.pop("extends")).read_text())
     del data["sweep"]
@@ -137,7 +135,7 @@ def test_the_five_shapes_are_all_matched_and_named_points_of_their_recipe() -> N
         **{"bottleneck_layer": 0.25, "bottleneck_width": 0.3},
     }
     by_hand = parse_recipe(base, "by hand")
-    assert to_yaml(plan.grid["x-0.25-0.3"].recipe.resolved()) == to_yaml(by_hand.resolved())
+    assert to_yaml(plan.points["x-0.25-0.3"].recipe.resolved()) == to_yaml(by_hand.resolved())
 
 
 HOURGLASSES = {"model": {"attention": {"n_heads": 3, "head_dim": None}, "ffn": {"kind": "hourglass"}}}
@@ -145,7 +143,7 @@ CONVENTIONAL = {"model": {"d_model": 192, "n_layers": 6, "ffn": {"ratio": 4}}}
 BUDGET = 6 * 192**2 * (4 + 3 * 4)
 
 
-def solved(folder: Path, over: dict[str, Any], **sweep: Any) -> SweepPlan:
+def solved(folder: Path, over: dict[str, Any], **sweep: Any) -> Experiment:
     """Hourglasses whose sizes are solved for the parameters of the conventional model's layers."""
     section = {
         "baseline": CONVENTIONAL,
@@ -156,7 +154,7 @@ def solved(folder: Path, over: dict[str, Any], **sweep: Any) -> SweepPlan:
     return read_sweep(recipe_file(folder, section))
 
 
-def sizes_of(point: SweepPoint) -> tuple[int, int, int, int]:
+def sizes_of(point: Point) -> tuple[int, int, int, int]:
     """n_blocks, n_layers, d_model, d_hidden"""
     model = point.recipe.final_model
     ((d_model, d_hidden),) = {(layer.d_model, layer.ffn.hidden_widths) for layer in model.layers}
@@ -172,9 +170,9 @@ def by_the_rule(n_blocks: int, n_layers: int, ratio: float) -> tuple[int, int]:
 def test_every_point_of_a_grid_is_sized_to_the_budget(tmp_path: Path) -> None:
     over = {"model.ffn.n_blocks": [2, 5], "model.ffn.ratio": [0.3, 0.45], "model.n_layers": [4, 9]}
     plan = solved(tmp_path, over)
-    assert plan.config.matched == "layer_params"
-    assert plan.grid["baseline"].adjustment is None
-    for name, point in list(plan.grid.items())[1:]:
+    assert plan.match == "layer_params"
+    assert plan.points["baseline"].adjustment is None
+    for name, point in list(plan.points.items())[1:]:
         n_blocks, n_layers = point.values["model.ffn.n_blocks"], point.values["model.n_layers"]
         d_model, d_hidden = by_the_rule(n_blocks, n_layers, point.values["model.ffn.ratio"])
         assert sizes_of(point) == (n_blocks, n_layers, d_model, d_hidden)
@@ -189,7 +187,7 @@ def test_an_aspect_chooses_the_depth_whose_width_meets_the_budget(tmp_path: Path
     """With d_model = aspect * n_layers the budget is aspect^2 n_layers^3 (4 + 3 K r)."""
     plan = solved(tmp_path, {"aspect": [aspect], "model.ffn.ratio": [0.4], "model.ffn.n_blocks": [3]})
     exact = (BUDGET / (aspect**2 * (4 + 3 * 3 * 0.4))) ** (1 / 3)
-    point = plan.grid[f"hg-{aspect}-0.4-3"]
+    point = plan.points[f"hg-{aspect}-0.4-3"]
     n_blocks, n_layers, d_model, d_hidden = sizes_of(point)
     assert abs(n_layers - exact) < 1
     assert (d_model, d_hidden) == by_the_rule(n_blocks, n_layers, 0.4)

@@ -11,14 +11,13 @@ from tiny_runs import Listener
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
-from widthwise.experiments import crew
-from widthwise.experiments.sharing.queue import Queue
-from widthwise.experiments.sharing.storage import Heartbeat, Storage, sqlite_url
-from widthwise.experiments.sharing.trials import TaskState
+from widthwise.experiments import process_group
+from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.running import run_sweep
+from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.statistics import paired_difference
-from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
-from widthwise.experiments.sweep.summary import Findings
-from widthwise.experiments.sweep.worker import run_sweep
+from widthwise.experiments.summary import Findings
+from widthwise.experiments.sweep import read_sweep
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
@@ -35,12 +34,12 @@ SWEEP: dict[str, Any] = {
 COMMAND = "widthwise sweep tiny.yaml"
 
 
-def plan_of(folder: Path, sweep: dict[str, Any], **changes: Any) -> SweepPlan:
+def plan_of(folder: Path, sweep: dict[str, Any], **changes: Any) -> Experiment:
     return read_sweep(recipe_file(folder, sweep, **changes))
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepPlan, Path, dict[str, Any]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("sweep")
     plan = plan_of(folder, SWEEP)
     return plan, folder / "out", run_sweep(plan, folder / "out", COMMAND)
@@ -78,7 +77,7 @@ def test_a_point_that_diverges_is_kept_with_its_reason_and_the_others_finish(don
     assert (failed["state"], failed["values"]) == ("failed", {"optimizer.lr": DIVERGES})
     assert failed["reason"].startswith("runs/1000000.0-seed4: stopped at step")
     assert "try a lower optimizer.lr" in failed["reason"]
-    about = {"storage": "sqlite:///study.db", "sampler": "grid"}
+    about = {"storage": "", "sampler": "grid"}
     assert found["study"].to_data() == {**about, "n_points": 4, "n_finished": 3, "n_failed": 1}
     assert "1 of 4 points failed: 1000000.0." in found["sentence"]
 
@@ -99,7 +98,7 @@ def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(d
 
 
 def test_the_file_is_what_was_returned_and_nothing_is_trained_again(done) -> None:
-    """Neither by the same command, nor by a new study in the same folder; what diverged is not tried again."""
+    """And what diverged is not tried again."""
     plan, folder, found = done
     stored = json.loads((folder / "sweep.json").read_text(), parse_constant=pytest.fail)
     assert stored.pop("checksums").keys() == stored.keys()
@@ -111,18 +110,16 @@ def test_the_file_is_what_was_returned_and_nothing_is_trained_again(done) -> Non
     again = run_sweep(plan, folder, COMMAND)
     assert {**again, "created": None} == {**found, "created": None}
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    other = run_sweep(plan, folder, COMMAND, sqlite_url(folder / "other.db"))
-    assert [point.val_loss for point in other.variants] == [point.val_loss for point in found.variants]
-    finished = {path for path in stamps if "1000000.0" not in path.parent.name}
-    assert {path: path.stat().st_mtime_ns for path in finished} == {path: stamps[path] for path in finished}
 
 
 def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if_data_differ(done, tmp_path) -> None:
     plan, folder, found = done
-    findings = Findings(plan, folder, COMMAND)
-    plain, other = (TaskState(name, 0, "finished", None, None) for name in ("plain", "0.03"))
-    assert points(findings.sweep([other], "s"))["0.03"]["difference"] is None
-    assert points(findings.sweep([plain, other], "s"))["0.03"] == points(found)["0.03"]
+    early = Path(shutil.copytree(folder, tmp_path / "early"))
+    (early / "runs" / "plain-seed9" / "result.json").unlink()
+    findings = Findings(plan, early, COMMAND)
+    assert points(findings.sweep({}))["0.03"]["difference"] is None
+    shutil.copy(folder / "runs" / "plain-seed9" / "result.json", early / "runs" / "plain-seed9" / "result.json")
+    assert points(findings.sweep({}))["0.03"] == points(found)["0.03"]
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     run = RunDir(copy / "runs" / "0.03-seed7")
     data = run.environment()["data"]
@@ -131,44 +128,66 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if
         run_sweep(plan, copy, COMMAND)
 
 
-def small(folder: Path, **section: Any) -> SweepPlan:
+def small(folder: Path, **section: Any) -> Experiment:
     """Two points of one seed."""
     return plan_of(folder, {"over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4], **section})
 
 
-def test_an_interruption_puts_the_point_back_and_the_same_command_goes_on(tmp_path: Path, monkeypatch) -> None:
+def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path: Path, monkeypatch) -> None:
     plan = small(tmp_path)
 
     def interrupt(recipe, path, observer, shelf):
         raise Interrupted(f"{path}: stopped", 15)
 
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "train_or_resume", interrupt)
+        patch.setattr(process_group, "train_or_resume", interrupt)
         with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same command goes on") as stopped:
             run_sweep(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
-    queue = Queue(Storage(sqlite_url(tmp_path / "study.db"), Heartbeat()), "tiny", {})
-    assert {entry.state for entry in queue.entries().values()} == {"waiting"}
     found = run_sweep(plan, tmp_path, COMMAND)
     assert [point["state"] for point in found["points"]] == ["finished", "finished"]
-    assert [trial.state.name for trial in queue._trials()] == ["COMPLETE", "COMPLETE"]
     assert found["sentence"].startswith("0.03 has the lowest held-out loss of 2 points")
     assert points(found)["0.03"]["verdict"] is None
 
 
-def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_that_another_process_took_first_is_left_to_it_and_waited_for(tmp_path: Path, monkeypatch) -> None:
     plan, calls = small(tmp_path), []
 
-    def held_at_first(recipe, path, observer, shelf):
+    def lost_at_first(recipe, path, observer, shelf):
         calls.append(path.name)
         if len(calls) < 3:
             raise RunInUse(f"{path}: is in use by process 1")
         return train_or_resume(recipe, path, observer, shelf)
 
-    monkeypatch.setattr(crew, "train_or_resume", held_at_first)
-    found = run_sweep(plan, tmp_path, COMMAND, heartbeat=Heartbeat(1))
+    monkeypatch.setattr(process_group, "train_or_resume", lost_at_first)
+    found = run_sweep(plan, tmp_path, COMMAND)
     assert found["study"]["n_finished"] == 2
-    assert calls == ["0.002-seed4"] * 3 + ["0.03-seed4"]
+    assert sorted(set(calls)) == ["0.002-seed4", "0.03-seed4"]
+
+
+def test_a_run_that_another_process_holds_is_shown_as_running_and_taken_over(tmp_path: Path) -> None:
+    plan, heard = small(tmp_path), Listener()
+    held = RunDir(tmp_path / "runs" / "0.002-seed4")
+    with held.locked(), pytest.raises(HeldElsewhere):
+        run_sweep(plan, tmp_path, COMMAND, observer=heard, waits=False)
+    states = {name: point["state"] for name, point in points(Sweep.read(tmp_path)).items()}
+    assert states == {"0.002": "running", "0.03": "finished"}
+    assert run_sweep(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
+
+
+def test_a_mistake_that_can_be_mended_is_tried_again_by_the_next_start(tmp_path: Path, monkeypatch) -> None:
+    plan = small(tmp_path)
+
+    def full_disk(recipe, path, observer, shelf):
+        raise UserError(f"{path}: no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process_group, "train_or_resume", full_disk)
+        found = run_sweep(plan, tmp_path, COMMAND)
+    assert [point["reason"] for point in found["points"]] == [
+        f"runs/{name}-seed4: no space left on device" for name in ("0.002", "0.03")
+    ]
+    assert run_sweep(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
 
 
 SEARCH: dict[str, Any] = {

@@ -11,9 +11,10 @@ from scipy import stats
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments.compare import summarise
-from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.experiments.compare import read_plan, trend_values
+from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.statistics import paired_difference
+from widthwise.experiments.summary import summarise
 from widthwise.experiments.trend import check_values, fit_trend
 from widthwise.model.config import cost_summary
 from widthwise.records.comparison import Comparison, Trend
@@ -119,7 +120,7 @@ RECIPE = {
 }
 
 
-def plan_of(tmp_path: Path, trend: dict[str, Any] | None, **arguments: Any) -> ComparisonPlan:
+def plan_of(tmp_path: Path, trend: dict[str, Any] | None, **arguments: Any) -> Experiment:
     path = tmp_path / "widths.yaml"
     path.write_text(yaml.safe_dump({**RECIPE, "compare": {**RECIPE["compare"], "trend": trend}}, sort_keys=False))
     return read_plan([path], **arguments)
@@ -128,11 +129,11 @@ def plan_of(tmp_path: Path, trend: dict[str, Any] | None, **arguments: Any) -> C
 def test_a_quantity_is_that_of_the_variants_that_take_part(tmp_path: Path) -> None:
     """All take part where none is named. The virtual width is n_slots / n_fractions, and 1 for a plain residual."""
     expected = {"plain": 1.0, "r1": 1.0, "r1.5": 1.5, "r4": 4.0}
-    assert plan_of(tmp_path, {"over": "virtual_width"}).trend_values() == expected
+    assert trend_values(plan_of(tmp_path, {"over": "virtual_width"})) == expected
     named = {"over": "params", "variants": ["r4", "plain", "r1"]}
     plan = plan_of(tmp_path, named)
     costs = {name: cost_summary(recipe.explicit_model, 24) for name, recipe in plan.recipes.items()}
-    assert plan.trend_values() == {name: costs[name]["params"]["total"] for name in ("r4", "plain", "r1")}
+    assert trend_values(plan) == {name: costs[name]["params"]["total"] for name in ("r4", "plain", "r1")}
 
 
 def test_mistakes_are_named_before_anything_is_trained(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
+from widthwise.experiments.compare import read_plan
 from widthwise.experiments.matching import matched_ratio
-from widthwise.experiments.plan import read_plan
-from widthwise.experiments.sweep.plan import read_sweep
-from widthwise.experiments.variants import read_all, read_one
+from widthwise.experiments.recipes import read_all, read_one
+from widthwise.experiments.sweep import read_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASE = {
@@ -45,9 +45,9 @@ def test_one_variant_is_what_the_comparison_would_train_even_beside_one_that_can
 
 
 def test_the_summary_holds_costs_ratios_and_misses_and_why_compare_would_refuse(tmp_path: Path) -> None:
-    found = read_all(write(tmp_path, compare=COMPARE))
+    found, refusal = read_all(write(tmp_path, compare=COMPARE))
     base, narrow = found.recipes["base"], found.recipes["narrow"]
-    rows = {row["name"]: row for row in found.summary()["variants"]}
+    rows = {row["name"]: row for row in found.costs(refusal)["variants"]}
     assert set(rows["base"]["ratio"].values()) == {1.0}
     assert rows["base"]["params"] == base.final_model.cost().params
     assert rows["narrow"]["ratio"]["params"] == matched_ratio(narrow, base, "params")
@@ -56,14 +56,15 @@ def test_the_summary_holds_costs_ratios_and_misses_and_why_compare_would_refuse(
     assert rows["longer"]["adjusted"] is None
     with pytest.raises(UserError) as refused:
         read_plan([tmp_path / "several.yaml"])
-    assert found.refusal == str(refused.value)
-    assert "longer: train.steps is 5" in found.refusal
+    assert refusal == str(refused.value)
+    assert "longer: train.steps is 5" in refusal
 
 
 def test_the_points_of_a_sweep_are_seen_too(tmp_path: Path) -> None:
     path = write(tmp_path, sweep={"baseline": {}, "over": {"optimizer.lr": [0.1, 0.2]}})
-    points = read_sweep(path).grid
-    assert read_all(path).recipes == {name: point.recipe for name, point in points.items()}
-    assert read_all(path).baseline == "baseline"
+    points = read_sweep(path).points
+    found, _ = read_all(path)
+    assert found.recipes == {name: point.recipe for name, point in points.items()}
+    assert found.baseline == "baseline"
     for name, point in points.items():
         assert read_one(path, variant=name) == point.recipe

@@ -1,4 +1,4 @@
-"""Workers that share a study: killed and not, on SQLite and on a real PostgreSQL; workers.py is the worker."""
+"""Workers that share a folder, some of which are killed; workers.py is the worker."""
 
 import json
 import signal
@@ -12,11 +12,9 @@ import yaml
 from ranks import said_by_script
 from tiny_sweeps import LEARNING_RATES, RECIPE, recipe_file
 
-from widthwise.experiments.compare import run_plan
-from widthwise.experiments.plan import read_plan
-from widthwise.experiments.sharing.storage import sqlite_url
-from widthwise.experiments.sweep.plan import read_sweep
-from widthwise.experiments.sweep.worker import run_sweep
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.running import run_plan, run_sweep
+from widthwise.experiments.sweep import read_sweep
 from widthwise.run_dir import RunDir
 
 pytestmark = pytest.mark.hard
@@ -33,18 +31,17 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe_file(tmp_path_factory.mktemp("recipe"), LEARNING_RATES)
 
 
-def run_workers(recipe: Path, folder: Path, storage: str, *kill_after: str) -> list[int]:
+def run_workers(recipe: Path, folder: Path, *kill_after: str, storage: str = "none") -> list[int]:
     (said,) = said_by_script(1, SCRIPT, recipe, folder, storage, *kill_after, folder=recipe.parent)
     return json.loads(said.splitlines()[-1])
 
 
-def trials_by_state(storage: str, study: str = "tiny") -> dict[str, Counter]:
-    """State -> how many trials each point has in it."""
-    trials = optuna.load_study(study_name=study, storage=storage).trials
-    found: dict[str, Counter] = {}
-    for trial in trials:
-        found.setdefault(trial.state.name, Counter())[trial.user_attrs["key"]] += 1
-    return found
+def steps_of(folder: Path) -> dict[str, list[int]]:
+    """Run -> the steps on its record."""
+    return {
+        path.parent.name: [record["step"] for record in RunDir(path.parent).metrics() if record["event"] == "train"]
+        for path in folder.glob("runs/*/metrics.jsonl")
+    }
 
 
 def without_times(value: Any) -> Any:
@@ -54,19 +51,18 @@ def without_times(value: Any) -> Any:
 
 
 def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(recipe: Path, tmp_path: Path) -> None:
-    """On a SQLite file, every point once, and with the results of a worker that nobody disturbed."""
+    """Every point once, and with the results of a worker that nobody disturbed."""
     alone = json.loads(run_sweep(read_sweep(recipe), tmp_path / "alone", "widthwise sweep").to_json())
-    storage, folder = sqlite_url(tmp_path / "study.db"), tmp_path / "shared"
-    assert run_workers(recipe, folder, storage, "10", "0,0") == [signal.SIGKILL, 0, 0]
+    folder = tmp_path / "shared"
+    assert run_workers(recipe, folder, "10", "0,0") == [signal.SIGKILL, 0, 0]
     sweep = json.loads((folder / "sweep.json").read_text())
     assert [point["name"] for point in sweep["points"]] == POINTS
     assert sweep["study"]["n_finished"] == len(POINTS)
     assert without_times(sweep) == without_times(alone)
-    assert trials_by_state(storage) == {"COMPLETE": Counter(POINTS), "FAIL": Counter(["0.002"])}
+    assert steps_of(folder) == steps_of(tmp_path / "alone")
 
 
 COMPARE = {"seeds": [4, 7], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
-RUNS = ["plain-seed4", "slow-seed4", "plain-seed7", "slow-seed7"]
 
 
 @pytest.fixture(scope="module")
@@ -77,32 +73,52 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Path, postgres: str) -> None:
-    """Both begin at once on an empty database. The survivor goes on with the run that was cut off, and writes what a
-    worker alone writes without a study."""
+def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Path) -> None:
+    """Both begin at once. The survivor goes on with the run that was cut off, and writes what a worker alone writes."""
     run_plan(read_plan([pair]), tmp_path / "alone", "widthwise compare")
     folder = tmp_path / "shared"
-    assert run_workers(pair, folder, postgres, "6,0") == [signal.SIGKILL, 0]
+    assert run_workers(pair, folder, "6,0") == [signal.SIGKILL, 0]
     alone, shared = (json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("alone", "shared"))
     assert without_times(shared) == without_times(alone)
-    by_state = trials_by_state(postgres, "pair")
-    assert by_state.keys() == {"COMPLETE", "FAIL"}
-    assert by_state["COMPLETE"] == Counter(RUNS)
-    (lost,) = by_state["FAIL"].elements()
-    cut_off = RunDir(folder / "runs" / lost)
-    assert [record["step"] for record in cut_off.metrics() if record["event"] == "train"] == [1, 2, 3, 4]
-    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix in (".json", ".yaml", ".jsonl", "")]
-    assert len(files) > 3 * len(RUNS)
-    assert not [path for path in files if b"secret" in path.read_bytes()]  # the password of the server
+    assert steps_of(folder) == steps_of(tmp_path / "alone")
+
+
+def test_after_many_kills_every_run_is_there_once_and_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """Two workers at a time, both killed again and again, at other steps."""
+    path = recipe_file(tmp_path, {"over": {"optimizer.lr": [0.001 * n for n in range(1, 26)]}, "seeds": [4]})
+    signals = run_workers(path, tmp_path / "shared", "3,4", "5,2", "1,6", "4,4", "2,7", "0")
+    assert signals == [signal.SIGKILL] * 10 + [0]
+    alone = run_sweep(read_sweep(path), tmp_path / "alone", "widthwise sweep")
+    shared = json.loads((tmp_path / "shared" / "sweep.json").read_text())
+    assert without_times(shared) == without_times(json.loads(alone.to_json()))
+    assert steps_of(tmp_path / "shared") == steps_of(tmp_path / "alone")
+
+
+def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: str) -> None:
+    """On an empty database and on a file; the point of the one that is killed is taken over with its values."""
+    section = {
+        "over": {"optimizer.lr": {"low": 0.001, "high": 0.1, "log": True}},
+        "seeds": [4],
+        "search": {"sampler": "random", "n_trials": 4},
+    }
+    path = recipe_file(tmp_path, section)
+    alone = json.loads(run_sweep(read_sweep(path), tmp_path / "alone", "widthwise sweep").to_json())
+    for name, storage in (("file", "none"), ("database", postgres)):
+        folder = tmp_path / name
+        assert run_workers(path, folder, "6,0", storage=storage) == [signal.SIGKILL, 0]
+        assert without_times(json.loads((folder / "sweep.json").read_text())) == without_times(alone)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert not [path for path in files if b"secret" in path.read_bytes()]  # the password of the server
+    trials = optuna.load_study(study_name="tiny", storage=postgres).trials
+    assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 4}
 
 
 def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: Path) -> None:
-    """Both in a comparison and in a sweep the first process speaks to the study and prints."""
+    """Both in a comparison and in a sweep the first process decides and prints."""
     alone = run_plan(read_plan([pair], ["train.batch_size=4"]), tmp_path / "alone", "widthwise compare")
-    shared = ["--storage", sqlite_url(tmp_path / "study.db"), "train.batch_size=4"]
     commands = [
-        ["compare", str(pair), *shared, "--out", str(tmp_path / "compared")],
-        ["sweep", str(recipe), *shared, "--seed", "4", "--out", str(tmp_path / "swept")],
+        ["compare", str(pair), "train.batch_size=4", "--out", str(tmp_path / "compared")],
+        ["sweep", str(recipe), "train.batch_size=4", "--seed", "4", "--out", str(tmp_path / "swept")],
     ]
     output = "".join(said_by_script(2, COMMAND_LINES, json.dumps(commands), folder=tmp_path / "here"))
     assert [output.count(f"wrote {tmp_path / name / 'report.html'}") for name in ("compared", "swept")] == [1, 1]
@@ -110,5 +126,4 @@ def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: P
     assert found["environment"]["n_processes"] == 2
     for together, one in zip(found["variants"], alone["variants"], strict=True):
         assert together["val_loss"]["per_seed"] == pytest.approx(one["val_loss"]["per_seed"], rel=1e-5)
-    assert trials_by_state(shared[1], "pair") == {"COMPLETE": Counter(RUNS)}
-    assert trials_by_state(shared[1]) == {"COMPLETE": Counter(POINTS)}
+    assert json.loads((tmp_path / "swept" / "sweep.json").read_text())["study"]["n_finished"] == len(POINTS)

@@ -3,7 +3,7 @@
 workers.py RECIPE FOLDER STORAGE KILL...    workers of the sweep or comparison of a recipe: each KILL is one, killed
                                             with SIGKILL after so many training steps, 0: not killed, and behind its
                                             first step it waits for the end of those that are; those of "6,0" begin at
-                                            once, the next KILL after their end
+                                            once, the next KILL after their end. STORAGE: of a search, or "none"
 
 Prints a line of JSON: the signal that ended each, 0 for none. They are forked so that importing torch is paid once.
 """
@@ -19,11 +19,9 @@ from pathlib import Path
 import torch
 
 from widthwise.data.config import open_data
-from widthwise.experiments.compare import run_plan
-from widthwise.experiments.plan import read_plan
-from widthwise.experiments.sharing.storage import Heartbeat, Storage
-from widthwise.experiments.sweep.plan import read_sweep
-from widthwise.experiments.sweep.worker import run_sweep
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.running import run_plan, run_sweep
+from widthwise.experiments.sweep import read_sweep
 from widthwise.training.observer import Observer, Silence
 from widthwise.yaml_io import read_recipe
 
@@ -56,14 +54,13 @@ Work = Callable[[Observer], object]
 
 def work_of(recipe: Path, folder: Path, storage: str) -> Work:
     """What a worker of the recipe's experiment does; its corpus is made here, for all of them."""
-    beat = Heartbeat(1)
     if "compare" in read_recipe(recipe):
         comparison = read_plan([recipe])
-        open_data(comparison.recipes[comparison.baseline].data)
-        return lambda observer: run_plan(comparison, folder, "widthwise compare", observer, storage, heartbeat=beat)
-    sweep = read_sweep(recipe)
-    open_data(sweep.reference[1].data)
-    return lambda observer: run_sweep(sweep, folder, "widthwise sweep", storage, heartbeat=beat, observer=observer)
+        open_data(comparison.reference.data)
+        return lambda observer: run_plan(comparison, folder, "widthwise compare", observer)
+    sweep, url = read_sweep(recipe), None if storage == "none" else storage
+    open_data(sweep.reference.data)
+    return lambda observer: run_sweep(sweep, folder, "widthwise sweep", url, observer=observer)
 
 
 def worker(work: Work, n_steps: int, pipe: tuple[int, int]) -> int:
@@ -91,7 +88,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # a killed process loses nothing that it has handed to the system
     shared = work_of(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
-    Storage("sqlite://", Heartbeat())  # imports for all of them what Optuna imports late
     signals = []
     for together in sys.argv[4:]:
         ends = os.pipe()

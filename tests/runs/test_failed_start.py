@@ -6,8 +6,8 @@ import pytest
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError, parse
-from widthwise.experiments.compare import run_plan
-from widthwise.experiments.plan import read_plan
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.running import run_plan
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.train import train
 from widthwise.yaml_io import dump_yaml

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from thinned import in_turn
 
 from widthwise.config_io import UserError, parse
-from widthwise.experiments.sweep.plan import read_sweep
+from widthwise.experiments.sweep import read_sweep
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.shape.profile import shared_out, shares
@@ -108,7 +108,7 @@ def test_profiles_that_cannot_be_had_are_refused(shape, changes, message):
 
 def test_the_rivals_of_the_x_shape_have_its_parameters():
     plan = read_sweep(SWEEP)
-    costs = {name: point.recipe.explicit_model.cost().params for name, point in plan.grid.items()}
+    costs = {name: point.recipe.explicit_model.cost().params for name, point in plan.points.items()}
     profiles = {name for name in costs if not name.startswith(("uniform", "x"))}
     assert len(profiles) >= 9
     assert {costs[name] for name in profiles} == {costs["uniform"]}

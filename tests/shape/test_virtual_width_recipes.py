@@ -13,7 +13,7 @@ from paper_virtual_width import TOTALS, extra_activation_share, site_flops, site
 from thinned import in_turn
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.experiments.plan import read_plan
+from widthwise.experiments.compare import read_plan
 from widthwise.merging import merge
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder

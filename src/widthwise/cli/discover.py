@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from widthwise.bundled import recipe_name
+from widthwise.cli.experiment import JobsOption, jobs_asked
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json, table_console
 from widthwise.cli.track import TrackOption, training_progress
-from widthwise.cli.workers import JobsOption, jobs_asked
 
 
 def discover(
@@ -45,10 +45,10 @@ def discover(
 
     Example: `widthwise discover configs/small.yaml --seed 1 --seed 2 --seed 3`
     """
-    from widthwise.experiments.compare import run_plan
     from widthwise.experiments.discovery.discover import COMPARISON, plan_discovery, plan_of_rivals
     from widthwise.experiments.discovery.discover import discover as search
     from widthwise.experiments.jobs import Jobs
+    from widthwise.experiments.running import run_plan
     from widthwise.records.comparison import Comparison
     from widthwise.reports.discovery.tables import cost_table, gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.page.formats import si
@@ -73,9 +73,9 @@ def discover(
             discovery = search(plan, folder, observer, command_line())
         if not only_search:
             rivals = plan_of_rivals(folder)
-            for line in (*rivals.adjustment_lines, rivals.workload):
+            for line in (*rivals.adjustment_lines, rivals.in_words):
                 observer.message(line)
-            at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.runs), n_at_a_time)
+            at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.order), n_at_a_time)
             comparison = run_plan(rivals, folder / COMPARISON, command_line(), observer, jobs=at_a_time)
             write_report([folder / COMPARISON])
     files = write_report([folder])

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from widthwise.cli.experiment import JobsOption, jobs_asked
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json, table_console
 from widthwise.cli.track import TrackOption, training_progress
-from widthwise.cli.workers import JobsOption, jobs_asked
 
 
 def family(

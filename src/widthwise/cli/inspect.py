@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from widthwise.bundled import recipe_name
+from widthwise.cli.experiment import show_costs
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say_json, table_console
-from widthwise.cli.variants import show_variants
 from widthwise.reports.page.inspection import cost_table, layer_table
 
 
@@ -34,13 +34,14 @@ def inspect(
 
     Example: `widthwise inspect configs/x_200m.yaml`
     """
-    from widthwise.experiments.variants import describes_several, read_all, read_one
+    from widthwise.experiments.recipes import describes_several, read_all, read_one
     from widthwise.recipe.inspection import inspect_recipe
     from widthwise.recipe.recipe import load_recipe
 
     changes = overrides or ()
     if variant is None and against is None and describes_several(recipe, changes):
-        show_variants(read_all(recipe, changes).summary(), recipe_name(recipe), as_json)
+        plan, refusal = read_all(recipe, changes)
+        show_costs(plan.costs(refusal), recipe_name(recipe), as_json)
         return
     other = None if against is None else load_recipe(against, changes)
     one = read_one(recipe, changes, variant)

@@ -7,7 +7,7 @@ from typing import Any
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
 from widthwise.config_io import UserError
-from widthwise.experiments.ladder import Clock, LadderPlan, ladder_workload, read_ladder
+from widthwise.experiments.ladder import Clock, Experiment, ladder_workload, read_ladder
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, duration, shown
 from widthwise.reports.page.table import Table
@@ -37,14 +37,14 @@ def clock_asked(
     return None if device is None else Clock.named(device, DEFAULT_MFU if mfu is None else mfu)
 
 
-def ladder_asked(recipe: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> LadderPlan:
+def ladder_asked(recipe: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> Experiment:
     """asked: the sweep options of the command line. Raises UserError for those that a ladder does not have."""
     if other := sorted(set(asked) - {"seeds"}):
         raise UserError(f"--ladder: the ladder section of the recipe says what to train; leave out {', '.join(other)}")
     return read_ladder(recipe, overrides, asked.get("seeds", ()))
 
 
-def show_ladder(plan: LadderPlan, clock: Clock | None, days: float | None, as_json: bool) -> None:
+def show_ladder(plan: Experiment, clock: Clock | None, days: float | None, as_json: bool) -> None:
     """Prints the planned work. days: what a run may take."""
     workload = ladder_workload(plan, clock, days)
     if as_json:

@@ -68,7 +68,7 @@ def plan(
     Examples: `widthwise plan configs/x_200m.yaml --device rtx4090 --days 10`;
     `widthwise plan --params 350M --device 24GB`
     """
-    from widthwise.experiments.variants import read_one
+    from widthwise.experiments.recipes import read_one
     from widthwise.runs.devices import Device
     from widthwise.runs.plan import hours_on_known
     from widthwise.runs.plan import plan as plan_of

@@ -9,6 +9,6 @@ def schema() -> None:
     Example: `widthwise schema > recipe.schema.json`, then `# yaml-language-server: $schema=recipe.schema.json` as the
     first line of a recipe.
     """
-    from widthwise.experiments.schema import recipe_schema
+    from widthwise.experiments.recipes import recipe_schema
 
     say_json(recipe_schema())

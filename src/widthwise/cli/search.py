@@ -7,10 +7,10 @@ import typer
 
 from widthwise.bundled import recipe_name
 from widthwise.cli.compare import run_and_report
+from widthwise.cli.experiment import JobsOption
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
 from widthwise.cli.track import TrackOption
-from widthwise.cli.workers import JobsOption
 from widthwise.config_io import UserError, parse
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
@@ -127,7 +127,7 @@ def search(
 
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
-    from widthwise.experiments.searching import plan_of_search
+    from widthwise.experiments.compare import plan_of_search
     from widthwise.recipe.design import parse_quantity
     from widthwise.recipe.search import search_recipe, write_search
     from widthwise.shape.search_space import SearchSpace

@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from widthwise.cli.experiment import (
+    AdjustOption,
+    DryRunOption,
+    JobsOption,
+    MatchOption,
+    WorkerOption,
+    jobs_asked,
+    show_workload,
+    workload_line,
+)
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.terminal import remark, say, say_json, table_console
 from widthwise.cli.track import TrackerName, TrackOption, training_progress
-from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
-from widthwise.cli.workload import show_workload, workload_line
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.reports.comparison.main_table import doubts, marked
@@ -19,9 +27,9 @@ from widthwise.reports.page.table import Table
 from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
-    from widthwise.experiments.sweep.plan import SweepPlan
+    from widthwise.experiments.experiment import Experiment
 
-WHAT, LADDER = "What to vary", "A ladder of sizes"
+WHAT, SEARCH, LADDER = "What to vary", "A search", "A ladder of sizes"
 LOSS, DIFFERENCE, PARAMS = (QUANTITY[name] for name in ("val_loss", "difference", "params"))
 RATIOS = [QUANTITY[name] for name in ("training_flops", "kv_bytes")]
 
@@ -42,32 +50,30 @@ def sweep(
         list[int] | None,
         typer.Option(rich_help_panel=WHAT, help="Seed, repeat for several; default: the recipe's, or 1, 2 and 3."),
     ] = None,
-    match: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=WHAT,
-            help="What must match the baseline: params, layer_params (attention and feed-forward), active_params, "
-            "flops, flops_causal, kv_bytes, training_flops, none.",
-        ),
-    ] = None,
-    adjust: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=WHAT,
-            help="What of every point is changed until it matches: ffn, d_model or shape; in turn: d_model,ffn.",
-        ),
-    ] = None,
+    match: MatchOption = None,
+    adjust: AdjustOption = None,
     sampler: Annotated[
-        str | None, typer.Option(rich_help_panel=WHAT, help="grid, tpe or random; default: grid, or tpe with --trials.")
+        str | None,
+        typer.Option(rich_help_panel=SEARCH, help="grid, tpe or random; default: grid, or tpe with --trials."),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(rich_help_panel=WHAT, min=1, help="Points of a search, not counting the baseline.")
+        int | None, typer.Option(rich_help_panel=SEARCH, min=1, help="Points of a search, not counting the baseline.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE.")] = None,
-    storage: Annotated[str | None, storage_option("a file in the folder")] = None,
-    study: StudyOption = None,
-    heartbeat: HeartbeatOption = 60,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SEARCH,
+            envvar="WIDTHWISE_STORAGE",
+            show_envvar=True,
+            help="Database for the study, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the folder.",
+        ),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(rich_help_panel=SEARCH, help="Name of the study in the database; default: RECIPE.")
+    ] = None,
     jobs: JobsOption = "auto",
+    worker: WorkerOption = False,
     track: TrackOption = None,
     ladder: Annotated[
         bool, typer.Option("--ladder", rich_help_panel=LADDER, help="Train the sizes of the recipe's ladder section.")
@@ -84,19 +90,19 @@ def sweep(
     days: Annotated[
         float | None, typer.Option(rich_help_panel=LADDER, help="Days that a run may take; longer ones are remarked.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned work, and train nothing.")] = False,
+    dry_run: DryRunOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the sweep, or the dry run, as JSON.")] = False,
 ) -> None:
     """Train every combination of values, or those a sampler chooses, with several seeds, and rank the points.
 
-    The same command continues an interrupted sweep; started several times, on one machine or with --storage on several
-    that share the folder, it divides the work. Failed points are kept with the reason.
+    The same command continues an interrupted sweep; started several times, on one machine or on several that share the
+    folder, it divides the runs. Failed points are kept with the reason.
 
     Example: `widthwise sweep configs/sweep_shapes.yaml`, `widthwise sweep configs/small.yaml --over
     optimizer.lr=0.002,0.004`
     """
     from widthwise.cli.ladder import clock_asked, ladder_asked, show_ladder
-    from widthwise.experiments.sweep.plan import read_axes, read_sweep
+    from widthwise.experiments.sweep import read_axes, read_sweep
 
     asked: dict[str, Any] = {
         "over": over and read_axes(over),
@@ -116,12 +122,14 @@ def sweep(
             return
     else:
         plan = read_sweep(recipe, overrides or (), asked)
-    if not dry_run:
-        _run_and_report(
-            plan, out or Path("runs") / plan.title, storage, study, heartbeat, jobs_asked(jobs), as_json, track
-        )
-    else:
+    if (storage or study) and plan.space is None:
+        remark("--storage and --study are of a search; this sweep chooses no points, and needs neither")
+    if dry_run:
         show_workload(plan.workload(), plan.title, "point", plan.adjustment_lines, as_json)
+        return
+    _run_and_report(
+        plan, out or Path("runs") / plan.title, storage, study, jobs_asked(jobs), as_json, track, is_worker=worker
+    )
 
 
 def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
@@ -130,29 +138,32 @@ def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
 
 
 def _run_and_report(
-    plan: "SweepPlan",
+    plan: "Experiment",
     folder: Path,
     storage: str | None,
     study: str | None,
-    heartbeat: int,
     n_jobs: int | None,
     as_json: bool,
     track: Sequence[TrackerName] | None,
+    is_worker: bool,
 ) -> None:
     from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.sharing.storage import Heartbeat
-    from widthwise.experiments.sweep.worker import run_sweep
+    from widthwise.experiments.running import run_sweep
+    from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.run_dir import RunFailed
     from widthwise.runs.environment import command_line
 
     check_kind(folder, "sweep.json")
-    recipes = [plan.reference[1], *(point.recipe for point in plan.grid.values())]
-    jobs = Jobs.of(recipes, plan.workload()["n_points"], n_jobs)
+    jobs = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), n_jobs)
     with training_progress(track) as observer:
         for line in (*plan.adjustment_lines, workload_line(plan.workload(), "point")):
             observer.message(line)
-        found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer, jobs)
+        try:
+            found = run_sweep(plan, folder, command_line(), storage, study, observer, jobs, waits=not is_worker)
+        except HeldElsewhere as left:
+            observer.message(str(left))
+            return
     if is_silent():
         return
     files = write_report([folder])

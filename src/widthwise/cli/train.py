@@ -44,7 +44,7 @@ def train(
 
     Example: `widthwise train configs/x_200m.yaml train.seed=1 --out runs/x-seed1`
     """
-    from widthwise.experiments.variants import read_one
+    from widthwise.experiments.recipes import read_one
 
     loaded = read_one(recipe, overrides or (), variant)
     asked = {"devices": devices, "device": device, "mfu": mfu, "bandwidth": bandwidth}

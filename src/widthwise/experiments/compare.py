@@ -1,261 +1,175 @@
-"""Matched recipes x seeds -> one comparison."""
+"""The `compare:` section of a recipe: named variants of it, or several recipes, matched to the first."""
 
-import itertools
-import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
+import pydantic
+from pydantic import Field
 
-from widthwise.config_io import UserError
-from widthwise.experiments.agenda import Agenda, Work
-from widthwise.experiments.crew import Crew, crew
-from widthwise.experiments.equal_loss import Course, Courses, validations_of
-from widthwise.experiments.jobs import Jobs, do_all, share_with_others
-from widthwise.experiments.plan import ComparisonPlan
-from widthwise.experiments.runs import Results, Trained, arrived, check_same_data, run_paths, variant_of, windows
-from widthwise.experiments.sentences import comparison_sentences, interval, seeds, too_few_validations
-from widthwise.experiments.sharing.queue import Queue
-from widthwise.experiments.sharing.storage import Heartbeat
-from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
-from widthwise.experiments.trend import fit_trend
-from widthwise.files import missing_folders, remove_unused
-from widthwise.recipe.recipe import Recipe
-from widthwise.records.comparison import Comparison, Trend
-from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN
-from widthwise.records.listing import PlannedRuns
-from widthwise.records.quantities import QUANTITY
-from widthwise.records.record import finite
-from widthwise.run_dir import RunDir
-from widthwise.runs.data_shelf import DataShelf
-from widthwise.runs.environment import command_line
-from widthwise.runs.speed import chosen_precision, step_seconds
-from widthwise.runs.train import train_or_resume
-from widthwise.training.launch import is_launched
-from widthwise.training.observer import Observer, Silence
-from widthwise.training.stopping import interruption_adds
-
-WORDS = Words(experiment="comparison", task="run")
-TRIED_FLOPS = 5e10
-"""Of a step: up to this many, it is short enough to be tried before an experiment begins."""
+from widthwise.bundled import recipe_name
+from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
+from widthwise.experiments.experiment import Experiment, Point, check_name
+from widthwise.experiments.matching import (
+    LARGEST_MISMATCH,
+    MatchSection,
+    adjusted,
+    check_matched,
+    check_named,
+    check_trainable,
+    match_asked,
+    matched_ratio,
+    parts_of,
+    quantity_of,
+)
+from widthwise.experiments.trend import TrendConfig
+from widthwise.files import listed
+from widthwise.merging import merge
+from widthwise.model.config import cost_summary
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.recipe.train_section import Seeds
+from widthwise.yaml_io import read_recipe
 
 
-def run_plan(
-    plan: ComparisonPlan,
-    folder: Path | str,
-    command: str | None = None,
-    observer: Observer | None = None,
-    storage_url: str | None = None,
-    study_name: str | None = None,
-    heartbeat: Heartbeat | None = None,
-    jobs: Jobs | None = None,
-) -> Comparison:
-    """Runs what is not finished, seed by seed so that every variant has a first result early; writes comparison.json.
+class CompareConfig(Config):
+    """The `compare:` section of a recipe."""
 
-    command: how it is repeated, for the report; this process's command line where not given. storage_url: a database
-    that Optuna can use; all workers with the same one divide the runs, and each returns when the last has finished.
-    Default: this process does all. jobs: how many runs are trained here at a time. Returns the comparison. A run that
-    fails stops the comparison (other workers when they come to that run); finished runs are kept and not repeated.
-    Raises UserError if finished runs saw different data from the present, as after an upgrade of Python. Under torchrun
-    all processes call this, and train each run together.
-    """
-    asked, folder, observer, jobs = plan, Path(folder), observer or Silence(), jobs or Jobs()
+    variants: dict[str, dict[str, Any]] = Field(min_length=2)
+    """Name -> changes to the recipe. The first is the baseline."""
+    seeds: Seeds = (1, 2, 3)
+    match: MatchSection | None = None
+    """The quantity that all variants must match within one percent, and what is adjusted to that end. Where not given,
+    the parameters, and of a variant that misses them the feed-forward, if it can be adjusted."""
+    trend: TrendConfig | None = None
+    """Fits a line of the losses over the logarithm of a quantity."""
 
-    def work() -> Comparison:
-        plan = asked.settled(partial(chosen_precision, folder, observer))
-        plan.planned_runs(command or command_line()).write(folder)
-        runs = _Runs(plan, folder, processes, observer)
-        if jobs.n > 1:
-            processes.check_data(plan.recipes[plan.baseline], observer)
-        if storage_url is None:
-            runs.train(jobs)
-        else:
-            place = SharedPlace(folder, storage_url, study_name or plan.title, heartbeat)
-            with interruption_adds(WORDS.advice):
-                share_with_others(partial(_join, plan, place, processes.shelf), jobs, observer)
-            with jobs.threads():
-                runs.share(place.queue(WORDS, plan.identity))
-        environment, command_words = runs.first.environment(), command or command_line()
-        comparison = summarise(plan, runs.results(), environment, command_words, runs.courses())
-        comparison.write(folder)
-        return comparison
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "CompareConfig":
+        for name in self.variants:
+            check_name("variants", name)
+        for name in (self.trend and self.trend.variants) or ():
+            if name not in self.variants:
+                raise ValueError(f"trend.variants: got {name!r}; {nearest_hint(name, self.variants)}")
+        check_named(self.match, self.variants, "baseline")
+        return self
 
-    made = missing_folders(folder)
-    try:
-        with crew(asked.recipes[asked.baseline]) as processes:
-            return processes.do(work)
-    finally:
-        remove_unused(made, {PlannedRuns.file_name})
+    def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> Point:
+        """A variant with what `match` adjusts of it. Raises UserError if that does not bring it near the baseline.
 
-
-def expected_seconds(plan: ComparisonPlan, folder: Path, jobs: Jobs) -> float | None:
-    """Seconds of training that the unfinished runs take here, from a measured step of each of their variants.
-
-    None where nothing is left, where steps are too long to be tried, on a GPU and under torchrun.
-    """
-    left = [key for key in plan.runs.values() if not RunDir(folder / plan.run_path(*key)).has_result]
-    recipes = [(plan.recipes[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
-    largest = max((recipe.training_flops / recipe.train.steps for recipe, _ in recipes), default=0)
-    if not 0 < largest <= TRIED_FLOPS or torch.cuda.is_available() or is_launched():
-        return None
-    chosen = cache(partial(chosen_precision, folder))
-    with jobs.threads():
-        each = (n_runs * _steps(recipe) * step_seconds(recipe.settled(chosen)) for recipe, n_runs in recipes)
-        return sum(each) / jobs.n
-
-
-def _steps(recipe: Recipe) -> float:
-    """Those of a run and of its validations, whose forward passes take a third."""
-    train = recipe.train
-    n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
-    return train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
-
-
-def _join(plan: ComparisonPlan, place: SharedPlace, shelf: DataShelf, observer: Observer) -> None:
-    """What another worker on this machine does."""
-    with crew(plan.recipes[plan.baseline], shelf) as processes:
-        _Runs(plan, place.folder, processes, observer).share(place.queue(WORDS, plan.identity))
-
-
-class _Runs:
-    def __init__(self, plan: ComparisonPlan, folder: Path, crew: Crew, observer: Observer):
-        self._plan, self._folder, self._crew = plan, folder, crew
-        works = {name: Work.of(recipe) for name, recipe in plan.recipes.items()}
-        self._agenda = Agenda(observer, {key: works[name] for key, (name, _) in plan.runs.items()})
-        self.first = self._run(plan.baseline, plan.seeds[0])
-
-    def train(self, jobs: Jobs) -> None:
-        """Trains every run that has not finished."""
-        train = self._crew.train if jobs.n == 1 else partial(train_or_resume, shelf=self._crew.shelf)
-        tasks = {
-            key: partial(train, self._plan.run_recipe(name, seed), self._run(name, seed).path)
-            for key, (name, seed) in self._plan.runs.items()
-        }
-
-        @contextmanager
-        def observing(key: str, waiting: list[str], observer: Observer) -> Iterator[Observer]:
-            left = [each for each in waiting if not self._run(*self._plan.runs[each]).has_result]
-            with self._agenda.at_work_on(key, left, observer=observer) as own:
-                yield own
-            self._check_same_data(*self._plan.runs[key])
-
-        with interruption_adds(WORDS.advice):
-            do_all(tasks, jobs, self._agenda.observer, observing)
-
-    def share(self, queue: Queue) -> None:
-        """Trains the runs that no other worker has claimed.
-
-        An exception puts a run back into the queue, so that one machine's trouble does not stop the others.
+        What is only adjusted because nothing is said stays as it is where it cannot be.
         """
-        worker = Worker(WORDS, queue, list(self._plan.runs), self._crew, self._agenda.observer)
-        for claim in worker.claims():
-            with worker.at_work_on(claim):
-                name, seed = self._plan.runs[claim.key]
-                waiting, running = worker.others(claim)
-                with self._agenda.at_work_on(claim.key, waiting, [[key] for key in running]) as observer:
-                    result = worker.train(self._plan.run_recipe(name, seed), self._run(name, seed).path, observer)
-                self._check_same_data(name, seed)
-                claim.finish(finite(result.val_loss))
-
-    def results(self) -> Mapping[str, Results]:
-        """Variant -> one result per seed, when all have finished."""
-        found = {name: [arrived(self._run(name, seed)) for seed in self._plan.seeds] for name in self._plan.recipes}
-        for name, seed in self._plan.runs.values():
-            self._check_same_data(name, seed)
-        return found
-
-    def courses(self) -> Mapping[str, Courses]:
-        """Variant -> the course of the run of each seed, when all have finished."""
-        return {
-            name: [Course.of(self._run(name, seed).metrics()) for seed in self._plan.seeds]
-            for name in self._plan.recipes
-        }
-
-    def _run(self, name: str, seed: int) -> RunDir:
-        return RunDir(self._folder / self._plan.run_path(name, seed))
-
-    def _check_same_data(self, name: str, seed: int) -> None:
-        if self.first.exists:  # another worker may be about to begin it
-            check_same_data(self._run(name, seed), self.first)
+        quantity, parts = quantity_of(self.match or "params"), parts_of(self.match, name)
+        adjustment = None
+        if parts and name != next(iter(self.variants)):
+            recipe, adjustment = adjusted(name, recipe, baseline, quantity, parts)
+        elif self.match is None:
+            with suppress(UserError):
+                if abs(matched_ratio(recipe, baseline, quantity) - 1) > LARGEST_MISMATCH:
+                    recipe, adjustment = adjusted(name, recipe, baseline, quantity, ("ffn",))
+        return Point(name, recipe, adjustment=adjustment)
 
 
-def summarise(
-    plan: ComparisonPlan,
-    results: Mapping[str, Results],
-    environment: dict[str, Any],
-    command: str,
-    courses: Mapping[str, Courses] | None = None,
-) -> Comparison:
-    """The comparison as a record.
+def read_plan(
+    paths: Path | str | Sequence[Path | str],
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    match: str | None = None,
+    adjust: str | None = None,
+    tolerance: float = LARGEST_MISMATCH,
+) -> Experiment:
+    """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError.
 
-    results: variant -> one result per seed, in the order of plan.seeds; courses: the courses of these runs, or None if
-    nothing is to be said of equal losses.
+    seeds, match, adjust: replace those of the section. tolerance: how far the matched quantity may be from the
+    baseline's, as a fraction.
     """
-    trained = {
-        name: Trained(run_paths(name, plan.seeds), results[name], courses[name] if courses else ())
-        for name in plan.recipes
+    plan = planned(paths, overrides, seeds, match, adjust)
+    check_fair(plan, tolerance)
+    return plan
+
+
+def planned(
+    paths: Path | str | Sequence[Path | str],
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    match: str | None = None,
+    adjust: str | None = None,
+) -> Experiment:
+    """As `read_plan`, but what it would refuse as not comparable is left to `check_fair`."""
+    files = listed(paths)
+    config, recipes = read_variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
+    data = to_data(config)
+    asked = {"seeds": list(seeds) or list(config.seeds), "match": match_asked(data["match"], match, adjust)}
+    config = parse(CompareConfig, data | asked, "compare")
+    baseline, points, refused = next(iter(recipes)), {}, {}
+    for name, recipe in recipes.items():
+        try:
+            points[name] = config.sized(name, recipe, recipes[baseline])
+        except UserError as error:
+            points[name], refused[name] = Point(name, recipe), str(error)
+    return Experiment(
+        title="-vs-".join(recipe_name(path) for path in files),
+        points=points,
+        seeds=config.seeds,
+        match=quantity_of(config.match or "params"),
+        baseline=baseline,
+        section=config,
+        trend=config.trend,
+        refused=refused,
+    )
+
+
+def read_variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
+    """One recipe, varied as its compare section says, before anything is adjusted. Raises UserError."""
+    data = read_recipe(path, overrides)
+    if "compare" not in data:
+        raise UserError(f"{path}: has no compare section; give several recipes, or name variants under compare")
+    config = parse(CompareConfig, data.pop("compare"), f"{path}: compare")
+    return config, {
+        name: parse(Recipe, merge(data, change), f"{path}: compare.variants.{name}")
+        for name, change in config.variants.items()
     }
-    variants = [variant_of(name, own, trained[plan.baseline]) for name, own in trained.items()]
-    validations = validations_of(itertools.chain(*courses.values())) if courses else None
-    trend = _trend(plan, results)
-    sentences = comparison_sentences(variants, plan.baseline)
-    return Comparison(
-        title=plan.title,
-        command=command,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        metric="val_loss",
-        confidence=CONFIDENCE,
-        seeds=list(plan.seeds),
-        baseline=plan.baseline,
-        matched=plan.match,
-        sentence="\n".join(
-            (*sentences, *too_few_validations(validations), *([_trend_sentence(trend)] if trend else []))
-        ),
-        environment=environment,
-        validations=validations,
-        variants=variants,
-        trend=trend,
+
+
+def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
+    """Several recipes, each named after its file."""
+    recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in paths}
+    if len(recipes) < len(paths):
+        raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
+    return parse(CompareConfig, {"variants": {name: {} for name in recipes}}, "compare"), recipes
+
+
+def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:
+    """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
+    recipes = {name: recipe for name, recipe in plan.recipes.items() if name not in plan.refused}
+    for name, recipe in recipes.items():
+        check_trainable(recipe, name)
+    advice = (
+        "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or say match: none "
+        "under compare, or --match none"
     )
+    base = next(iter(recipes))
+    check_matched(recipes, base, recipes[base], plan.match, advice, tolerance, refused=plan.refused.values())
+    trend_values(plan)  # raises where no line can be fitted
 
 
-def _trend(plan: ComparisonPlan, results: Mapping[str, Results]) -> Trend | None:
+def trend_values(plan: Experiment) -> dict[str, float]:
+    """Variant -> the quantity of the trend, if there is one. Raises UserError if no line can be fitted."""
     if plan.trend is None:
-        return None
-    values, of = plan.trend_values(), plan.trend.of
-    losses = {name: windows(results[name], of) for name in values}
-    if not all(each.size for each in losses.values()):
-        raise UserError(f"compare.trend.of: {of} is not known for every window of runs of an older version")
-    return fit_trend(plan.trend.over, values, losses, CONFIDENCE, of)
+        return {}
+    costs = {name: cost_summary(recipe.final_model, recipe.seq_len) for name, recipe in plan.recipes.items()}
+    return plan.trend.values(costs)
 
 
-TREND_PHRASES = {
-    "better": "lowers the {loss} by {size:.4f} nats",
-    "worse": "raises the {loss} by {size:.4f} nats",
-    "tie": "changes the {loss} by {mean:+.4f} nats, and the whole range surely by less than {margin}",
-    "cannot tell": "changes the {loss} by {mean:+.4f} nats, but {n} cannot tell that from luck",
-    "no verdict": f"changes the {{loss}} by {{mean:+.4f}} nats: {NO_VERDICT}",
-}
+def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Experiment:
+    """The comparison of what `widthwise search` found with its base.
 
-
-def _trend_sentence(trend: Trend) -> str:
-    slope, values = finite(trend.slope.mean), [point.value for point in trend.points]
-    phrase = TREND_PHRASES[trend.verdict].format(
-        loss=QUANTITY[trend.of].title,
-        size=abs(slope),
-        mean=slope,
-        margin=TIE_MARGIN,
-        n=seeds(len(trend.slope.per_seed)),
-    )
-    farthest = max(trend.points, key=lambda point: abs(finite(point.residual)))
-    fit = "all means are equal"
-    if trend.r_squared is not None:
-        fit = f"R² is {trend.r_squared:.4f}, and {farthest.variant} lies {farthest.residual:+.4f} nats off the line"
-    return (
-        f"Each doubling of {trend.over}, from {min(values):,.7g} to {max(values):,.7g}, {phrase} "
-        f"({interval(trend.slope)}); {fit}."
-    )
+    summary: of a `shape.search.SearchResult`. recipes: the base, and some of those written for its candidates. They are
+    matched in what the search matched, as closely as it was asked to, or within the one percent of other comparisons.
+    Where its budget is not the base's, nothing is: the candidates match each other alone.
+    """
+    match, tolerance = summary["match"], max(summary["tolerance"], LARGEST_MISMATCH)
+    miss_of_base = abs(summary["baseline"][match] / summary["budget"] - 1)
+    if miss_of_base > LARGEST_MISMATCH:
+        return read_plan(recipes, seeds=seeds, match="none")
+    return read_plan(recipes, seeds=seeds, match=match, tolerance=tolerance + miss_of_base)

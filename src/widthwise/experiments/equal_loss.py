@@ -24,7 +24,7 @@ FEWEST_VALIDATIONS = 5
 
 
 @dataclass(frozen=True)
-class Course:
+class LossCurve:
     """The held-out losses in the course of one run; arrays with one entry per validation, in order of time."""
 
     tokens: np.ndarray
@@ -35,7 +35,7 @@ class Course:
     """Learning rate of the last step over the highest."""
 
     @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]]) -> "Course":
+    def of(cls, records: Iterable[Mapping[str, Any]]) -> "LossCurve":
         """Takes the records of metrics.jsonl. Validations of older versions, which lack tokens, are left out."""
         records = list(records)
         by_step = {each["step"]: each for each in records if each["event"] == "validation" and "tokens" in each}
@@ -72,7 +72,7 @@ class Course:
         return float(np.interp(tokens, self.tokens, self.training_flops))
 
 
-Courses = Sequence[Course]
+LossCurves = Sequence[LossCurve]
 """One per seed, in the order of the seeds."""
 
 
@@ -82,42 +82,42 @@ def _value(validation: Mapping[str, Any], depth: int) -> Any:
     return next(iter((validation.get("mtp_losses") or ())[depth - 1 : depth]), None)
 
 
-def validations_of(courses: Iterable[Course]) -> Validations:
+def validations_of(curves: Iterable[LossCurve]) -> Validations:
     """What all runs of a comparison have in common."""
-    courses = list(courses)
-    shares = [course.final_lr_share for course in courses if np.isfinite(course.final_lr_share)]
+    curves = list(curves)
+    shares = [curve.final_lr_share for curve in curves if np.isfinite(curve.final_lr_share)]
     return Validations(
-        n_fewest=min(len(course.tokens) for course in courses),
+        n_fewest=min(len(curve.tokens) for curve in curves),
         n_needed=FEWEST_VALIDATIONS,
         final_lr_share=min(shares, default=None),
     )
 
 
-def equal_losses(own: Courses, baseline: Courses, confidence: float) -> dict[str, EqualLoss]:
+def equal_losses(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, EqualLoss]:
     """Name of a held-out loss -> what both need for it, for those that both have."""
     return {name: _equal_loss(name, own, baseline, confidence) for name in _common(own, baseline)}
 
 
-def tokens_ratios(own: Courses, baseline: Courses, confidence: float) -> dict[str, OverTokens]:
+def tokens_ratios(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, OverTokens]:
     """Name of a held-out loss -> the ratio of tokens for what the baseline had at each of its validations, over its
     tokens there; for the losses that both have."""
     found = {name: _tokens_ratio(name, own, baseline, confidence) for name in _common(own, baseline)}
     return {name: ratio for name, ratio in found.items() if ratio.tokens}
 
 
-def gaps(own: Courses, baseline: Courses, confidence: float) -> dict[str, OverTokens]:
+def gaps(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, OverTokens]:
     """Name of a held-out loss -> its distance to the baseline's over tokens, for those that both have."""
     found = {name: _gap(name, own, baseline, confidence) for name in _common(own, baseline)}
     return {name: gap for name, gap in found.items() if gap.tokens}
 
 
-def _common(own: Courses, baseline: Courses) -> list[str]:
+def _common(own: LossCurves, baseline: LossCurves) -> list[str]:
     """The losses that all runs have; none where there are no runs."""
-    courses = (*own, *baseline)
-    return [name for name in OF_HELD_OUT if courses and all(name in course.losses for course in courses)]
+    curves = (*own, *baseline)
+    return [name for name in OF_HELD_OUT if curves and all(name in curve.losses for curve in curves)]
 
 
-def _equal_loss(loss: str, own: Courses, baseline: Courses, confidence: float) -> EqualLoss:
+def _equal_loss(loss: str, own: LossCurves, baseline: LossCurves, confidence: float) -> EqualLoss:
     tokens, flops, tokens_ratios, flops_ratios = [], [], [], []
     n_reached = 0
     for mine, other in zip(own, baseline, strict=True):
@@ -125,7 +125,7 @@ def _equal_loss(loss: str, own: Courses, baseline: Courses, confidence: float) -
         n_reached += bool((mine.losses[loss] <= target).any())
         tokens.append(mine.tokens_at(loss, target))
         flops.append(mine.flops_at(tokens[-1]))
-        at = [course.tokens_at(loss, max(target, end)) for course in (mine, other)]
+        at = [curve.tokens_at(loss, max(target, end)) for curve in (mine, other)]
         tokens_ratios.append(at[0] / at[1])
         flops_ratios.append(mine.flops_at(at[0]) / other.flops_at(at[1]))
     return EqualLoss(
@@ -144,7 +144,7 @@ def _geometric(ratios: Sequence[float], confidence: float) -> Estimate:
     return Estimate(mean=mean, low=low, high=high, per_seed=list(ratios))
 
 
-def _tokens_ratio(loss: str, own: Courses, baseline: Courses, confidence: float) -> OverTokens:
+def _tokens_ratio(loss: str, own: LossCurves, baseline: LossCurves, confidence: float) -> OverTokens:
     of_seeds: list[dict[float, float]] = []
     for mine, other in zip(own, baseline, strict=True):
         levels = zip(other.tokens.tolist(), other.losses[loss].tolist())
@@ -153,7 +153,7 @@ def _tokens_ratio(loss: str, own: Courses, baseline: Courses, confidence: float)
     return _over_tokens(of_seeds, lambda ratios: _geometric(ratios, confidence))
 
 
-def _gap(loss: str, own: Courses, baseline: Courses, confidence: float) -> OverTokens:
+def _gap(loss: str, own: LossCurves, baseline: LossCurves, confidence: float) -> OverTokens:
     """At the variant's validations that every seed has and within the baseline's, which is interpolated between its
     own over the logarithm of tokens."""
     of_seeds: list[dict[float, float]] = []

@@ -3,17 +3,17 @@ end of its recipe, beside controls that train the same models alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, checked_copy
-from widthwise.experiments.agenda import Agenda, Work
-from widthwise.experiments.equal_loss import Course, validations_of
-from widthwise.experiments.jobs import Jobs, do_all
-from widthwise.experiments.runs import Trained, arrived, seeded, variant_of
+from widthwise.experiments.equal_loss import LossCurve, validations_of
+from widthwise.experiments.experiment import seeded
+from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.outcome import Trained, load_result, variant_of
+from widthwise.experiments.process_group import Run, process_group
+from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sentences import difference_sentence, too_few_validations
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
@@ -25,10 +25,8 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import Intention, carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.source import Source
-from widthwise.runs.train import resume, train_or_resume
 from widthwise.training.compute import Spent, inherited
 from widthwise.training.observer import Observer
-from widthwise.training.stopping import interruption_adds
 
 
 @dataclass(frozen=True)
@@ -169,22 +167,15 @@ def run_family(
 
     jobs: how many are trained at a time; alone: as `plan_family` was told. Returns the family.
     """
-    controls = {each.control.run.path.name: each.control for each in branches if each.control is not None}
-    works = {each.run.path.name: Work.of(each.intention.recipe, each.source.step) for each in branches}
-    agenda = Agenda(observer, works | {name: Work.of(each.recipe) for name, each in controls.items()})
     for branch in branches:
         branch.grow(observer)
-    runs = {each.run.path.name: each.run for each in (*branches, *controls.values())}
-
-    def observing(name: str, waiting: list[str], shown: Observer) -> AbstractContextManager[Observer]:
-        unfinished = [each for each in runs if each in waiting and not runs[each].has_result]
-        return agenda.at_work_on(name, unfinished, observer=shown)
-
-    with interruption_adds("the same command goes on with the family"):
-        tasks = {branch.run.path.name: partial(resume, branch.run.path) for branch in branches}
-        tasks |= {name: partial(train_or_resume, each.recipe, each.run.path) for name, each in controls.items()}
-        do_all(tasks, jobs or Jobs(), observer, observing)
-    family = summarise(branches, {name: arrived(run) for name, run in runs.items()}, alone, command)
+    runs = [Run(each.run.path, each.intention.recipe, each.name, each.source.step) for each in branches]
+    runs += [
+        Run(each.control.run.path, each.control.recipe, each.name) for each in branches if each.control is not None
+    ]
+    with process_group(branches[0].intention.recipe) as group:
+        train_all(Schedule(runs, observer), group, jobs or Jobs(), "family")
+    family = summarise(branches, {run.name: load_result(RunDir(run.path)) for run in runs}, alone, command)
     family.write(folder)
     return family
 
@@ -198,14 +189,14 @@ def summarise(
     as many tokens; the shared steps are counted once.
     """
     members = [_member(branch, results[branch.run.path.name]) for branch in branches]
-    courses = {run.path.name: Course.of(run.metrics()) for branch in branches for run in branch.runs}
+    curves = {run.path.name: LossCurve.of(run.metrics()) for branch in branches for run in branch.runs}
 
     def read(runs: Sequence[RunDir]) -> Trained:
         names = [run.path.name for run in runs]
-        return Trained(names, [results[name] for name in names], [courses[name] for name in names])
+        return Trained(names, [results[name] for name in names], [curves[name] for name in names])
 
     sizes = [_size(name, branches, read) for name in dict.fromkeys(branch.name for branch in branches)]
-    validations = None if alone is None else validations_of(courses.values())
+    validations = None if alone is None else validations_of(curves.values())
     sources = {str(branch.source.run.path): branch for branch in branches}
     shared = sum(branch.inherited.training_flops for branch in sources.values())
     return Family(

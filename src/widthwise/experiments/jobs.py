@@ -4,12 +4,12 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,7 +32,6 @@ SHORT_FLOPS = 5e11
 """Up to this many FLOPs of all runs together, other processes would hardly have started before the work was done."""
 PROCESS_BYTES = 6e8
 """What a process takes that has imported torch and made its first products."""
-SECONDS_BETWEEN_SIGNALS = 1.0
 
 
 @dataclass(frozen=True)
@@ -91,143 +90,79 @@ def _n_with_room(recipes: Iterable[Recipe]) -> int:
     return int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
 
 
-Observing = Callable[[str, list[str], Observer], AbstractContextManager[Observer]]
-"""A task that begins, those that still wait, and what shows the task -> its observer, until it has ended."""
+class Ended(NamedTuple):
+    """The end of a task."""
+
+    error: BaseException | None
 
 
-def do_all(tasks: Mapping[str, Task], jobs: Jobs, observer: Observer, observing: Observing) -> None:
-    """Does all tasks in their order, jobs.n at a time; a single one at a time in this process.
-
-    Ctrl-C and SIGTERM stop all of them, each after the step at work, with a checkpoint; then Interrupted is raised. The
-    first error of one stops the others in the same way, and is raised.
-    """
-    waiting = dict(tasks)
-    if jobs.n == 1:
-        with jobs.threads():
-            while waiting:
-                key, task = _first_of(waiting)
-                with observing(key, list(waiting), observer) as own:
-                    task(own)
-        return
-    with watch_signals(observer.message) as watch, ExitStack() as ending:
-        workers = [_Worker(place, jobs, observer.beside()) for place in range(min(jobs.n, len(tasks)))]
-        for worker in workers:
-            ending.callback(worker.end)
-        _Foreman(waiting, workers, observing).work(lambda: watch.received)
-
-
-def share_with_others(work: Task, jobs: Jobs, observer: Observer) -> None:
-    """Does the work in jobs.n processes, which divide it among themselves; nothing where one is enough."""
-    if jobs.n > 1:
-        workers = {f"worker {place}": work for place in range(1, jobs.n + 1)}
-        do_all(workers, jobs, observer, lambda _key, _waiting, own: nullcontext(own))
-
-
-def _first_of(waiting: dict[str, Task]) -> tuple[str, Task]:
-    """Takes the first one out."""
-    key = next(iter(waiting))
-    return key, waiting.pop(key)
-
-
-class _Worker:
-    """A process that does one task after another, and what it says."""
+class JobProcess:
+    """A process that does one task after another; what it reports is shown here."""
 
     def __init__(self, place: int, jobs: Jobs, observer: Observer):
-        """place: which of the jobs it is. observer: what shows its tasks."""
+        """place: which of the jobs it is. observer: of whatever task it does."""
+        self.observer, self._place, self._jobs = observer, place, jobs
+        self._showing: ExitStack | None = None
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self.observer = observer
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, place, jobs.n_threads))
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, self._place, self._jobs.n_threads))
         self._process.start()
         theirs.close()
-        self._task: ExitStack | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        return self._task is not None
+    def begin(self, task: Task, showing: AbstractContextManager[Observer]) -> None:
+        """Begin a task. showing: gives its observer, until it has ended."""
+        if not self._process.is_alive():
+            self._connection.close()
+            self._start()
+        self._showing = ExitStack()
+        self._own_observer = self._showing.enter_context(showing)
+        self._connection.send(task)
 
-    def begin(self, task: Task, observing: AbstractContextManager[Observer]) -> None:
-        self._task = ExitStack()
-        self._own_observer = self._task.enter_context(observing)
-        self.connection.send(task)
+    @staticmethod
+    def ready(processes: Iterable["JobProcess"], seconds: float) -> list["JobProcess"]:
+        """Those that have something to report, as soon as there is one, or after so many seconds."""
+        by_connection = {each._connection: each for each in processes}
+        return [by_connection[each] for each in wait(list(by_connection), seconds)]  # pyright: ignore[reportArgumentType]
 
-    def hear(self) -> BaseException | None:
-        """Passes on what it says. Returns what ended its task, if that was an error."""
+    def hear(self) -> Ended | None:
+        """Pass on a report to the observer, or return the end of the task."""
         try:
-            name, arguments = self.connection.recv()
-        except EOFError:
+            name, arguments = self._connection.recv()
+        except (EOFError, ConnectionError):
             self._close()
             self._process.join()
-            return RunFailed(f"a training process ended with code {self._process.exitcode}; the runs can be resumed")
+            code = self._process.exitcode
+            return Ended(RunFailed(f"a training process ended with code {code}; the runs can be resumed"))
         if name is None:
             self._close()
-            return arguments
+            return Ended(arguments)
         getattr(self._own_observer, name)(*arguments)
         return None
 
     def signal(self, number: int) -> None:
-        """Asks the task to stop. Where it is already stopping this does nothing."""
-        if self.is_busy and self._process.pid is not None and self._process.is_alive():
+        """Ask the task to stop. Where it is already stopping this does nothing."""
+        if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, number)
 
     def end(self) -> None:
-        """Ends the process, at once if it is at work."""
-        if self.is_busy:
+        """End the process, at once if it is at work."""
+        if self._showing is not None:
             self._close()
             self._process.kill()
-        self.connection.close()
+        self._connection.close()
         self._process.join()
 
     def _close(self) -> None:
-        if self._task is not None:
-            self._task.close()
-        self._task = None
-
-
-class _Foreman:
-    """Gives the tasks to the workers."""
-
-    def __init__(self, tasks: dict[str, Task], workers: list[_Worker], observing: Observing):
-        self._waiting, self._workers, self._observing = tasks, workers, observing
-        self._errors: list[BaseException] = []
-
-    def work(self, received: Callable[[], int | None]) -> None:
-        """received: the signal that asked this process to stop, or None."""
-        while True:
-            stop = signal.SIGTERM if self._errors else received()
-            for worker in self._workers:
-                if stop is not None:
-                    worker.signal(stop)
-                elif self._waiting and not worker.is_busy:
-                    self._begin_next(worker)
-            busy = [worker for worker in self._workers if worker.is_busy]
-            if not busy:
-                break
-            ready = wait([worker.connection for worker in busy], SECONDS_BETWEEN_SIGNALS if stop else 0.2)
-            for worker in busy:
-                if worker.connection in ready and (error := worker.hear()) is not None:
-                    self._errors.append(error)
-        if self._errors:
-            raise self._first_cause()
-        if (number := received()) is not None:
-            raise Interrupted("stopped before the next run", number)
-
-    def _first_cause(self) -> BaseException:
-        """What stopped the others, if that was no signal."""
-        stopped = [error for error in self._errors if isinstance(error, Interrupted)]
-        if len(stopped) < len(self._errors):
-            return next(error for error in self._errors if not isinstance(error, Interrupted))
-        if len(stopped) == 1:
-            return stopped[0]
-        return Interrupted(f"{len(stopped)} runs stopped, each with a checkpoint", stopped[0].signal_number)
-
-    def _begin_next(self, worker: _Worker) -> None:
-        key, task = _first_of(self._waiting)
-        worker.begin(task, self._observing(key, list(self._waiting), worker.observer))
+        if self._showing is not None:
+            self._showing.close()
+        self._showing = None
 
 
 def _work(connection: Connection, place: int, n_threads: int | None) -> None:
-    """What a worker's process does."""
+    """The life of a job's process."""
     os.setpgid(0, 0)  # a terminal's Ctrl-C goes to the first process alone, which tells the others once
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # outside of a task

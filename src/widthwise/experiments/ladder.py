@@ -1,12 +1,10 @@
-"""A ladder: every variant at several sizes, each trained on tokens in proportion to its size, for a scaling law.
-
-It is a sweep whose groups are the variants and whose points are the rungs, planned before anything is trained.
+"""The `ladder:` section of a recipe: every variant at several sizes, each trained on tokens in proportion to its size,
+for a scaling law.
 """
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +12,19 @@ import pydantic
 from pydantic import Field
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import Config, UserError, checked_copy, nearest_hint, parse
-from widthwise.experiments.adjusting import Adjustment, MatchSection, adjusted, named_in, parts_of, quantity_of
-from widthwise.experiments.matching import Matched, check_matched
-from widthwise.experiments.sweep.config import SweepConfig
-from widthwise.experiments.sweep.plan import SweepPlan
+from widthwise.config_io import Config, UserError, checked_copy, parse
+from widthwise.experiments.experiment import Experiment, Point, check_name
+from widthwise.experiments.matching import (
+    MatchSection,
+    adjusted,
+    check_matched,
+    check_named,
+    check_same_windows,
+    check_trainable,
+    parts_of,
+    quantity_of,
+)
+from widthwise.experiments.sweep import point_name
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
@@ -53,70 +59,19 @@ class LadderConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "LadderConfig":
-        first, *others = self.variants
-        for name in named_in(self.match):
-            if name == first:
-                raise ValueError(f"match.adjust: got {name!r}, the first variant, to which the others are adjusted")
-            if name not in others:
-                raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, others)}")
+        for name in self.variants:
+            check_name("variants", name)
+        check_named(self.match, self.variants, "first variant")
         return self
 
-    @property
-    def first(self) -> str:
-        """The variant that the others of a rung must match."""
-        return next(iter(self.variants))
+    def n_steps(self, recipe: Recipe) -> int:
+        """Steps of a rung, by `tokens_per_param`. recipe: its first variant."""
+        assert self.tokens_per_param is not None
+        n_params = OF_MODELS[self.count].of_cost(cost_summary(recipe.explicit_model, recipe.seq_len))
+        return max(1, round(self.tokens_per_param * n_params / recipe.tokens_per_step))
 
 
-@dataclass(frozen=True)
-class LadderPlan(SweepPlan):
-    """A sweep over rungs: a value of its axis is the name of a rung, which changes several keys at once."""
-
-    ladder: LadderConfig
-
-    @property
-    def matched(self) -> Matched:
-        return quantity_of(self.ladder.match)
-
-    @property
-    def baseline_group(self) -> str:
-        """Every rung is compared with that of the first variant."""
-        return self.ladder.first
-
-    def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
-        rung = values[RUNG]
-        recipe = self._at_rung(name, group, rung)
-        if self.ladder.tokens_per_param is None:
-            return recipe
-        first = self.ladder.first
-        n_steps = self._n_steps(recipe if group == first else self._at_rung(f"{first}-{rung}", first, rung))
-        return checked_copy(recipe, name, train=checked_copy(recipe.train, f"{name}: train", steps=n_steps))
-
-    def _adjusted(self, name: str, group: str, values: Mapping[str, Any]) -> tuple[Recipe, Adjustment | None]:
-        recipe, first, match = self._recipe(name, group, values), self.ladder.first, self.ladder.match
-        parts = () if group == first else parts_of(match, group)
-        if not parts:
-            return recipe, None
-        return adjusted(name, recipe, self._recipe(f"{first}-{values[RUNG]}", first, values), quantity_of(match), parts)
-
-    def _at_rung(self, name: str, variant: str, rung: str) -> Recipe:
-        data = copy.deepcopy(dict(self.data))
-        return parse(Recipe, merge(merge(data, self.ladder.rungs[rung]), self.ladder.variants[variant]), name)
-
-    def _n_steps(self, recipe: Recipe) -> int:
-        assert self.ladder.tokens_per_param is not None
-        n_params = OF_MODELS[self.ladder.count].of_cost(cost_summary(recipe.explicit_model, recipe.seq_len))
-        return max(1, round(self.ladder.tokens_per_param * n_params / recipe.tokens_per_step))
-
-    def check_rungs(self) -> None:
-        """Raises UserError if the variants of a rung cannot be compared."""
-        by_place = {(point.group, point.values[RUNG]): point for point in self.grid.values()}
-        for (_, rung), point in by_place.items():
-            base = by_place[self.ladder.first, rung]
-            advice = "resize it, or say match: none under ladder"
-            check_matched({point.name: point.recipe}, base.name, base.recipe, quantity_of(self.ladder.match), advice)
-
-
-def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> LadderPlan:
+def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
     """The ladder of a recipe file, every point checked. seeds: override the file's. Raises UserError."""
     data = read_recipe(path, overrides)
     if "ladder" not in data:
@@ -125,12 +80,47 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
     if seeds and isinstance(section, dict):
         section = {**section, "seeds": list(seeds)}
     ladder = parse(LadderConfig, section, f"{path}: ladder")
-    axis = {RUNG: list(ladder.rungs)}
-    groups = {name: {"change": change} for name, change in ladder.variants.items()}
-    swept = {"over": axis, "groups": groups, "seeds": list(ladder.seeds)}
-    plan = LadderPlan(recipe_name(path), parse(SweepConfig, swept, f"{path}: ladder"), data, ladder)
-    plan.check_rungs()
+    points: dict[str, Point] = {}
+    for variant in ladder.variants:
+        for rung in ladder.rungs:
+            point = _point(ladder, data, variant, rung, points)
+            if point.name in points:
+                raise UserError(f"ladder: two points are named {point.name}; rename a rung or a variant")
+            points[point.name] = point
+    plan = Experiment(
+        title=recipe_name(path),
+        points=points,
+        seeds=ladder.seeds,
+        match=quantity_of(ladder.match),
+        baseline_group=next(iter(ladder.variants)),
+        section=ladder,
+        axes={variant: {RUNG: list(ladder.rungs)} for variant in ladder.variants},
+    )
+    for point in points.values():
+        base = points[str(plan.baseline_of(point.group, point.values))]
+        advice = "resize it, or say match: none under ladder"
+        check_matched({point.name: point.recipe}, base.name, base.recipe, plan.match, advice)
     return plan
+
+
+def _point(
+    ladder: LadderConfig, data: Mapping[str, Any], variant: str, rung: str, before: Mapping[str, Point]
+) -> Point:
+    """A variant on a rung. before: the points made so far, those of the first variant among them."""
+    first, values = next(iter(ladder.variants)), {RUNG: rung}
+    name, adjustment = point_name(variant, values), None
+    recipe = parse(Recipe, merge(merge(copy.deepcopy(dict(data)), ladder.rungs[rung]), ladder.variants[variant]), name)
+    base = recipe if variant == first else before[point_name(first, values)].recipe
+    if ladder.tokens_per_param is not None:
+        train = checked_copy(recipe.train, f"{name}: train", steps=ladder.n_steps(base))
+        recipe = checked_copy(recipe, name, train=train)
+    if variant != first and (parts := parts_of(ladder.match, variant)):
+        recipe, adjustment = adjusted(name, recipe, base, quantity_of(ladder.match), parts)
+    check_trainable(recipe, name)
+    if before:
+        reference = next(iter(before.values()))
+        check_same_windows(name, recipe, reference.name, reference.recipe)
+    return Point(name, recipe, variant, values, adjustment)
 
 
 class Clock:
@@ -166,10 +156,11 @@ class Clock:
         return cls(f"{flops_per_second:.3g} FLOP/s", flops_per_second)
 
 
-def ladder_workload(plan: LadderPlan, clock: Clock | None, days: float | None = None) -> dict[str, Any]:
+def ladder_workload(plan: Experiment, clock: Clock | None, days: float | None = None) -> dict[str, Any]:
     """The planned work as data: one row per point, for one run; totals over all seeds. Hours only with a
     clock. days: what a run may take; remarks name the rungs whose run takes longer."""
-    n_seeds = len(plan.config.seeds)
+    n_seeds, section = len(plan.seeds), plan.section
+    assert isinstance(section, LadderConfig)
     rows = [
         {
             "name": point.name,
@@ -178,14 +169,14 @@ def ladder_workload(plan: LadderPlan, clock: Clock | None, days: float | None = 
             **_costs(point.recipe),
             "hours": None if clock is None else point.recipe.training_flops / clock.flops_per_second / 3600,
         }
-        for point in plan.grid.values()
+        for point in plan.points.values()
     ]
     total = n_seeds * sum(row["training_flops"] for row in rows)
     return {
         "title": plan.title,
-        "count": plan.ladder.count,
-        "tokens_per_param": plan.ladder.tokens_per_param,
-        "seeds": list(plan.config.seeds),
+        "count": section.count,
+        "tokens_per_param": section.tokens_per_param,
+        "seeds": list(plan.seeds),
         "device": None if clock is None else clock.name,
         "points": rows,
         "n_runs": n_seeds * len(rows),

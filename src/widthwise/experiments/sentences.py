@@ -2,11 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from widthwise.records.comparison import Variant
+import numpy as np
+
+from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.outcome import Trained, windows
+from widthwise.experiments.statistics import paired_difference, verdict
+from widthwise.records.comparison import Trend, Variant
 from widthwise.records.equal_loss import EqualLoss, Validations
 from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, Estimate, Verdict
-from widthwise.records.quantities import OF_HELD_OUT
+from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
+from widthwise.records.sweep import FinishedPoint, OpenPoint
 
 PHRASES = {
     "better": "reaches a held-out loss {size:.4f} nats below {baseline}",
@@ -37,8 +43,8 @@ def comparison_sentences(variants: Sequence[Variant], baseline: str) -> Iterator
     if len(compared) <= MOST_ALONE:
         yield from (difference_sentence(*each, baseline) for each in compared)
         return
-    for verdict, phrase in GROUPS.items():
-        group = [each for each in compared if (each[0].verdict or "cannot tell") == verdict]
+    for found, phrase in GROUPS.items():
+        group = [each for each in compared if (each[0].verdict or "cannot tell") == found]
         if group:
             count, has = f"{len(group)} of {len(compared)} variants", "has" if len(group) == 1 else "have"
             n = seeds(max(len(difference.per_seed) for _, difference in group))
@@ -129,3 +135,146 @@ def ends_of(estimate: Estimate, n_decimals: int = 4, sign: str = "+") -> str:
 def seeds(n: int) -> str:
     """ "one seed", "two seeds", "3 seeds"."""
     return {1: "one seed", 2: "two seeds"}.get(n, f"{n} seeds")
+
+
+TREND_PHRASES = {
+    "better": "lowers the {loss} by {size:.4f} nats",
+    "worse": "raises the {loss} by {size:.4f} nats",
+    "tie": "changes the {loss} by {mean:+.4f} nats, and the whole range surely by less than {margin}",
+    "cannot tell": "changes the {loss} by {mean:+.4f} nats, but {n} cannot tell that from luck",
+    "no verdict": f"changes the {{loss}} by {{mean:+.4f}} nats: {NO_VERDICT}",
+}
+
+
+def trend_sentence(trend: Trend) -> str:
+    slope, values = finite(trend.slope.mean), [point.value for point in trend.points]
+    phrase = TREND_PHRASES[trend.verdict].format(
+        loss=QUANTITY[trend.of].title,
+        size=abs(slope),
+        mean=slope,
+        margin=TIE_MARGIN,
+        n=seeds(len(trend.slope.per_seed)),
+    )
+    farthest = max(trend.points, key=lambda point: abs(finite(point.residual)))
+    fit = "all means are equal"
+    if trend.r_squared is not None:
+        fit = f"R² is {trend.r_squared:.4f}, and {farthest.variant} lies {farthest.residual:+.4f} nats off the line"
+    return (
+        f"Each doubling of {trend.over}, from {min(values):,.7g} to {max(values):,.7g}, {phrase} "
+        f"({interval(trend.slope)}); {fit}."
+    )
+
+
+OUTCOMES = {
+    "better": "still stands",
+    "worse": "still stands",
+    "no verdict": f"has {NO_VERDICT}",
+}
+"""Verdict under the wider interval -> what a note says of a selected difference; any other: "can be luck"."""
+
+
+class SweepSentences:
+    """What a sweep says of the points that have finished so far."""
+
+    def __init__(self, plan: Experiment, trained: Mapping[str, Trained], validations: Validations | None):
+        """trained: the finished points."""
+        self._plan, self._trained, self._validations = plan, trained, validations
+
+    def all(self, points: Sequence[FinishedPoint | OpenPoint], n_done: int) -> Iterator[str]:
+        """n_done: points that have finished or failed, those that were chosen again included."""
+        baseline = self._plan.baseline
+        finished = [point for point in points if isinstance(point, FinishedPoint)]
+        ranked = sorted(
+            (point for point in finished if point.name != baseline), key=lambda point: finite(point.val_loss.mean)
+        )
+        if self._plan.baseline_group is not None and any(point.difference for point in finished):
+            yield from self._beside_group(finished)
+        elif baseline in self._trained and ranked:
+            yield from self._beside_baseline(ranked, str(baseline))
+        elif ranked:
+            yield from self._among_themselves(ranked)
+        if any(point.difference for point in finished):
+            yield from too_few_validations(self._validations)
+        failed = [point.name for point in points if point.state == "failed"]
+        if failed:
+            yield f"{len(failed)} of {self._plan.n_points} points failed: {', '.join(failed)}."
+        if n_again := n_done - len(finished) - len(failed):
+            yield f"{n_again} of {self._plan.n_points} points are what the search had chosen before, and count once."
+        if n_open := self._plan.n_points - n_done:
+            yield f"{n_open} of {self._plan.n_points} points have not finished."
+
+    def _beside_baseline(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
+        best, n_looked_at = ranked[0], len(ranked)
+        if n_looked_at > 1:
+            yield f"Of {n_looked_at} points{self._alike} {best.name} has the lowest held-out loss."
+        if best.difference is not None:
+            yield difference_sentence(best, best.difference, baseline)
+        if n_looked_at > 1:
+            yield self._selection_note(best.name, baseline, n_looked_at)
+            found = [point.verdict or "cannot tell" for point in ranked]
+            counts = ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found))
+            yield f"Each for itself beside {baseline}: {counts}."
+        yield from self._groups(ranked, baseline)
+
+    def _beside_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
+        """For each group its differences at every size, and then more on every point; none was selected."""
+        for group in dict.fromkeys(point.group for point in finished if point.difference is not None):
+            sizes = [
+                _at_size(point, point.difference) for point in finished if point.group == group and point.difference
+            ]
+            yield f"{group} beside {self._plan.baseline_group}, size by size: {'; '.join(sizes)}."
+        for point in finished:
+            if point.difference is not None:
+                baseline = self._plan.baseline_of(point.group or "", point.values)
+                yield difference_sentence(point, point.difference, str(baseline))
+
+    def _groups(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
+        """Sentences on whole groups of a grid, whose points were not selected (a sampler would have)."""
+        if self._plan.space is not None:
+            return
+        for group in filter(None, self._plan.axes or {}):
+            names = [point.name for point in ranked if point.group == group]
+            if len(names) > 1:
+                mean = np.mean([self._windows(name) for name in names], axis=0)
+                difference = paired_difference(mean, self._windows(baseline), CONFIDENCE)
+                phrase = difference_phrase(difference, verdict(difference), baseline)
+                yield f"On average over its {len(names)} points {group} {phrase} ({interval(difference)})."
+
+    def _among_themselves(self, ranked: Sequence[FinishedPoint]) -> Iterator[str]:
+        best, *others = ranked
+        loss = finite(best.val_loss.mean)
+        yield f"{best.name} has the lowest held-out loss of {len(ranked)} points{self._alike}, {loss:.4f} nats."
+        if others:
+            second = others[0].name
+            difference = self._difference(best.name, second, CONFIDENCE)
+            phrase = difference_phrase(difference, verdict(difference), second)
+            yield f"Beside the next best it {phrase} ({interval(difference)})."
+            yield self._selection_note(best.name, second, len(ranked))
+
+    @property
+    def _alike(self) -> str:
+        """ " at equal parameters", or nothing where nothing is equal."""
+        matched = self._plan.match
+        return "" if matched == "none" else f" at equal {TITLES.get(matched, matched)}"
+
+    def _difference(self, name: str, other: str, confidence: float) -> Estimate:
+        return paired_difference(self._windows(name), self._windows(other), confidence)
+
+    def _windows(self, name: str) -> np.ndarray:
+        return windows(self._trained[name].results)
+
+    def _selection_note(self, best: str, other: str, n_looked_at: int) -> str:
+        """Notes that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""
+        confidence = 1 - (1 - CONFIDENCE) / n_looked_at
+        wide = self._difference(best, other, confidence)
+        outcome = OUTCOMES.get(verdict(wide), "can be luck")
+        return (
+            f"As the best of {n_looked_at} points looked at it looks better than it is; with an interval widened for "
+            f"that many (Bonferroni), its difference to {other} {outcome} ({interval(wide, confidence)})."
+        )
+
+
+def _at_size(point: FinishedPoint, difference: Estimate) -> str:
+    """`d24 -0.0123 nats (95% interval -0.0203 to -0.0043), better`."""
+    size = ", ".join(map(str, point.values.values()))
+    return f"{size} {finite(difference.mean):+.4f} nats ({interval(difference)}), {point.verdict or 'cannot tell'}"

@@ -226,9 +226,11 @@ class TrainingLoop:
     def _stop(self, spike: Diverged) -> NoReturn:
         """Raises RunFailed, after the last checkpoint is written."""
         self._saver.wait()
-        self.journal.write(spike.step, "stopped", reason=spike.reason)
         lr, steps = self.learner.lr(spike.step), self.config.steps
-        raise self.processes.said(spike.failure(self.run.path, steps, lr, self._saved_step)) from None
+        failure = spike.failure(self.run.path, steps, lr, self._saved_step)
+        message = str(failure).removeprefix(f"{self.run.path}: ")
+        self.journal.write(spike.step, "stopped", reason=spike.reason, message=message)
+        raise self.processes.said(failure) from None
 
     def _save_if_due(self, must_save: bool) -> None:
         """Saves a checkpoint unless the loss says that it would be of a failed run."""

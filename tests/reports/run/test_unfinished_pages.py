@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from widthwise.cli import report as report_module
 from widthwise.cli.main import app
-from widthwise.experiments.compare import run_plan
-from widthwise.experiments.plan import ComparisonPlan
+from widthwise.experiments.experiment import Experiment, Point
+from widthwise.experiments.running import run_plan
 from widthwise.reports.writing import is_at_work, write_report
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import train
@@ -60,7 +60,8 @@ class Looking(Silence):
 
 def test_the_page_of_a_comparison_at_work_counts_its_runs(tmp_path: Path) -> None:
     recipes = {"a": tiny_recipe(), "b": tiny_recipe("optimizer.lr=0.02")}
-    plan, looking = ComparisonPlan("pair", recipes, (1, 2), "none"), Looking(tmp_path)
+    points = {name: Point(name, recipe) for name, recipe in recipes.items()}
+    plan, looking = Experiment("pair", points, (1, 2), baseline="a"), Looking(tmp_path)
     with pytest.raises(RunFailed):
         run_plan(plan, tmp_path, "widthwise compare pair", looking)
     assert REFRESH in looking.text

@@ -11,11 +11,12 @@ import pydantic
 from widthwise.bundled import recipe_name
 from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, parse, to_data
+from widthwise.experiments.compare import read_plan
 from widthwise.experiments.discovery.growing import GrowingMethod
 from widthwise.experiments.discovery.rivals import change_to, rivals
 from widthwise.experiments.discovery.section import DiscoverConfig
 from widthwise.experiments.discovery.task import Task, check_uniform
-from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.experiments.experiment import Experiment
 from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
@@ -136,7 +137,7 @@ def _begin(plan: DiscoveryPlan, folder: Path) -> None:
         raise UserError(f"{folder}: holds another search ({', '.join(changes[:3])}); choose another folder with --out")
 
 
-def plan_of_rivals(folder: Path) -> ComparisonPlan:
+def plan_of_rivals(folder: Path) -> Experiment:
     """The comparison of what was found with its rivals. Raises UserError where one cannot be made to match."""
     return read_plan(folder / "rivals.yaml")
 

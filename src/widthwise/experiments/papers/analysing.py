@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import PositiveInt
 
+from widthwise.experiments.experiment import run_path
 from widthwise.experiments.papers.comparing import OfVariants
 from widthwise.experiments.papers.experiment import Measured
 from widthwise.experiments.statistics import seed_interval
@@ -39,7 +40,7 @@ class Analysing(OfVariants):
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         models = folder / MODELS
         plan = self.train(models, observer, n_jobs)
-        paths = [models / plan.run_path(name, seed) for name, seed in plan.runs.values()]
+        paths = [models / run_path(name, seed) for name, seed in plan.order]
         write_analysis(analyse(paths, n_tokens=self.n_tokens, observer=observer), folder)
         return [models, folder]
 

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from widthwise.experiments.compare import run_plan
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.experiment import Experiment as Plan
 from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.papers.experiment import Experiment, MeasuredVariants
-from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.experiments.running import run_plan
 from widthwise.records.comparison import Comparison
 from widthwise.training.observer import Observer
 
@@ -15,13 +16,13 @@ class OfVariants(Experiment):
     """Models of a recipe with a compare section."""
 
     @property
-    def plan(self) -> ComparisonPlan:
+    def plan(self) -> Plan:
         return read_plan([self.path], self.overrides)
 
-    def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> ComparisonPlan:
+    def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> Plan:
         """Trains the runs of the plan that have not finished. n_jobs: as `run` takes it."""
         plan = self.plan
-        run_plan(plan, folder, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.runs), n_jobs))
+        run_plan(plan, folder, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.order), n_jobs))
         return plan
 
 
@@ -33,7 +34,7 @@ class Comparing(OfVariants):
 
     @property
     def workload(self) -> str:
-        return self.plan.workload
+        return self.plan.in_words
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         self.train(folder, observer, n_jobs)

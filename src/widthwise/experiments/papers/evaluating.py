@@ -10,11 +10,11 @@ from pydantic import PositiveInt
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import all_differences
 from widthwise.evaluation.models_table import models_table
+from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.papers.analysing import MODELS
 from widthwise.experiments.papers.comparing import OfVariants
 from widthwise.experiments.papers.experiment import Measured
 from widthwise.experiments.papers.questions import CONTINUATIONS, LAST_WORDS, TEXT, write_questions
-from widthwise.experiments.plan import ComparisonPlan
 from widthwise.experiments.statistics import seed_interval
 from widthwise.files import write_atomic
 from widthwise.records.estimate import Estimate
@@ -53,22 +53,24 @@ class Evaluating(OfVariants):
 
     @property
     def workload(self) -> str:
-        return f"{self.plan.workload}; each evaluated on up to {2 * self.n_items:,} questions"
+        return f"{self.plan.in_words}; each evaluated on up to {2 * self.n_items:,} questions"
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         models = folder / MODELS
         plan = self.train(models, observer, n_jobs)
         asked = self._asked(plan, folder, observer)
-        paths = {key: str(models / plan.run_path(*key)) for key in plan.runs.values()}
+        paths = {key: str(models / run_path(*key)) for key in plan.order}
         evaluations = [evaluate_run(path, asked, observer.message) for path in paths.values()]
-        beside = {path: paths[plan.baseline, seed] for (name, seed), path in paths.items() if name != plan.baseline}
+        beside = {
+            path: paths[str(plan.baseline), seed] for (name, seed), path in paths.items() if name != plan.baseline
+        }
         differences = all_differences(evaluations, beside, by_step=False)
         models_table(evaluations, differences, command_line()).write(folder)
         return [models, folder]
 
-    def _asked(self, plan: ComparisonPlan, folder: Path, observer: Observer) -> EvaluationConfig:
+    def _asked(self, plan: Experiment, folder: Path, observer: Observer) -> EvaluationConfig:
         """Writes text and questions, from the documents that no run has been trained on."""
-        data = open_data(plan.recipes[plan.baseline].data, observer.preparing)
+        data = open_data(plan.reference.data, observer.preparing)
         documents = [document.text for document in held_out_text(data)]
         text = "\n".join(documents).encode()[: self.n_text_bytes].decode(errors="ignore")
         write_atomic(folder / TEXT, text)

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from widthwise.experiments.ladder import LadderPlan, read_ladder
+from widthwise.experiments.experiment import Experiment as Plan
+from widthwise.experiments.ladder import read_ladder
 from widthwise.experiments.papers.experiment import Experiment
 from widthwise.experiments.papers.fitting import MeasuredLaws, fit
 from widthwise.experiments.papers.sweeping import run_points, workload_of
@@ -25,7 +26,7 @@ class Laddering(Experiment):
     law: LawName | None = None
 
     @property
-    def plan(self) -> LadderPlan:
+    def plan(self) -> Plan:
         return read_ladder(self.path, self.overrides)
 
     @property
@@ -35,7 +36,7 @@ class Laddering(Experiment):
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         plan = self.plan
         run_points(plan, folder / POINTS, observer, n_jobs)
-        baseline = next(iter(plan.ladder.variants))
+        baseline = plan.baseline_group
         for x in self.over:
             fit([folder / POINTS], Axes(x, "val_loss"), baseline, self.law).write(folder / x)
         return [folder / POINTS, *(folder / x for x in self.over)]

@@ -10,7 +10,7 @@ import pydantic
 
 from widthwise.bundled import recipe_path
 from widthwise.config_io import Config
-from widthwise.experiments.variants import describes_several, read_all
+from widthwise.experiments.recipes import describes_several, read_all
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import CostSummary
@@ -102,7 +102,7 @@ class Sizes(Config):
         """Row -> its model. Raises UserError."""
         first = recipe_path(self.recipes[0])
         if len(self.recipes) == 1 and describes_several(first):
-            recipes = read_all(first).recipes
+            recipes = read_all(first)[0].recipes
         else:
             recipes = {name: load_recipe(recipe_path(name)) for name in self.recipes}
         return {row: _Sized(recipe) for row, recipe in recipes.items()}

@@ -3,24 +3,24 @@
 from pathlib import Path
 from typing import Literal
 
+from widthwise.experiments.experiment import Experiment as Plan
 from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.papers.experiment import Experiment, MeasuredVariants
-from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
-from widthwise.experiments.sweep.worker import run_sweep
+from widthwise.experiments.running import run_sweep
+from widthwise.experiments.sweep import read_sweep
 from widthwise.records.sweep import Sweep
 from widthwise.runs.environment import command_line
 from widthwise.training.observer import Observer
 
 
-def workload_of(plan: SweepPlan) -> str:
+def workload_of(plan: Plan) -> str:
     work = plan.workload()
     return f"{work['n_runs']} runs, together {work['training_flops']:.3g} training FLOPs"
 
 
-def run_points(plan: SweepPlan, folder: Path, observer: Observer, n_jobs: int | None) -> None:
+def run_points(plan: Plan, folder: Path, observer: Observer, n_jobs: int | None) -> None:
     """Trains the points of a plan that have not finished."""
-    recipes = [plan.reference[1], *(point.recipe for point in plan.grid.values())]
-    jobs = Jobs.of(recipes, plan.workload()["n_runs"], n_jobs)
+    jobs = Jobs.of([plan.reference, *plan.recipes.values()], plan.workload()["n_runs"], n_jobs)
     run_sweep(plan, folder, command_line(), observer=observer, jobs=jobs)
 
 
@@ -31,7 +31,7 @@ class Sweeping(Experiment):
     kind: Literal["sweep"] = "sweep"
 
     @property
-    def plan(self) -> SweepPlan:
+    def plan(self) -> Plan:
         return read_sweep(self.path, self.overrides)
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from small_costs import small_cost
 
-from widthwise.experiments.runs import Trained, variant_of
+from widthwise.experiments.outcome import Trained, variant_of
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import paired_difference, seed_interval
 from widthwise.records.comparison import Variant

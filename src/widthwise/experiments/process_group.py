@@ -12,7 +12,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunFailed
 from widthwise.runs.data_shelf import DataShelf
-from widthwise.runs.train import train_or_resume
+from widthwise.runs.train import resume, train_or_resume
 from widthwise.training.joining import joined
 from widthwise.training.launch import OfOneProcess
 from widthwise.training.observer import Observer
@@ -23,25 +23,45 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What the other processes do next."""
+class Run:
+    """One run of an experiment."""
 
-    run: tuple[Recipe, Path] | None = None
+    path: Path
+    recipe: Recipe
+    point: str
+    """Name of the point of which it is a run."""
+    grown_at: int | None = None
+    """Step at which another run was grown into this one; None for a run that begins by itself."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, by which the runs of an experiment are told apart."""
+        return self.path.name
+
+    def train(self, observer: Observer | None = None, shelf: DataShelf | None = None) -> RunResult:
+        """Train it to its end, from wherever it stands. Raises as `runs.train.train`."""
+        if self.grown_at is not None:
+            return resume(self.path, observer)
+        return train_or_resume(self.recipe, self.path, observer, shelf)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The next work of the other processes."""
+
+    run: Run | None = None
     """The run to train; None: nothing, but they see that the first process is still there."""
 
 
 @contextmanager
-def crew(recipe: Recipe, shelf: DataShelf | None = None) -> Iterator["Crew"]:
-    """The processes that were started together.
-
-    recipe: any of the experiment; shelf: of another crew on this machine. Raises UserError as `joined`.
-    """
+def process_group(recipe: Recipe) -> Iterator["ProcessGroup"]:
+    """The processes that were started together. recipe: any of the experiment. Raises UserError as `joined`."""
     with joined(recipe.train) as processes:
-        yield Crew(processes, shelf or DataShelf())
+        yield ProcessGroup(processes, DataShelf())
 
 
-class Crew:
-    """The first process decides what is trained, for example by a queue that it shares with other workers."""
+class ProcessGroup:
+    """The first process decides what is trained; the others train it with it."""
 
     def __init__(self, processes: Processes, shelf: DataShelf):
         self._processes, self.shelf = processes, shelf
@@ -56,10 +76,10 @@ class Crew:
                     _obey(told, self.shelf)
         return cast(T, told)
 
-    def train(self, recipe: Recipe, path: Path, observer: Observer) -> RunResult:
-        """`train_or_resume`, by all processes. Only inside of `do`."""
-        self._tell(_Order((recipe, path)))
-        return train_or_resume(recipe, path, observer, self.shelf)
+    def train(self, run: Run, observer: Observer) -> RunResult:
+        """Train a run, by all processes. Only inside of `do`."""
+        self._tell(_Order(run))
+        return run.train(observer, self.shelf)
 
     def check_data(self, recipe: Recipe, observer: Observer) -> None:
         """Prepares and checks the data of all runs. Raises UserError where there are none, before a run does."""
@@ -95,7 +115,7 @@ def _obey(order: _Order, shelf: DataShelf) -> None:
     if order.run is None:
         return
     try:
-        train_or_resume(*order.run, shelf=shelf)
+        order.run.train(shelf=shelf)
     except OfOneProcess:
         raise
     except (UserError, RunFailed, Interrupted):

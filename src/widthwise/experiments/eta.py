@@ -1,7 +1,7 @@
 """The runs of an experiment: which of them are at work, and when all will have ended."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,20 +27,27 @@ Pace = Mapping[float, tuple[int, float]]
 """FLOPs of a step -> how many of those were made, and in how many seconds."""
 
 
-class Agenda:
+class Eta:
     """The place of each run among all, and the time left for all.
 
     A step takes what steps of as many FLOPs have taken before, or else as much as its FLOPs at the mean rate.
     """
 
-    def __init__(self, observer: Observer, works: Mapping[str, Work]):
-        """works: run -> what it has to do, in order, whether done or not."""
-        self.observer, self._works = observer, dict(works)
+    def __init__(self, observer: Observer, works: Mapping[str, Work], further: Sequence[Work] = ()):
+        """works: run -> its work, in order, whether done or not. further: the work of runs that are not known yet."""
+        self.observer, self._works, self._further = observer, dict(works), list(further)
         self._places = {run: place for place, run in enumerate(works, start=1)}
+        self._n_runs = len(works) + len(further)
         self._present: dict[str, _RunObserver] = {}
         self._waiting: list[str] = []
         self._elsewhere: list[list[str]] = []
         self._measured: Pace = {}
+
+    def add(self, run: str, work: Work) -> None:
+        """Make a run known, in place of a further one."""
+        self._further = self._further[1:]
+        self._works[run] = work
+        self._places.setdefault(run, len(self._places) + 1)
 
     @contextmanager
     def at_work_on(
@@ -52,11 +59,11 @@ class Agenda:
     ) -> Iterator[Observer]:
         """Gives the observer of a run that is trained in the block; several runs may be at work at the same time.
 
-        waiting: the runs that nobody has begun. elsewhere: for each worker on another agenda, the runs it has taken.
+        waiting: the runs that nobody has begun. elsewhere: for each worker on another eta, the runs it has taken.
         observer: what shows this run; default: what shows all.
         """
         self._waiting, self._elsewhere = list(waiting), [list(runs) for runs in elsewhere]
-        present = _RunObserver(self, f"run {self._places[run]} of {len(self._places)}", observer or self.observer)
+        present = _RunObserver(self, f"run {self._places[run]} of {self._n_runs}", observer or self.observer)
         present.work = self._works[run]
         self._present[run] = present
         try:
@@ -82,7 +89,8 @@ class Agenda:
 
         own = [seconds_of(present.work, present.n_steps_left) for present in self._present.values()]
         half_done = sum(map(seconds_of_all, self._elsewhere)) / 2
-        together = sum(own) + seconds_of_all(self._waiting) + half_done
+        further = sum(seconds_of(work, work.n_steps) for work in self._further)
+        together = sum(own) + seconds_of_all(self._waiting) + further + half_done
         return max(*own, together / (len(own) + len(self._elsewhere)))
 
 
@@ -91,9 +99,9 @@ class _RunObserver(Relay):
 
     work: Work
 
-    def __init__(self, agenda: Agenda, place: str, observer: Observer):
+    def __init__(self, eta: Eta, place: str, observer: Observer):
         super().__init__(observer)
-        self._agenda, self._place = agenda, place
+        self._eta, self._place = eta, place
         self._first = self._step = 0
         self._n_steps: int | None = None
         self._began = 0.0
@@ -125,5 +133,5 @@ class _RunObserver(Relay):
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "train":
             self._step = record["step"]  # of which step_done comes after
-            self.remaining(self._agenda.seconds_left())
+            self.remaining(self._eta.seconds_left())
         super().record(record)

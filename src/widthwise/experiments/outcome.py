@@ -1,31 +1,29 @@
-"""The runs of a recipe over seeds, and their summary."""
+"""The finished runs of one recipe over its seeds as one record, compared with those of a baseline."""
 
 import math
-import string
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from widthwise.config_io import UserError, checked_copy
-from widthwise.experiments.equal_loss import Courses, equal_losses, gaps, tokens_ratios, validations_of
+from widthwise.config_io import UserError
+from widthwise.experiments.equal_loss import LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
-from widthwise.experiments.validated import validated
-from widthwise.recipe.recipe import Recipe
-from widthwise.records.comparison import Variant
+from widthwise.records.comparison import Validated, Variant
 from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
+from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import VALIDATION_KEY, recorded_identity
 from widthwise.runs.other_work import is_shared
 from widthwise.shape.breakdown import ratios
 
-ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 ARRIVAL_SECONDS = 60.0
 """How long a result written by another machine may take to appear on a network file system."""
+OF_TASKS = ("acc", "acc_norm", "bits_per_byte")
+"""The metrics of a task that are compared, as far as it has them."""
 
 Results = Sequence[RunResult]
 """One result per seed, in the order of the seeds."""
@@ -38,26 +36,11 @@ class Trained:
     paths: Sequence[str]
     """Inside the folder of the experiment."""
     results: Results
-    courses: Courses = ()
+    curves: LossCurves = ()
     """The validations of these runs; empty if nothing is to be said of equal losses."""
 
 
-def seeded(recipe: Recipe, seed: int) -> Recipe:
-    """One run. The seed sets initial weights and data order: runs of one seed see the same text in one order."""
-    return checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", seed=seed))
-
-
-def run_path(name: str, seed: int) -> Path:
-    """Path of a run inside the folder of its experiment."""
-    return Path("runs") / f"{name}-seed{seed}"
-
-
-def run_paths(name: str, seeds: Sequence[int]) -> list[str]:
-    """The same for each seed, as records have it."""
-    return [str(run_path(name, seed)) for seed in seeds]
-
-
-def arrived(run: RunDir) -> RunResult:
+def load_result(run: RunDir) -> RunResult:
     """The result of a run that has finished, perhaps on another machine, whose files arrive one by one.
 
     Raises UserError if it is not whole after ARRIVAL_SECONDS.
@@ -67,7 +50,7 @@ def arrived(run: RunDir) -> RunResult:
         try:
             if (result := run.result()) is not None:
                 return result
-            missing = UserError(f"{run.path}: the study says that it has finished, but it holds no result.json")
+            missing = UserError(f"{run.path}: has finished, but its folder holds no result.json")
         except UserError as error:
             missing = error
         if time.monotonic() > deadline:
@@ -98,7 +81,7 @@ def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
     """The runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
 
     The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, the
-    ratios of the costs and, from the courses of the runs, what both need for the same loss. The baseline itself has no
+    ratios of the costs and, from the curves of the runs, what both need for the same loss. The baseline itself has no
     differences, and the verdict "baseline".
     """
     results, other = own.results, None if baseline is None else baseline.results
@@ -106,8 +89,8 @@ def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
     fields = estimates.keys() & Variant.model_fields
     differences = {} if other is None or own is baseline else _differences(results, other)
     difference = differences.pop("val_loss", None)
-    pair = (own.courses, () if baseline is None else baseline.courses, CONFIDENCE)
-    suffice = bool(own.courses) and validations_of([*pair[0], *pair[1]]).suffice
+    pair = (own.curves, () if baseline is None else baseline.curves, CONFIDENCE)
+    suffice = bool(own.curves) and validations_of([*pair[0], *pair[1]]).suffice
     return Variant(
         name=name,
         runs=own.paths,
@@ -119,7 +102,7 @@ def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
         gap=gaps(*pair) if difference else {},
         tokens_ratio=tokens_ratios(*pair) if difference and suffice else {},
         at_equal_loss=equal_losses(*pair) if difference and suffice else {},
-        validated=validated(results, None if own is baseline else other, CONFIDENCE),
+        validated=_validated(results, None if own is baseline else other),
         verdict="baseline" if own is baseline else _verdict(difference, baseline is not None),
         cost=results[0].cost,
         ratio={} if other is None else _ratios(results, other),
@@ -152,3 +135,52 @@ def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:
         if quantity.has_ratio and math.isfinite(own / other):
             ratio[quantity.name] = own / other
     return ratio
+
+
+def _validated(results: Results, baseline: Results | None) -> dict[str, Validated]:
+    """TEXT.loss and TASK.METRIC -> mean over seeds and difference to the baseline, of what every run has.
+
+    Losses are paired by seed and window, scores by seed alone. baseline: None of the baseline itself.
+    """
+    return _of_texts(results, baseline) | _of_tasks(results, baseline)
+
+
+def _of_texts(results: Results, baseline: Results | None) -> dict[str, Validated]:
+    found = {}
+    for name in _names([result.val_texts or {} for result in (*results, *(baseline or ()))]):
+        own, other = (_text_windows(each, name) for each in (results, baseline or ()))
+        if not own.size or (baseline is not None and not other.size):
+            continue  # files that another program wrote may lack the windows
+        difference = None if baseline is None else paired_difference(own, other, CONFIDENCE)
+        value = seed_interval(own.mean(axis=1).tolist(), CONFIDENCE)
+        found[f"{name}.loss"] = Validated(value=value, difference=difference)
+    return found
+
+
+def _text_windows(results: Results, name: str) -> np.ndarray:
+    """(n_seeds, n_windows): the losses on a text."""
+    return np.array([(result.val_texts or {})[name].window_losses for result in results], dtype=np.float64)
+
+
+def _of_tasks(results: Results, baseline: Results | None) -> dict[str, Validated]:
+    found = {}
+    for name in _names([result.val_tasks or {} for result in (*results, *(baseline or ()))]):
+        for metric in OF_TASKS:
+            own, other = ([_score(result, name, metric) for result in each] for each in (results, baseline or ()))
+            if not np.isfinite([*own, *other]).all():
+                continue
+            by_seed = None if baseline is None else (np.array(own) - np.array(other)).tolist()
+            difference = None if by_seed is None else seed_interval(by_seed, CONFIDENCE)
+            found[f"{name}.{metric}"] = Validated(value=seed_interval(own, CONFIDENCE), difference=difference)
+    return found
+
+
+def _score(result: RunResult, name: str, metric: str) -> float:
+    score = (result.val_tasks or {})[name].metrics.get(metric)
+    return finite(None if score is None else score.value)
+
+
+def _names(found: Sequence[Mapping[str, object]]) -> list[str]:
+    """Those that are in all."""
+    first, *others = found
+    return [name for name in first if all(name in other for other in others)]

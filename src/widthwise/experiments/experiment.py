@@ -1,0 +1,243 @@
+"""An experiment before it is run: points, each a recipe that is trained with every seed.
+
+The points of a comparison are given by name, those of a sweep by axes or by a sampler, those of a ladder by rungs.
+"""
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from widthwise.computing import Precision
+from widthwise.config_io import Config, checked_copy
+from widthwise.experiments.matching import Adjustment, Matched, check_trainable, matched_ratio
+from widthwise.experiments.trend import TrendConfig
+from widthwise.model.config import cost_summary
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.quantities import OF_MODELS
+
+if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.samplers import BaseSampler
+
+ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
+
+
+def check_name(key: str, name: str) -> None:
+    """Raises ValueError for a name that a folder should not have. key: where the name stands in the section."""
+    if not name or not set(name) <= ALLOWED_IN_NAMES:
+        raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
+
+
+def seeded(recipe: Recipe, seed: int) -> Recipe:
+    """One run. The seed sets initial weights and data order: runs of one seed see the same text in one order."""
+    return checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", seed=seed))
+
+
+def run_path(name: str, seed: int) -> Path:
+    """Path of a run inside the folder of its experiment."""
+    return Path("runs") / f"{name}-seed{seed}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One recipe of an experiment; seeds are set run by run."""
+
+    name: str
+    recipe: Recipe
+    group: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Recipe key -> value, where the point is one of axes."""
+    adjustment: Adjustment | None = None
+    """Changes that make it match its baseline."""
+
+
+class Space(Protocol):
+    """The points among which a sampler chooses."""
+
+    n_trials: int
+
+    @property
+    def reference(self) -> Recipe:
+        """The recipe that the points change."""
+        ...
+
+    def sampler(self, index: int) -> "BaseSampler":
+        """The sampler of one trial. It depends only on the trial's index and on what has finished before, so that an
+        interrupted search continues as it would have."""
+        ...
+
+    def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
+        """Group and values that the sampler chooses for a trial."""
+        ...
+
+    def point(self, group: str, values: Mapping[str, Any]) -> Point:
+        """A point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
+        ...
+
+    def identity(self) -> str:
+        """Equal for searches that may share a study: all that decides what is trained, but for their lengths."""
+        ...
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Points that are trained with the same seeds, and compared."""
+
+    title: str
+    points: Mapping[str, Point]
+    """By name, in order, as far as they are known before the experiment is run."""
+    seeds: tuple[int, ...]
+    match: Matched = "none"
+    """Quantity that compared points have in common."""
+    baseline: str | None = None
+    """The point with which all others are compared."""
+    baseline_group: str | None = None
+    """In a ladder the group with whose point of the same values the others are compared."""
+    section: Config | None = None
+    """The section of the recipe that describes the experiment; None for several recipes."""
+    trend: TrendConfig | None = None
+    axes: Mapping[str, Mapping[str, Any]] | None = None
+    """Group -> recipe key -> its values, or a range as a mapping; None for points given by name."""
+    space: Space | None = None
+    """Further points are chosen from here; None for none."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Point -> why it could not be adjusted as asked."""
+
+    @property
+    def reference(self) -> Recipe:
+        """The recipe on whose held-out text all points are judged."""
+        if self.points:
+            return next(iter(self.points.values())).recipe
+        assert self.space is not None
+        return self.space.reference
+
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        return {name: point.recipe for name, point in self.points.items()}
+
+    @property
+    def _known(self) -> dict[str, Recipe]:
+        """The recipes of the points, or the reference where none is known yet."""
+        return self.recipes or {self.title: self.reference}
+
+    @property
+    def n_points(self) -> int:
+        """Number of points to train, the baseline and those to be chosen included."""
+        return len(self.points) + (self.space.n_trials if self.space else 0)
+
+    def settled(self, choose: Callable[[], Precision]) -> "Experiment":
+        """The same experiment in one precision that is chosen, for all recipes that say `auto`."""
+        chosen = cache(choose)
+        settled = {name: replace(point, recipe=point.recipe.settled(chosen)) for name, point in self.points.items()}
+        return replace(self, points=settled)
+
+    def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
+        """Name of the point that a point is compared with, itself if others are compared with it; None: with none."""
+        if self.baseline_group is None:
+            return self.baseline
+        alike = (each for each in self.points.values() if (each.group, each.values) == (self.baseline_group, values))
+        return next(alike).name
+
+    def run_recipe(self, name: str, seed: int) -> Recipe:
+        return seeded(self.points[name].recipe, seed)
+
+    @property
+    def order(self) -> list[tuple[str, int]]:
+        """Point and seed of the runs of known points, in the order of training: seed by seed where points are given by
+        name, so that all have a first result early; else point by point, so that a point is soon known."""
+        if self.axes is None:
+            return [(name, seed) for seed in self.seeds for name in self.points]
+        return [(name, seed) for name in self.points for seed in self.seeds]
+
+    @property
+    def adjustments(self) -> dict[str, Adjustment]:
+        """Adjusted point -> its changes."""
+        return {name: point.adjustment for name, point in self.points.items() if point.adjustment is not None}
+
+    @property
+    def adjustment_lines(self) -> list[str]:
+        """The numbers and the miss of each adjusted point, in words, and the dead parameters of each that has some."""
+        found = [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
+        if self.axes is None:
+            dead = {name: recipe.final_model.n_dead_params for name, recipe in self.recipes.items()}
+            found += [
+                f"{name}: {n:,} of its parameters never learn, as its shape has it" for name, n in dead.items() if n
+            ]
+        return found
+
+    @property
+    def in_words(self) -> str:
+        """The amount of work of a comparison."""
+        recipes, n_seeds = list(self.recipes.values()), len(self.seeds)
+        compute = n_seeds * sum(recipe.pflops_days for recipe in recipes)
+        steps = _range([recipe.train.steps for recipe in recipes])
+        tokens = _range([recipe.n_tokens for recipe in recipes])
+        return (
+            f"{len(recipes) * n_seeds} runs of {steps} steps and {tokens} tokens, together {compute:.3g} PFLOP/s-days"
+        )
+
+    def workload(self) -> dict[str, Any]:
+        """The costs of every point over all its seeds, and the work in all, as plain data.
+
+        Points that are not chosen yet count as the mean of the known ones, or as the reference where none is known.
+        """
+        recipes, n_seeds, adjustments = self._known, len(self.seeds), self.adjustments
+        base = None if self.baseline is None or self.match == "none" else recipes[self.baseline]
+        rows = [
+            {
+                "name": name,
+                "params": cost_summary(recipe.final_model, recipe.seq_len)["params"]["total"],
+                "steps": recipe.train.steps,
+                "tokens": n_seeds * recipe.n_tokens,
+                "training_flops": n_seeds * recipe.training_flops,
+                "miss": None if base is None or name == self.baseline else matched_ratio(recipe, base, self.match) - 1,
+                "changes": [asdict(each) for each in adjustments[name].changes] if name in adjustments else [],
+            }
+            for name, recipe in recipes.items()
+        ]
+        mean_flops = sum(row["training_flops"] for row in rows) / len(rows)
+        return {
+            "n_points": self.n_points,
+            "n_seeds": n_seeds,
+            "n_runs": self.n_points * n_seeds,
+            "training_flops": mean_flops * self.n_points,
+            "baseline": self.baseline,
+            "match": None if base is None else self.match,
+            "points": rows,
+        }
+
+    def costs(self, refusal: str | None = None) -> dict[str, Any]:
+        """The costs of one run of every point, and the ratios to the baseline's, as plain data.
+
+        refusal: why the experiment would not be run. Raises UserError for an impossible model.
+        """
+        counted = {
+            name: _costs(name, recipe) for name, recipe in (self.recipes or {self.title: self.reference}).items()
+        }
+        base = None if self.baseline is None else counted[self.baseline]
+        rows = [
+            {
+                "name": name,
+                **own,
+                "ratio": None if base is None else {key: own[key] / base[key] for key in own},
+                "adjusted": asdict(self.adjustments[name]) if name in self.adjustments else None,
+            }
+            for name, own in counted.items()
+        ]
+        n_drawn = self.n_points - len(self.points)
+        return {"baseline": self.baseline, "refusal": refusal, "n_drawn": n_drawn, "variants": rows}
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _costs(name: str, recipe: Recipe) -> dict[str, float]:
+    check_trainable(recipe, name)
+    cost = cost_summary(recipe.final_model, recipe.seq_len)
+    counted = {key: each.of_cost(cost) for key, each in OF_MODELS.items() if each.has_ratio}
+    return {**counted, "tokens": recipe.n_tokens, "training_flops": recipe.training_flops}

@@ -1,0 +1,120 @@
+"""Recipe files that describe several runs: all of these, one of them alone, and the JSON schema of recipe files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from widthwise.config_io import UserError, nearest_hint
+from widthwise.experiments.compare import CompareConfig, check_fair, planned, read_variants
+from widthwise.experiments.discovery.section import DiscoverConfig
+from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.ladder import LadderConfig, read_ladder
+from widthwise.experiments.matching import check_trainable
+from widthwise.experiments.sweep import SweepConfig, SweepGroup, read_sweep
+from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, load_recipe
+from widthwise.yaml_io import read_recipe
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+EXTENDS = {
+    "type": "string",
+    "description": "Recipe that this one changes: a path from here, or the name of a bundled one.",
+}
+SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig, "ladder": LadderConfig, "discover": DiscoverConfig}
+"""Section of a file that describes several runs -> its config."""
+CHANGES = "Changes"
+
+
+def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
+    """Whether a recipe has a section of variants, points or rungs. Raises UserError if it cannot be read."""
+    data = read_recipe(path, overrides)
+    if "discover" in data:
+        raise UserError(
+            f"{path}: has a discover section, and its shapes are not known yet; `widthwise discover {path} --dry-run` "
+            "shows the search"
+        )
+    return not SEVERAL_RUNS.keys().isdisjoint(data)
+
+
+def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str | None]:
+    """All that a recipe of several runs describes, adjusted as `compare` would, and why `compare` would refuse it, or
+    None. Raises UserError."""
+    if "compare" not in read_recipe(path, overrides):
+        return _points(path, overrides), None
+    plan = planned([path], overrides)
+    try:
+        check_fair(plan)
+    except UserError as error:
+        return plan, str(error)
+    return plan, None
+
+
+def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
+    """One run: a recipe, or a variant or point of one that describes several, as its experiment would train it but with
+    the recipe's own seed. Raises UserError."""
+    if variant is None:
+        return load_recipe(path, overrides)
+    if not describes_several(path, overrides):
+        sections = ", ".join(SEVERAL_RUNS)
+        raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
+    if "compare" not in read_recipe(path, overrides):
+        recipes = _points(path, overrides).recipes
+        _check_name(variant, recipes)
+        return recipes[variant]
+    config, recipes = read_variants(path, overrides)
+    _check_name(variant, recipes)
+    recipe = config.sized(variant, recipes[variant], next(iter(recipes.values()))).recipe
+    check_trainable(recipe, variant)
+    return recipe
+
+
+def _points(path: Path, overrides: Sequence[str]) -> Experiment:
+    return read_sweep(path, overrides) if "sweep" in read_recipe(path, overrides) else read_ladder(path, overrides)
+
+
+def _check_name(variant: str, names: Mapping[str, Any]) -> None:
+    if variant not in names:
+        raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, names)}")
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The schema, components of installed plugins included.
+
+    No key is required, as a recipe may extend another one. Whether sizes fit together only the program knows.
+    """
+    _, found = models_json_schema([(config, "validation") for config in (Recipe, *SECTIONS.values())])
+    definitions = _loosened(found["$defs"])
+    recipe = definitions.pop(Recipe.__name__)
+    for config in (*SECTIONS.values(), SweepGroup):
+        definitions[config.__name__] = _with_changes(definitions[config.__name__])
+    sections = {name: {"$ref": f"#/$defs/{config.__name__}"} for name, config in SECTIONS.items()}
+    return {
+        "$schema": DIALECT,
+        **recipe,
+        "title": "A recipe of widthwise",
+        "properties": {"extends": EXTENDS, **recipe["properties"], **sections},
+        "$defs": {**definitions, CHANGES: {**recipe, "description": "Changes to the recipe."}},
+    }
+
+
+def _loosened(schema: Any) -> Any:
+    """Without required keys and numbers of them: a `kind` may be left out too, so that several alternatives may fit."""
+    if isinstance(schema, list):
+        return [_loosened(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    names = {"oneOf": "anyOf"}
+    left_out = ("discriminator", "required", "minProperties") if schema.keys() & {"type", "oneOf"} else ()
+    return {names.get(key, key): _loosened(value) for key, value in schema.items() if key not in left_out}
+
+
+def _with_changes(schema: Any) -> Any:
+    """Every free mapping of an experiment's section changes the recipe."""
+    if isinstance(schema, list):
+        return [_with_changes(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "object" and schema.get("additionalProperties") is True:
+        return {"$ref": f"#/$defs/{CHANGES}"}
+    return {key: _with_changes(value) for key, value in schema.items()}

@@ -1,0 +1,247 @@
+"""Running an experiment: the runs that are left are trained, by all workers that share the folder, and summarised."""
+
+import math
+from collections import Counter
+from functools import cache, partial
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from widthwise.computing import Precision
+from widthwise.config_io import UserError
+from widthwise.experiments.equal_loss import LossCurve
+from widthwise.experiments.eta import Work
+from widthwise.experiments.experiment import Experiment, run_path, seeded
+from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.outcome import check_same_data, load_result
+from widthwise.experiments.process_group import Run, process_group
+from widthwise.experiments.scheduler import Schedule, train_all
+from widthwise.experiments.study import StorageAway, Study
+from widthwise.experiments.summary import Findings, summarise
+from widthwise.files import missing_folders, remove_unused, write_first
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.comparison import Comparison
+from widthwise.records.listing import PlannedRun, PlannedRuns
+from widthwise.records.record import finite
+from widthwise.records.sweep import Sweep
+from widthwise.run_dir import RunDir, RunFailed
+from widthwise.runs.environment import command_line
+from widthwise.runs.speed import chosen_precision, step_seconds
+from widthwise.training.launch import OfOneProcess, is_launched
+from widthwise.training.observer import Observer, Silence
+
+PRECISION = "precision"
+"""File that holds what `precision: auto` is in an experiment."""
+TRIED_FLOPS = 5e10
+"""Of a step: up to this many, it is short enough to be tried before an experiment begins."""
+
+
+def run_plan(
+    plan: Experiment,
+    folder: Path | str,
+    command: str | None = None,
+    observer: Observer | None = None,
+    jobs: Jobs | None = None,
+    waits: bool = True,
+) -> Comparison:
+    """Train what is not finished, seed by seed so that every variant has a first result early; write comparison.json.
+
+    command: how it is repeated, for the report; this process's command line where not given. jobs: how many runs are
+    trained here at a time. Several processes, also on other machines, may call this for one folder: they divide the
+    runs. waits: for the runs of others; else HeldElsewhere is raised if some are left when there is nothing more to
+    begin. Returns the comparison. A run that fails stops the comparison; finished runs are kept and not repeated.
+    Raises UserError if finished runs saw different data from the present, as after an upgrade of Python. Under torchrun
+    all processes call this, and train each run together.
+    """
+    folder, says, at_a_time, command = Path(folder), observer or Silence(), jobs or Jobs(), command or command_line()
+
+    def work() -> Comparison:
+        settled = plan.settled(partial(_one_precision, folder, says))
+        _planned_runs(settled, command).write(folder)
+        if at_a_time.n > 1:
+            group.check_data(settled.reference, says)
+        train_all(_ComparisonSchedule(settled, folder, says), group, at_a_time, "comparison", waits)
+        comparison = _comparison(settled, folder, command)
+        comparison.write(folder)
+        return comparison
+
+    made = missing_folders(folder)
+    try:
+        with process_group(plan.reference) as group:
+            return group.do(work)
+    finally:
+        remove_unused(made, {PlannedRuns.file_name, PRECISION})
+
+
+def run_sweep(
+    plan: Experiment,
+    folder: Path,
+    command: str,
+    storage_url: str | None = None,
+    study_name: str | None = None,
+    observer: Observer | None = None,
+    jobs: Jobs | None = None,
+    waits: bool = True,
+) -> Sweep:
+    """Trains the points of a sweep, until all have finished or failed; writes sweep.json after each.
+
+    storage_url, study_name: of a search, a database that Optuna can use and the study in it; default: a file in the
+    folder. jobs, waits: as `run_plan`. Returns the sweep. Raises UserError for a user mistake, and Interrupted after
+    Ctrl-C or SIGTERM; the same call continues. Under torchrun all processes call this, and train each run together.
+    """
+    says, at_a_time = observer or Silence(), jobs or Jobs()
+
+    def work() -> Sweep:
+        group.check_data(plan.reference, says)
+        study = None if plan.space is None else Study(plan, folder, storage_url, study_name)
+        schedule = _SweepSchedule(plan, folder, command, says, study)
+        try:
+            train_all(schedule, group, at_a_time, "sweep", waits)
+            return schedule.write()
+        finally:
+            if study is not None:
+                study.close()
+
+    with process_group(plan.reference) as group:
+        return group.do(work)
+
+
+def _one_precision(folder: Path, observer: Observer) -> Precision:
+    """The precision of all runs of an experiment, whatever machine a worker runs on: the first one chooses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return cast(Precision, write_first(folder / PRECISION, chosen_precision(folder, observer) + "\n").strip())
+
+
+def runs_of(plan: Experiment, folder: Path) -> list[Run]:
+    """The runs of all points that are known, in the order of training."""
+    return [Run(folder / run_path(name, seed), plan.run_recipe(name, seed), name) for name, seed in plan.order]
+
+
+def _planned_runs(plan: Experiment, command: str) -> PlannedRuns:
+    """What is written down before the first run. command: how the comparison is repeated."""
+    runs = [
+        PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
+        for name, seed in plan.order
+    ]
+    return PlannedRuns(title=plan.title, command=command, baseline=str(plan.baseline), runs=runs)
+
+
+class _ComparisonSchedule(Schedule):
+    """A run that fails stops the comparison."""
+
+    def __init__(self, plan: Experiment, folder: Path, observer: Observer):
+        runs = runs_of(plan, folder)
+        super().__init__(runs, observer)
+        self._first = RunDir(runs[0].path)
+
+    def finished(self, run: Run) -> None:
+        if self._first.exists:  # another worker may be about to begin it
+            check_same_data(RunDir(run.path), self._first)
+
+
+def _comparison(plan: Experiment, folder: Path, command: str) -> Comparison:
+    runs = {name: [RunDir(folder / run_path(name, seed)) for seed in plan.seeds] for name in plan.points}
+    results = {name: [load_result(run) for run in own] for name, own in runs.items()}
+    first = runs[next(iter(runs))][0]
+    for name, seed in plan.order:
+        check_same_data(RunDir(folder / run_path(name, seed)), first)
+    curves = {name: [LossCurve.of(run.metrics()) for run in own] for name, own in runs.items()}
+    return summarise(plan, results, first.environment(), command, curves)
+
+
+class _SweepSchedule(Schedule):
+    """A point that fails is kept with the reason, and a search adds points as there is room for them."""
+
+    def __init__(self, plan: Experiment, folder: Path, command: str, observer: Observer, study: Study | None):
+        self._choose = cache(partial(_one_precision, folder, observer))
+        settled = plan.settled(self._choose)
+        self._seeds, self._folder, self._study = plan.seeds, folder, study
+        self._findings, self._failures = Findings(settled, folder, command, study), dict[str, str]()
+        n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
+        super().__init__(runs_of(settled, folder), observer, [Work.of(plan.reference)] * n_unknown)
+
+    @property
+    def n_held_elsewhere(self) -> int:
+        return super().n_held_elsewhere + (0 if self._study is None else self._study.n_open)
+
+    @property
+    def is_over(self) -> bool:
+        return super().is_over and (self._study is None or self._study.n_open == 0)
+
+    def next(self) -> Run | None:
+        run = super().next()
+        while run is None and self._study is not None and (point := self._study.take()) is not None:
+            if point.adjustment is not None:
+                self.observer.message(f"{point.name}: {point.adjustment}")
+            recipe = point.recipe.settled(self._choose)
+            paths = {seed: self._folder / run_path(point.name, seed) for seed in self._seeds}
+            self.add([Run(path, seeded(recipe, seed), point.name) for seed, path in paths.items()])
+            run = super().next()
+        return run
+
+    def may_begin(self, run: Run) -> bool:
+        """A run that has diverged would diverge again, whoever trained it."""
+        if (reason := _stopped(RunDir(run.path))) is None:
+            return True
+        self._fail(run.point, f"{run.path}: {reason}", is_final=True)
+        return False
+
+    def finished(self, run: Run) -> None:
+        if any(each.point == run.point for each in self.left.values()):
+            return
+        if self._study is not None:
+            results = [load_result(RunDir(self._folder / run_path(run.point, seed))) for seed in self._seeds]
+            self._study.finish(run.point, sum(finite(each.val_loss) for each in results) / len(results))
+        self.write()
+
+    def failed(self, run: Run, error: BaseException) -> None:
+        if not isinstance(error, (UserError, RunFailed)) or isinstance(error, (StorageAway, OfOneProcess)):
+            raise error  # the trouble is not the point's
+        if run.point not in self._failures:
+            self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))
+            self.observer.message(f"failed: {self._failures[run.point]}")
+            self.write()
+
+    def _fail(self, point: str, reason: str, is_final: bool) -> None:
+        self._failures[point] = reason.replace(f"{self._folder}/", "")
+        self.drop(point)
+        if self._study is not None:
+            self._study.fail(point, self._failures[point], is_final)
+
+    def write(self) -> Sweep:
+        """The sweep so far, in its file too."""
+        sweep = self._findings.sweep(self._failures)
+        sweep.write(self._folder)
+        return sweep
+
+
+def _stopped(run: RunDir) -> str | None:
+    """Why a run has ended itself, and nobody is at work on it; None for any other."""
+    if not run.exists or run.has_result:
+        return None
+    last, _ = run.metrics_file.last_records()
+    return last.get("message", last.get("reason")) if last.get("event") == "stopped" else None
+
+
+def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None:
+    """Seconds of training that the unfinished runs take here, from a measured step of each of their points.
+
+    None where nothing is left, where steps are too long to be tried, on a GPU and under torchrun.
+    """
+    left = [key for key in plan.order if not RunDir(folder / run_path(*key)).has_result]
+    recipes = [(plan.recipes[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
+    largest = max((recipe.training_flops / recipe.train.steps for recipe, _ in recipes), default=0)
+    if not 0 < largest <= TRIED_FLOPS or torch.cuda.is_available() or is_launched():
+        return None
+    chosen = cache(partial(chosen_precision, folder))
+    with jobs.threads():
+        each = (n_runs * _steps(recipe) * step_seconds(recipe.settled(chosen)) for recipe, n_runs in recipes)
+        return sum(each) / jobs.n
+
+
+def _steps(recipe: Recipe) -> float:
+    """Those of a run and of its validations, whose forward passes take a third."""
+    train = recipe.train
+    n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
+    return train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3

@@ -1,1 +1,0 @@
-"""What lets several workers, on one or several machines, share one experiment."""

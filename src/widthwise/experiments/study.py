@@ -1,0 +1,296 @@
+"""The points of a search, chosen by Optuna.
+
+A study holds a trial for each. Workers in one folder, on one or several machines, choose one after another, under a
+lock, and hold a lock for every trial that they train: a trial whose holder died is taken over with its values. So the
+storage needs no heartbeat, and a file in the folder is enough; Optuna's database is for those who look at it with
+Optuna's tools.
+"""
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from widthwise.config_io import UserError
+from widthwise.data.extras import require
+from widthwise.experiments.experiment import Experiment, Point
+from widthwise.experiments.sweep import point_name
+from widthwise.files import write_first
+
+if TYPE_CHECKING:
+    import optuna
+    from filelock import BaseFileLock
+    from optuna.trial import FrozenTrial
+    from sqlalchemy import URL
+
+T = TypeVar("T")
+
+STUDY_FILE = "study.log"
+OPENING_SECONDS = 5
+"""How long to retry opening a database after a first failure."""
+OUTAGE_SECONDS = 120
+"""How long a database may be unreachable while workers are running."""
+IDENTITY = "identity"
+"""User attribute of the study: what its workers must share."""
+POINT, REASON = "point", "reason"
+"""User attributes of a trial: name, group and values of its point; why it failed."""
+
+
+State = Literal["running", "finished", "failed"]
+STATES: dict[str, State] = {"COMPLETE": "finished", "FAIL": "failed"}
+"""State of a trial in Optuna -> that of its point; running in any other, as its worker may have died."""
+
+
+class StorageAway(UserError):
+    """A database that cannot be reached or used, or that has lost its study."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A point that was chosen."""
+
+    key: str
+    """The number of its trial, behind "#"."""
+    state: State
+    point: dict[str, Any] | None
+    """Name, group and values; None where it has no name."""
+    reason: str | None
+    """Why it failed, or None."""
+
+
+class Study:
+    """The study of one search, for one worker."""
+
+    def __init__(self, experiment: Experiment, folder: Path, url: str | None = None, name: str | None = None):
+        """url: of a database; default: a file in the folder. Raises UserError if the study is another search's."""
+        optuna: Any = require("optuna", "sweep")
+        optuna.logging.set_verbosity(logging.WARNING)
+        assert experiment.space is not None
+        self._space, self._folder, self.name = experiment.space, folder, name or experiment.title
+        self._url = None if url is None else _read_url(url)
+        self._held: dict[str, list[tuple[int, BaseFileLock]]] = {}
+        """Name of a point that this worker trains -> number and lock of each of its trials."""
+        self._given_up: dict[int, str] = {}
+        """Trial that this worker could not train, for a reason that may be mended -> that reason."""
+        self._kept: list[BaseFileLock] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = write_first(folder / "sweep_id", secrets.token_hex(16) + "\n").strip()
+        with self._alone():
+            self._study = self._patiently(self._opened, OPENING_SECONDS)
+            self._check_identity([self._space.identity(), mark])
+
+    @property
+    def storage(self) -> str:
+        """The address for files that others read: no password, and of a file only its name."""
+        if self._url is None:
+            return STUDY_FILE
+        if self._url.get_backend_name() != "sqlite":
+            return self._shown
+        return self._url.set(query={}, database=Path(self._url.database or "").name).render_as_string()
+
+    @property
+    def _shown(self) -> str:
+        """The address without password and options (options may contain another password)."""
+        return STUDY_FILE if self._url is None else self._url.set(query={}).render_as_string(hide_password=True)
+
+    def drawn(self) -> list[Drawn]:
+        """The points chosen so far by all workers, in order."""
+        found = []
+        for trial in self._trials()[: self._space.n_trials]:
+            point, reason = (trial.user_attrs.get(key) for key in (POINT, REASON))
+            state = STATES.get(trial.state.name, "running")
+            if trial.number in self._given_up and state == "running":
+                state, reason = "failed", self._given_up[trial.number]
+            found.append(Drawn(f"#{trial.number}", state, point, reason))
+        return found
+
+    @property
+    def n_open(self) -> int:
+        """Points that have neither finished nor failed, those that are not chosen yet included."""
+        return self._space.n_trials - sum(each.state != "running" for each in self.drawn())
+
+    def take(self) -> Point | None:
+        """A point for this worker: one whose worker has died, or else a new one; None if there is none.
+
+        A point that is impossible, or that can have no name, fails at once, and the next one is taken.
+        """
+        while True:
+            with self._alone():
+                if (taken := self._next()) is None:
+                    return None
+                number, lock = taken
+                group, values = self._patiently(partial(self._draw, number))
+                try:
+                    name = point_name(group, values)
+                    self._note(number, POINT, {"name": name, "group": group, "values": values})
+                    point = self._space.point(group, values)
+                except StorageAway:
+                    raise
+                except UserError as error:
+                    self._tell_failed(number, str(error))
+                    lock.release()
+                else:
+                    self._held.setdefault(point.name, []).append(taken)
+                    return point
+
+    def _next(self) -> "tuple[int, BaseFileLock] | None":
+        """Number and lock of a trial that nobody is at work on."""
+        from filelock import FileLock, Timeout
+
+        trials = self._trials()
+        numbers = [trial.number for trial in trials if not trial.state.is_finished()]
+        if len(trials) < self._space.n_trials:
+            numbers.append(len(trials))
+        for number in numbers:
+            path = self._folder / "trials" / f"{number}.lock"
+            path.parent.mkdir(exist_ok=True)
+            with suppress(Timeout):
+                lock = FileLock(path)
+                lock.acquire(timeout=0)
+                if number == len(trials):
+                    self._study.sampler = self._space.sampler(number)
+                    self._patiently(self._study.ask)
+                return number, lock
+        return None
+
+    def _trial(self, number: int) -> "optuna.Trial":
+        import optuna
+
+        self._study.sampler = self._space.sampler(number)
+        return optuna.Trial(self._study, self._trials()[number]._trial_id)
+
+    def _draw(self, number: int) -> tuple[str, dict[str, Any]]:
+        return self._space.draw(self._trial(number))
+
+    def finish(self, name: str, loss: float) -> None:
+        """The mean loss of a point that this worker has trained. One that is not a number becomes infinite."""
+        value = math.inf if math.isnan(loss) else loss
+        for number, lock in self._held.pop(name, []):
+            self._patiently(partial(self._study.tell, number, value, skip_if_finished=True))
+            lock.release()
+
+    def fail(self, name: str, reason: str, is_final: bool) -> None:
+        """A point that this worker could not train. is_final: it diverged; else another start tries it again."""
+        for number, lock in self._held.pop(name, []):
+            if is_final:
+                self._tell_failed(number, reason)
+                lock.release()
+            else:
+                self._given_up[number] = reason  # and its lock is kept, so that this worker does not take it again
+                self._kept.append(lock)
+
+    def _tell_failed(self, number: int, reason: str) -> None:
+        from optuna.trial import TrialState
+
+        self._note(number, REASON, reason)
+        self._patiently(lambda: self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True))
+
+    def _note(self, number: int, key: str, value: Any) -> None:
+        self._patiently(lambda: self._trial(number).set_user_attr(key, value))
+
+    def close(self) -> None:
+        """Give up all locks, so that others may take the points that have not finished."""
+        for lock in (*self._kept, *(lock for held in self._held.values() for _, lock in held)):
+            lock.release()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One worker at a time chooses."""
+        from filelock import FileLock
+
+        with FileLock(self._folder / "study.lock"):
+            yield
+
+    def _trials(self) -> "list[FrozenTrial]":
+        try:
+            return self._patiently(lambda: self._study.get_trials(deepcopy=False))
+        except KeyError:
+            raise StorageAway(f"study {self.name} in {self._shown}: is not there any more") from None
+
+    def _check_identity(self, identity: list[str]) -> None:
+        found = self._study.user_attrs.get(IDENTITY)
+        if found is None and self._trials():
+            raise UserError(
+                f"study {self.name} in {self._shown}: was not made by widthwise; choose another with --study"
+            )
+        if found is None:
+            self._patiently(lambda: self._study.set_user_attr(IDENTITY, identity))
+            return
+        advice = (
+            "is one of another sweep; name another study with --study",
+            f"its workers use another folder than {self._folder}; all need one, on a disk they share; say it with "
+            "--out, or begin another study with --study",
+        )
+        for own, other, what in zip(identity, found, advice):
+            if own != other:
+                raise UserError(f"study {self.name} in {self._shown}: {what}")
+
+    def _opened(self) -> "optuna.Study":
+        import optuna
+        from optuna.storages import JournalStorage, RDBStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        if self._url is None:
+            storage = JournalStorage(JournalFileBackend(str(self._folder / STUDY_FILE)))
+        else:
+            # Braces would be taken for the template that Optuna allows.
+            text = self._url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+            try:
+                storage = RDBStorage(text, engine_kwargs={"pool_pre_ping": True})
+            except ImportError as error:
+                raise UserError(f"--storage: {self._shown}: {error.__cause__ or error}; install its driver") from None
+            except RuntimeError as error:  # tables of another version of Optuna
+                raise UserError(f"--storage: {self._shown}: {error}") from None
+        return optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
+
+    def _patiently(self, act: Callable[[], T], seconds: float = OUTAGE_SECONDS) -> T:
+        """The result of `act`, retried while the database is unreachable. Raises StorageAway if it stays so."""
+        from optuna.exceptions import StorageInternalError
+        from sqlalchemy.exc import SQLAlchemyError
+
+        deadline: float | None = None
+        while True:
+            try:
+                return act()
+            except (StorageInternalError, SQLAlchemyError) as error:
+                # From the first failure: on a busy machine one try may take longer than that.
+                deadline = time.monotonic() + seconds if deadline is None else deadline
+                if time.monotonic() >= deadline:
+                    raise StorageAway(f"--storage: {self._shown}: {self._cause(error)}") from None
+            time.sleep(0.5)
+
+    def _cause(self, error: BaseException) -> str:
+        """The driver's message, which may repeat the address it was given."""
+        while error.__cause__ is not None:
+            error = error.__cause__
+        password = None if self._url is None else self._url.password
+        text = str(getattr(error, "orig", None) or error)
+        return text.replace(str(password), "***") if password else text
+
+
+def _read_url(text: str) -> "URL":
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):  # whose messages may repeat it
+        raise UserError(
+            "--storage: is not the address of a database; expected sqlite:///FILE or "
+            "postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
+        ) from None
+    if url.drivername in ("postgres", "postgresql"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername == "postgresql+psycopg":
+        require("psycopg", "postgres")
+    try:
+        url.get_dialect()
+    except NoSuchModuleError:
+        raise UserError(f"--storage: got {url.drivername}://...; SQLAlchemy knows no such database") from None
+    return url

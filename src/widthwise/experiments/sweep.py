@@ -1,0 +1,297 @@
+"""The `sweep:` section of a recipe: points given by axes, as a grid or for a sampler to choose from."""
+
+import copy
+import hashlib
+import itertools
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from widthwise.bundled import recipe_name
+from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
+from widthwise.data.extras import require
+from widthwise.experiments.axes import Axis, word
+from widthwise.experiments.experiment import Experiment, Point, check_name
+from widthwise.experiments.matching import (
+    MatchConfig,
+    Matched,
+    MatchSection,
+    adjusted,
+    check_matched,
+    check_same_windows,
+    check_trainable,
+    match_asked,
+    parts_of,
+    quantity_of,
+)
+from widthwise.merging import merge
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.recipe.train_section import Seeds
+from widthwise.shape.adjusting import Adjust
+from widthwise.yaml_io import apply_overrides, parse_yaml, read_recipe
+
+if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.samplers import BaseSampler
+
+SEED_KEY = "train.seed"
+ASPECT = "aspect"
+"""An axis that is no recipe key: d_model / n_layers of points whose width is solved."""
+LONGEST_NAME = 150
+"""Characters; file systems allow names of 255 bytes, and the seed is appended."""
+GROUP_PARAMETER = "group"
+"""Name, in the study, of the group that a search chose."""
+
+
+class SweepGroup(Config):
+    """Points that share further changes to the recipe."""
+
+    change: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the recipe."""
+    over: dict[str, Axis] | None = None
+    """Recipe key -> its axis; default: those of the whole sweep."""
+
+
+class SearchConfig(Config):
+    """Points chosen by a sampler, instead of a grid."""
+
+    sampler: Literal["tpe", "random"] = "tpe"
+    n_trials: pydantic.PositiveInt
+    """Points to train, not counting the baseline."""
+
+
+class SweepConfig(Config):
+    """The `sweep:` section of a recipe."""
+
+    baseline: dict[str, Any] | None = None
+    """Changes to the recipe that give the point with which others are compared; {}: the unchanged recipe."""
+    baseline_name: str = "baseline"
+    over: dict[str, Axis] = Field(default_factory=dict)
+    """Recipe key -> its axis. Where `match` adjusts d_model, `aspect` is one too: d_model / n_layers, for which a depth
+    is found."""
+    groups: dict[str, SweepGroup] = Field(default_factory=dict)
+    search: SearchConfig | None = None
+    """Chooses points by a sampler; default: a grid of all combinations."""
+    seeds: Seeds = (1, 2, 3)
+    match: MatchSection | None = None
+    """The quantity that every point must match with the baseline, within one percent, and what of the points, or of
+    which group, is adjusted to that end; default: params if there is a baseline."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "SweepConfig":
+        check_name("baseline_name", self.baseline_name)
+        for name in self.groups:
+            check_name("groups", name)
+        if not self.groups and not self.over:
+            raise ValueError("over: got no key; name what to vary, such as optimizer.lr: [0.002, 0.004], or groups")
+        for group, axes in self.axes.items():
+            if SEED_KEY in axes:
+                raise ValueError(
+                    f"{_where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
+                )
+            self._check_sizes(_where(group), axes, parts_of(self.match, group))
+        if isinstance(self.match, MatchConfig) and isinstance(self.match.adjust, Mapping):
+            for name in self.match.adjust:
+                if name not in self.groups:
+                    raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, self.groups)}")
+        if self.baseline is None and self.matched != "none":
+            raise ValueError(f"match: got {self.matched!r}; nothing can be matched without a baseline (baseline: {{}})")
+        return self
+
+    def _check_sizes(self, where: str, axes: Mapping[str, Axis], adjusted: Sequence[Adjust]) -> None:
+        """Raises ValueError for an axis of a size that is solved."""
+        if ASPECT in axes and "d_model" not in adjusted:
+            raise ValueError(f"{where}.{ASPECT}: needs match: {{adjust: d_model}}, which solves the width for it")
+        for key, is_solved in (("model.d_model", "d_model" in adjusted), ("model.n_layers", ASPECT in axes)):
+            if key in axes and is_solved:
+                raise ValueError(f"{where}.{key}: follows from the budget here; vary another key")
+
+    @property
+    def axes(self) -> dict[str, dict[str, Axis]]:
+        """Group -> its axes; the key is "" if there are no groups."""
+        if not self.groups:
+            return {"": self.over}
+        return {name: self.over if group.over is None else group.over for name, group in self.groups.items()}
+
+    @property
+    def matched(self) -> Matched:
+        if self.match is None:
+            return "none" if self.baseline is None else "params"
+        return quantity_of(self.match)
+
+
+class SweepSpace:
+    """All points that the axes of a sweep span."""
+
+    def __init__(self, title: str, config: SweepConfig, data: Mapping[str, Any]):
+        """data: the recipe without its sweep section. Raises UserError if the baseline cannot be trained."""
+        self.config, self._data = config, data
+        self.baseline: Point | None = None
+        if config.baseline is not None:
+            recipe = parse(Recipe, merge(data, config.baseline), f"{title}: sweep.baseline")
+            check_trainable(recipe, config.baseline_name)
+            self.baseline = Point(config.baseline_name, recipe)
+        self.n_trials = 0 if config.search is None else config.search.n_trials
+        if self.baseline is not None:
+            self._judged_as = self.baseline.name, self.baseline.recipe
+        elif config.search is not None:
+            self._judged_as = title, parse_recipe(dict(data), title)
+        else:
+            group, values = next(self._combinations())
+            name = point_name(group, values)
+            self._judged_as = name, self._recipe(name, group, values)
+
+    @property
+    def reference(self) -> Recipe:
+        return self._judged_as[1]
+
+    def grid(self) -> dict[str, Point]:
+        """Name -> point, the baseline first; for a search only the baseline. Raises UserError for the first impossible
+        point, and if two have the same name or become the same model."""
+        points = [] if self.baseline is None else [self.baseline]
+        if self.config.search is None:
+            points += [self.point(group, values) for group, values in self._combinations()]
+        found: dict[str, Point] = {}
+        for point in points:
+            if point.name in found:
+                raise UserError(f"sweep: two points are named {point.name}; rename a group, or the baseline")
+            found[point.name] = point
+        for one, other in itertools.combinations((point for point in points if point.adjustment is not None), 2):
+            if one.recipe == other.recipe:
+                raise UserError(
+                    f"sweep: {one.name} and {other.name} become the same model ({other.adjustment}); leave one out"
+                )
+        return found
+
+    def _combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for group, axes in self.config.axes.items():
+            for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
+                yield group, dict(zip(axes, values))
+
+    def point(self, group: str, values: Mapping[str, Any]) -> Point:
+        """A point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
+        name, adjustment = point_name(group, values), None
+        recipe = self._recipe(name, group, {key: value for key, value in values.items() if key != ASPECT})
+        if self.baseline is not None and (parts := parts_of(self.config.match, group)):
+            base, aspect = self.baseline.recipe, values.get(ASPECT)
+            recipe, adjustment = adjusted(name, recipe, base, self.config.matched, parts, aspect)
+        check_trainable(recipe, name)
+        if self.baseline is not None:
+            advice = "resize it, or say match: none under sweep, or --match none"
+            check_matched({name: recipe}, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
+        else:
+            check_same_windows(name, recipe, *self._judged_as)
+        return Point(name, recipe, group, values, adjustment)
+
+    def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
+        change = self.config.groups[group].change if group else {}
+        data = copy.deepcopy(merge(self._data, change))
+        apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items()))
+        return parse(Recipe, data, name)
+
+    def axes_as_data(self) -> dict[str, dict[str, Any]]:
+        """Group -> key -> list of values, or a range as a mapping."""
+        return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.config.axes.items()}
+
+    def sampler(self, index: int) -> "BaseSampler":
+        """Optuna's sampler. constant_liar: points in progress elsewhere count as bad, so workers avoid them."""
+        optuna: Any = require("optuna", "sweep")
+        assert self.config.search is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            if self.config.search.sampler == "random":
+                return optuna.samplers.RandomSampler(seed=index)
+            return optuna.samplers.TPESampler(seed=index, constant_liar=True)
+
+    def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
+        axes = self.config.axes
+        group = trial.suggest_categorical(GROUP_PARAMETER, list(axes)) if len(axes) > 1 else next(iter(axes))
+        # A parameter's name includes the group, because groups may give a key different values.
+        names = {key: f"{group}/{key}" if group else key for key in axes[group]}
+        return group, {key: axis.drawn(trial, names[key]) for key, axis in axes[group].items()}
+
+    def identity(self) -> str:
+        config, search = self.config, self.config.search
+        assert search is not None
+        points = {} if self.baseline is None else {self.baseline.name: to_data(self.baseline.recipe)}
+        described = [points, list(config.seeds), config.matched, self.axes_as_data(), search.sampler, dict(self._data)]
+        described.append({name: group.change for name, group in config.groups.items()})
+        if isinstance(config.match, MatchConfig):
+            described.append(to_data(config.match))
+        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _where(group: str) -> str:
+    """The place of a group's axes in the section."""
+    return f"groups.{group}.over" if group else "over"
+
+
+def point_name(group: str, values: Mapping[str, Any]) -> str:
+    """The name of a point, "x-0.25-0.3" in group x. Raises UserError if it is too long for a folder."""
+    name = "-".join(filter(None, [group, *map(word, values.values())]))
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"sweep: the point {name[:40]}... has a name of {len(name)} letters; make a group of it")
+    return name
+
+
+def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Experiment:
+    """The sweep of a recipe file, every point of a grid checked. Raises UserError.
+
+    asked: keys of the sweep section that replace those of the file, which may then have no such section; `match` and
+    `adjust` replace each its part of what the file says to match.
+    """
+    data = read_recipe(path, overrides)
+    section = data.pop("sweep", {})
+    if not section and not asked:
+        raise UserError(f"{path}: has no sweep section; say what to vary there or with --over")
+    if not isinstance(section, dict):
+        raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
+    config, title = parse(SweepConfig, _laid_over(section, asked or {}), f"{path}: sweep"), recipe_name(path)
+    space = SweepSpace(title, config, data)
+    return Experiment(
+        title=title,
+        points=space.grid(),
+        seeds=config.seeds,
+        match=config.matched,
+        baseline=space.baseline and space.baseline.name,
+        section=config,
+        axes=space.axes_as_data(),
+        space=None if config.search is None else space,
+    )
+
+
+def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    groups = section.get("groups")
+    named = groups.values() if isinstance(groups, dict) else []
+    own_axes = [isinstance(group, dict) and "over" in group for group in named]
+    if "over" in asked and own_axes and all(own_axes):
+        raise UserError("--over: every group of the recipe has axes of its own")
+    match, adjust = asked.get("match"), asked.get("adjust")
+    changed = {**section, **{key: value for key, value in asked.items() if key != "adjust"}}
+    if match or adjust:
+        changed["match"] = match_asked(section.get("match"), match, adjust)
+    if asked.get("search") and isinstance(section.get("search"), dict):
+        changed["search"] = section["search"] | asked["search"]
+    return changed
+
+
+def read_axes(texts: Iterable[str]) -> dict[str, Any]:
+    """The axes given on the command line, by key, as written in a recipe.
+
+    Each is "optimizer.lr=0.002,0.004", or "optimizer.lr={low: 1e-4, high: 1e-2}". Raises UserError.
+    """
+    axes: dict[str, Any] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not (key and equals and values):
+            raise UserError(f"--over: got {text!r}; expected key=value,value or key={{low: ..., high: ...}}")
+        if key in axes:
+            raise UserError(f"--over {key}: is given twice; say all its values in one")
+        items = parse_yaml(f"[{values}]", f"--over {key}")
+        axes[key] = items[0] if len(items) == 1 and isinstance(items[0], dict) else items
+    return axes

@@ -1,1 +1,0 @@
-"""Many variants of one recipe, trained by workers that share a queue."""
