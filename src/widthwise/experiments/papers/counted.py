@@ -1,32 +1,37 @@
-"""The models of an item at the paper's size: nothing is trained, everything is counted."""
+"""The numbers of an item at the paper's size: nothing is trained, everything is counted or fitted to printed points."""
 
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import pydantic
 
-from widthwise.bundled import recipe_path
+from widthwise.bundled import papers_folder, recipe_path
 from widthwise.config_io import Config
+from widthwise.experiments.papers.measured import Measured, in_laws
+from widthwise.experiments.scaling.fitting import fit_groups, gather
+from widthwise.experiments.scaling.points import Axes
 from widthwise.experiments.variants import describes_several, read_all
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number
+from widthwise.records.scaling import LawName
 from widthwise.runs.layout import Layout
 from widthwise.runs.rank_memory import ShardedModel
 
 N_GPUS = 8
 """Those of a node, as the dynamic-width paper has them."""
 NORM_FLOPS = 4
-"""What the virtual-width paper counts for each number that is normalised; here norms are not counted."""
+"""FLOPs that the virtual-width paper counts for each number that is normalised; here norms are not counted."""
+CHANGE = "_change"
+"""Ending of a quantity that is counted relative to the baseline: its ratio minus 1."""
 
 
 def _memory_gb(recipe: Recipe) -> float:
-    """What one of the GPUs of a node holds at the moment of a step with the most."""
+    """Most memory that one of the GPUs of a node holds in a step."""
     with warnings.catch_warnings(action="ignore"):  # a model that is only counted need not be a good one
         sharded = ShardedModel.of(recipe)
     return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, N_GPUS)).total_bytes / 1e9
@@ -47,7 +52,7 @@ def _width_connection_flops(recipe: Recipe) -> float:
 
 
 def _layer_activation_bytes(recipe: Recipe, *parts: str) -> float:
-    """What the first layer, or parts of it, keep of a token for the backward pass in bf16, over d_model."""
+    """Bytes that the first layer, or parts of it, keep of a token for the backward pass in bf16, over d_model."""
     costs = recipe.final_model.layer_costs()[0]
     return sum(costs[part].activation_bytes() for part in parts or costs) / recipe.final_model.d_model
 
@@ -67,28 +72,6 @@ OF_RECIPES: Mapping[str, Callable[[Recipe], Number]] = {
     "residual_activation_bytes": lambda recipe: _layer_activation_bytes(recipe, "residual"),
 }
 """Quantity that follows from the recipe alone -> what counts it."""
-CHANGE = "_change"
-"""Ending of a quantity that is counted relative to the baseline: its ratio minus 1."""
-
-
-@dataclass(frozen=True)
-class _Sized:
-    """A recipe whose numbers are counted; its cost is worked out once, when it is first asked for."""
-
-    recipe: Recipe
-
-    @cached_property
-    def _cost(self) -> CostSummary:
-        return cost_summary(self.recipe.final_model, self.recipe.seq_len)
-
-    def count(self, quantity: str) -> Number | None:
-        """Of the recipe, of the model, or an option of its feed-forwards that is the same in all layers."""
-        if quantity in OF_RECIPES:
-            return OF_RECIPES[quantity](self.recipe)
-        if quantity in OF_MODELS:
-            return OF_MODELS[quantity].of_cost(self._cost)
-        options = {getattr(layer.ffn, quantity, None) for layer in self.recipe.explicit_model.layers}
-        return options.pop() if len(options) == 1 else None
 
 
 class Sizes(Config):
@@ -98,19 +81,52 @@ class Sizes(Config):
     """Names of bundled recipes; the rows are the names, or those of the variants or points of a single one."""
 
     @cached_property
-    def _by_row(self) -> Mapping[str, _Sized]:
-        """Row -> its model. Raises UserError."""
+    def _by_row(self) -> Mapping[str, Recipe]:
+        """Raises UserError."""
         first = recipe_path(self.recipes[0])
         if len(self.recipes) == 1 and describes_several(first):
-            recipes = read_all(first).recipes
-        else:
-            recipes = {name: load_recipe(recipe_path(name)) for name in self.recipes}
-        return {row: _Sized(recipe) for row, recipe in recipes.items()}
+            return read_all(first).recipes
+        return {name: load_recipe(recipe_path(name)) for name in self.recipes}
+
+    @cached_property
+    def _costs(self) -> dict[str, CostSummary]:
+        """Those that have been asked for, by row."""
+        return {}
 
     def count(self, row: str, quantity: str, baseline: str | None) -> Number | None:
-        """The quantity of a row, if it can be counted without training. Raises UserError."""
+        """Return the quantity of a row, if it can be counted without training: of the recipe, of the model, or an
+        option of its feed-forwards that is the same in all layers. Raises UserError."""
         if quantity.endswith(CHANGE) and baseline is not None:
             own, other = (self.count(name, quantity.removesuffix(CHANGE), None) for name in (row, baseline))
             return None if own is None or other is None else own / other - 1
-        sized = self._by_row.get(row)
-        return None if sized is None else sized.count(quantity)
+        if (recipe := self._by_row.get(row)) is None:
+            return None
+        if quantity in OF_RECIPES:
+            return OF_RECIPES[quantity](recipe)
+        if quantity in OF_MODELS:
+            if row not in self._costs:
+                self._costs[row] = cost_summary(recipe.final_model, recipe.seq_len)
+            return OF_MODELS[quantity].of_cost(self._costs[row])
+        options = {getattr(layer.ffn, quantity, None) for layer in recipe.explicit_model.layers}
+        return options.pop() if len(options) == 1 else None
+
+
+class PrintedPoints(Config):
+    """Points that a paper prints, as a table of `configs/papers/points`, and the laws through them."""
+
+    file: str
+    over: tuple[str, ...] = pydantic.Field(min_length=1)
+    """Columns of the x axes, one law over each."""
+    y: str
+    group: str | None = None
+    """Column that names the group of a point; default: all are one group, named after the file."""
+    baseline: str | None = None
+    law: LawName | None = None
+    """Default: the one that errs least at a point left out."""
+
+    @cached_property
+    def laws(self) -> Measured:
+        """Their numbers, group by group. Raises UserError."""
+        path = papers_folder() / "points" / f"{self.file}.csv"
+        axes = {x: Axes(x, self.y, self.group) for x in self.over}
+        return in_laws({x: fit_groups(gather([path], axes[x], self.baseline), "", "", self.law) for x in self.over})
