@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.measured import InModel, InTable, in_answers, in_models
+from widthwise.experiments.papers.measured import InModel, InTable, from_analysis, from_table
 from widthwise.experiments.papers.work import Analysing
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import AnalysedModel, Analysis
@@ -65,7 +65,7 @@ def test_units_are_spread_where_some_are_used_more_than_others():
 
 
 def test_a_difference_of_models_is_paired_by_seed():
-    found = in_models(Analysis.read(FOLDER), quantities("figure_6"))
+    found = from_analysis(Analysis.read(FOLDER), quantities("figure_6"))
     by_name = {model["name"]: model for model in json.loads((FOLDER / "analysis.json").read_text())["models"]}
 
     def density(model: dict) -> float:
@@ -93,7 +93,7 @@ def test_answers_are_means_over_the_seeds_of_a_variant():
         "perplexity": InTable(column="last_words", metric="perplexity"),
         "lost": InTable(column="last_words", metric="acc"),
     }
-    found = in_answers(EvaluationTable(**about, columns=columns, rows=rows), read)
+    found = from_table(EvaluationTable(**about, columns=columns, rows=rows), read)
     assert found.value("x-0.75", "accuracy") == seed_interval([50, 75])
     assert found.value("x-0.75", "perplexity") == seed_interval([8, 9])
     assert found.value("uniform", "perplexity") is None

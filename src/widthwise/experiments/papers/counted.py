@@ -2,20 +2,19 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import pydantic
 
 from widthwise.bundled import papers_folder, recipe_path
 from widthwise.config_io import Config
-from widthwise.experiments.papers.measured import Measured, in_laws
+from widthwise.experiments.papers.measured import Measured, from_laws
 from widthwise.experiments.scaling.fitting import fit_groups, gather
 from widthwise.experiments.scaling.points import Axes
 from widthwise.experiments.variants import describes_several, read_all
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number
 from widthwise.records.scaling import LawName
@@ -26,8 +25,6 @@ N_GPUS = 8
 """Those of a node, as the dynamic-width paper has them."""
 NORM_FLOPS = 4
 """FLOPs that the virtual-width paper counts for each number that is normalised; here norms are not counted."""
-CHANGE = "_change"
-"""Ending of a quantity that is counted relative to the baseline: its ratio minus 1."""
 
 
 def _memory_gb(recipe: Recipe) -> float:
@@ -59,10 +56,8 @@ def _layer_activation_bytes(recipe: Recipe, *parts: str) -> float:
 
 OF_RECIPES: Mapping[str, Callable[[Recipe], Number]] = {
     "n_layers": lambda recipe: len(recipe.explicit_model.layers),
-    "steps": lambda recipe: recipe.train.steps,
     "tokens": lambda recipe: recipe.n_tokens,
     "seq_len": lambda recipe: recipe.seq_len,
-    "training_flops": lambda recipe: recipe.training_flops,
     "pflops_days": lambda recipe: recipe.pflops_days,
     "batch_size": lambda recipe: recipe.train.batch_size,
     "memory_gb": _memory_gb,
@@ -74,41 +69,23 @@ OF_RECIPES: Mapping[str, Callable[[Recipe], Number]] = {
 """Quantity that follows from the recipe alone -> what counts it."""
 
 
-class Sizes(Config):
-    """Recipes of single models, or one that describes several."""
+def read_sizes(names: Sequence[str]) -> Mapping[str, Recipe]:
+    """Return the bundled recipes by name, or the variants or points of a single one by theirs. Raises UserError."""
+    first = recipe_path(names[0])
+    if len(names) == 1 and describes_several(first):
+        return read_all(first).recipes
+    return {name: load_recipe(recipe_path(name)) for name in names}
 
-    recipes: tuple[str, ...] = pydantic.Field(min_length=1)
-    """Names of bundled recipes; the rows are the names, or those of the variants or points of a single one."""
 
-    @cached_property
-    def _by_row(self) -> Mapping[str, Recipe]:
-        """Raises UserError."""
-        first = recipe_path(self.recipes[0])
-        if len(self.recipes) == 1 and describes_several(first):
-            return read_all(first).recipes
-        return {name: load_recipe(recipe_path(name)) for name in self.recipes}
-
-    @cached_property
-    def _costs(self) -> dict[str, CostSummary]:
-        """Those that have been asked for, by row."""
-        return {}
-
-    def count(self, row: str, quantity: str, baseline: str | None) -> Number | None:
-        """Return the quantity of a row, if it can be counted without training: of the recipe, of the model, or an
-        option of its feed-forwards that is the same in all layers. Raises UserError."""
-        if quantity.endswith(CHANGE) and baseline is not None:
-            own, other = (self.count(name, quantity.removesuffix(CHANGE), None) for name in (row, baseline))
-            return None if own is None or other is None else own / other - 1
-        if (recipe := self._by_row.get(row)) is None:
-            return None
-        if quantity in OF_RECIPES:
-            return OF_RECIPES[quantity](recipe)
-        if quantity in OF_MODELS:
-            if row not in self._costs:
-                self._costs[row] = cost_summary(recipe.final_model, recipe.seq_len)
-            return OF_MODELS[quantity].of_cost(self._costs[row])
-        options = {getattr(layer.ffn, quantity, None) for layer in recipe.explicit_model.layers}
-        return options.pop() if len(options) == 1 else None
+def count(recipe: Recipe, quantity: str) -> Number | None:
+    """Return what can be counted without training: a number of the recipe, of the model, or an option of its
+    feed-forwards that is the same in all layers."""
+    if quantity in OF_RECIPES:
+        return OF_RECIPES[quantity](recipe)
+    if quantity in OF_MODELS:
+        return OF_MODELS[quantity].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
+    options = {getattr(layer.ffn, quantity, None) for layer in recipe.explicit_model.layers}
+    return options.pop() if len(options) == 1 else None
 
 
 class PrintedPoints(Config):
@@ -129,4 +106,4 @@ class PrintedPoints(Config):
         """Their numbers, group by group. Raises UserError."""
         path = papers_folder() / "points" / f"{self.file}.csv"
         axes = {x: Axes(x, self.y, self.group) for x in self.over}
-        return in_laws({x: fit_groups(gather([path], axes[x], self.baseline), "", "", self.law) for x in self.over})
+        return from_laws({x: fit_groups(gather([path], axes[x], self.baseline), "", "", self.law) for x in self.over})

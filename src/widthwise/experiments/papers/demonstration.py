@@ -33,8 +33,8 @@ WITHOUT_EPS = ("model.norm.eps=1e-30",)
 
 
 def drawn_weights(config: ModelConfig, seed: int) -> dict[str, Tensor]:
-    """Return those of an untrained model, each moved by as much as the embedding is large, so that no gain is 1 and no
-    bias 0 as they are before training."""
+    """Return the weights of an untrained model, each moved by as much as the embedding is large, so that no gain is 1
+    and no bias 0 as they are before training."""
     model = blueprint(config).to(torch.float64).to_empty(device="cpu")
     model.tie()
     model.init_weights(seed)

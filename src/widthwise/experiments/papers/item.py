@@ -9,9 +9,11 @@ from pydantic import Field
 
 from widthwise.bundled import papers_folder
 from widthwise.config_io import Config, UserError, nearest_hint, parse
-from widthwise.experiments.papers.counted import PrintedPoints, Sizes
+from widthwise.experiments.papers.counted import PrintedPoints, count, read_sizes
 from widthwise.experiments.papers.printed import Printed, printed
 from widthwise.experiments.papers.work import AnyWork, Work
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.record import Number
 from widthwise.yaml_io import read_mapping
 
 PaperName = Literal["variable-width", "hourglass", "expansions", "dynamic-width", "virtual-width"]
@@ -23,6 +25,8 @@ PAPERS: Mapping[PaperName, str] = {
     "virtual-width": "Virtual Width Networks, arXiv:2511.11238",
 }
 """In the order in which items are listed."""
+CHANGE = "_change"
+"""Ending of a quantity that is counted relative to the baseline: its ratio minus 1."""
 
 
 def _as_printed(text: str) -> str:
@@ -46,8 +50,9 @@ class Item(Config):
     """Row -> the row from which its losses are subtracted; default: the first row of `printed`."""
     also: tuple[str, ...] = ("difference",)
     """Quantities that are shown of every row where they were measured, printed or not."""
-    sizes: Sizes | None = None
-    """The models at the paper's size."""
+    sizes: tuple[str, ...] = ()
+    """Names of the bundled recipes at the paper's size, of single models, or of one that describes several; then the
+    rows are its variants or points."""
     points: PrintedPoints | None = None
     """Points that the paper prints, and the law through them."""
     small: AnyWork | None = None
@@ -76,6 +81,22 @@ class Item(Config):
     def experiments(self) -> Mapping[str, Work]:
         """Scale -> what it trains."""
         return {} if self.small is None else {"small": self.small, "tiny": self.small.tiny}
+
+    @cached_property
+    def _recipes(self) -> Mapping[str, Recipe]:
+        return read_sizes(self.sizes) if self.sizes else {}
+
+    def count(self, row: str, quantity: str) -> Number | None:
+        """Return the quantity of a row at the paper's size, or of the law through the printed points. Raises
+        UserError for a recipe or a file that is broken."""
+        base = self.baseline_of(row)
+        if quantity.endswith(CHANGE) and base is not None:
+            own, other = (self.count(name, quantity.removesuffix(CHANGE)) for name in (row, base))
+            return None if own is None or other is None else own / other - 1
+        if row in self._recipes and (counted := count(self._recipes[row], quantity)) is not None:
+            return counted
+        fitted = None if self.points is None else self.points.laws.value(row, quantity)
+        return None if fitted is None else fitted.mean
 
     @cached_property
     def statements(self) -> Mapping[str, Mapping[str, Printed]]:

@@ -3,19 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from widthwise.experiments.papers.counted import CHANGE
-from widthwise.experiments.papers.item import PAPERS, Item
-from widthwise.experiments.papers.measured import Measured
+from widthwise.experiments.papers.item import CHANGE, PAPERS, Item
+from widthwise.experiments.papers.measured import DIFFERENCE, DIFFERENCES, Measured
 from widthwise.experiments.papers.printed import Printed
 from widthwise.experiments.papers.work import Work
 from widthwise.records.estimate import Estimate
 from widthwise.records.paper import PaperExperiment, PaperItem, PaperLine
 from widthwise.records.quantities import QUANTITY, TITLES
-from widthwise.records.record import Number
 
-DIFFERENCE = "difference"
-DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}
-"""Difference -> the loss whose printed values it is compared with: each with its like."""
 SCALES = ("small", "tiny")
 """Those that are looked for among results, in this order."""
 
@@ -80,7 +75,7 @@ def _with_others(own: Mapping[str, Printed], also: Sequence[str]) -> Iterator[tu
 def _line(item: Item, row: str, quantity: str, printed: Printed, measured: Measured | None) -> PaperLine | None:
     """Return None where there is nothing to say."""
     is_printed = bool(printed.text)
-    counted = _count(item, row, quantity) if is_printed else None
+    counted = item.count(row, quantity) if is_printed else None
     value = printed.number if is_printed else _printed_difference(item, row, quantity)
     found = None if measured is None else _measured(item, row, quantity, printed, measured)
     if not is_printed and value is None and (found is None or quantity not in item.also):
@@ -100,13 +95,6 @@ def _line(item: Item, row: str, quantity: str, printed: Printed, measured: Measu
     )
 
 
-def _count(item: Item, row: str, quantity: str) -> Number | None:
-    if item.sizes is not None and (counted := item.sizes.count(row, quantity, item.baseline_of(row))) is not None:
-        return counted
-    fitted = None if item.points is None else item.points.laws.value(row, quantity)
-    return None if fitted is None else fitted.mean
-
-
 def _printed_difference(item: Item, row: str, quantity: str) -> float | None:
     """Return the printed loss of a row minus that of its baseline; None for what is no difference or not printed of
     both."""
@@ -123,21 +111,10 @@ def _measured(item: Item, row: str, quantity: str, printed: Printed, measured: M
     if not (printed.is_difference or quantity.startswith(DIFFERENCE)):
         found = measured.value(row, quantity)
     elif (base := item.baseline_of(row)) is not None:
-        found = _difference(row, base, quantity, measured)
+        found = measured.difference(row, base, quantity)
     else:
         return None  # it would be a difference to another model than those beside it
     return None if found is None or (found.low is None and not found.per_seed) else found
-
-
-def _difference(row: str, base: str, quantity: str, measured: Measured) -> Estimate | None:
-    """Return the difference of a loss as the record holds it, where that is to the same baseline, so that there is one
-    interval for one difference; otherwise that of the numbers of both, paired by seed."""
-    recorded = next((key for key, loss in DIFFERENCES.items() if loss == quantity), quantity)
-    if recorded.startswith(DIFFERENCE) and measured.value(base, recorded) is None:
-        found = measured.value(row, recorded)
-        if found is not None:
-            return found
-    return measured.difference(row, base, quantity) or measured.difference(row, base, DIFFERENCES.get(quantity, ""))
 
 
 def _title(quantity: str) -> str:

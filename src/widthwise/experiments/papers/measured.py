@@ -18,6 +18,9 @@ from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.records.scaling import ScalingLaws
 
+DIFFERENCE = "difference"
+DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}
+"""Difference -> the loss that it is of: each with its like."""
 NEEDS = "needs_"
 """Beginning of the quantity "x that a group needs for the loss of the baseline's largest model, over what that has"."""
 OTHER_UNITS = {"pflops_days": "training_flops"}
@@ -39,7 +42,16 @@ class Measured:
         return replace(self, value=lambda name, quantity: self.value(names.get(name, name), quantity))
 
     def difference(self, name: str, baseline: str, quantity: str) -> Estimate | None:
-        """Return a quantity minus the baseline's, paired by seed, if both were measured with the same seeds."""
+        """Return a quantity minus the baseline's; of a loss or its difference, that difference.
+
+        As the record holds it where that is to the same baseline, so that there is one interval for one difference;
+        otherwise paired by seed. None where they were not measured, or with other seeds.
+        """
+        recorded = next((key for key, loss in DIFFERENCES.items() if loss == quantity), quantity)
+        if recorded.startswith(DIFFERENCE) and self.value(baseline, recorded) is None:
+            if (found := self.value(name, recorded)) is not None:
+                return found
+            quantity = DIFFERENCES.get(recorded, quantity)
         own, other = self.value(name, quantity), self.value(baseline, quantity)
         if own is None or other is None or not own.per_seed or len(own.per_seed) != len(other.per_seed):
             return None
@@ -58,8 +70,8 @@ def _of_seeds(
     return Measured(value, n_seeds, params)
 
 
-def in_variants(compared: Compared) -> Measured:
-    """Those of a comparison or a sweep; its quantities are those of QUANTITY."""
+def from_variants(compared: Compared) -> Measured:
+    """Return the numbers of a comparison or a sweep, by variant; quantities are those of QUANTITY."""
     by_name = {variant.name: variant for variant in compared.variants}
 
     def value(name: str, quantity: str) -> Estimate | None:
@@ -69,15 +81,15 @@ def in_variants(compared: Compared) -> Measured:
     return Measured(value, len(compared.seeds), [variant.cost.params["total"] for variant in compared.variants])
 
 
-def in_demonstration(found: Demonstration) -> Measured:
-    """Those of expansions, which are its names."""
+def from_demonstration(found: Demonstration) -> Measured:
+    """Return the numbers of a demonstration, by expansion."""
     expansions = found.expansions
     by_name = {name: each.quantities for name, each in expansions.items()}
     return _of_seeds(by_name, len(found.seeds), [each.params for each in expansions.values()])
 
 
-def in_laws(by_x: Mapping[str, ScalingLaws]) -> Measured:
-    """Those of groups: NEEDS and a quantity of an x axis, and what a law has: its parameters and r_squared.
+def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measured:
+    """Return the numbers of laws, by group: NEEDS and a quantity of an x axis, the parameters of a law and r_squared.
 
     by_x: quantity of the x axis -> the laws over it.
     """
@@ -129,8 +141,9 @@ class InModel(Config):
         return float(of_units.std() / of_units.mean()) if of_units.any() else math.nan
 
 
-def in_models(analysis: Analysis, quantities: Mapping[str, InModel]) -> Measured:
-    """Those of models, which are called after their runs, `x-seed1`, paired by the seeds that all names have."""
+def from_analysis(analysis: Analysis, quantities: Mapping[str, InModel]) -> Measured:
+    """Return the numbers of models, by variant: they are called after their runs, `x-seed1`. Seeds that a variant lacks
+    count for none, so that differences are paired."""
     by_name: dict[str, dict[str, AnalysedModel]] = {}
     for model in analysis.models:
         name, _, seed = model.name.rpartition("/")[2].rpartition("-seed")
@@ -154,8 +167,8 @@ class InTable(Config):
     """Factor; 100 for a share that is printed in percent."""
 
 
-def in_answers(table: EvaluationTable, quantities: Mapping[str, InTable]) -> Measured:
-    """Those of rows, which are called after runs, `x-seed1`."""
+def from_table(table: EvaluationTable, quantities: Mapping[str, InTable]) -> Measured:
+    """Return the numbers of a table, by variant: its rows are called after runs, `x-seed1`."""
     columns = {(column.name, column.metric): i for i, column in enumerate(table.columns)}
     by_name: dict[str, list[list[float]]] = {}
     for row in table.rows:

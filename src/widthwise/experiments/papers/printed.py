@@ -27,8 +27,8 @@ class Printed:
     """Half a unit of the last printed digit: what rounding may have taken away or added."""
     is_difference: bool = False
     """Whether it is about the difference to the baseline."""
-    judge: Callable[[Estimate], Answer] = lambda measured: "cannot tell"
-    """Answers whether what was measured at another size is as a word says."""
+    judge: Callable[[Estimate], Answer] | None = None
+    """Of a word: answers whether what was measured at another size is as it says."""
 
     def agrees_with(self, counted: float) -> bool | None:
         """Return whether a number counted at the paper's size, rounded to the printed digits, is the printed one; a tie
@@ -41,7 +41,7 @@ class Printed:
     def reproduced_by(self, measured: Estimate) -> Answer | None:
         """Return whether what was measured at another size is as a word says; None for numbers, which depend on the
         size."""
-        return self.judge(measured) if self.text in WORDS else None
+        return None if self.judge is None else self.judge(measured)
 
 
 def _is_above_zero(sign: int, measured: Estimate) -> Answer:

@@ -20,11 +20,11 @@ from widthwise.experiments.papers.measured import (
     InModel,
     InTable,
     Measured,
-    in_answers,
-    in_demonstration,
-    in_laws,
-    in_models,
-    in_variants,
+    from_analysis,
+    from_demonstration,
+    from_laws,
+    from_table,
+    from_variants,
 )
 from widthwise.experiments.papers.questions import TEXT, write_questions
 from widthwise.experiments.plan import ComparisonPlan, read_plan
@@ -153,7 +153,7 @@ class Comparing(_OfVariants):
         return [folder]
 
     def numbers(self, record: Comparison) -> Measured:
-        return in_variants(record)
+        return from_variants(record)
 
 
 class Analysing(_OfVariants):
@@ -179,7 +179,7 @@ class Analysing(_OfVariants):
         return [models, folder]
 
     def numbers(self, record: Analysis) -> Measured:
-        return in_models(record, self.read)
+        return from_analysis(record, self.read)
 
 
 class Evaluating(_OfVariants):
@@ -222,7 +222,7 @@ class Evaluating(_OfVariants):
         return EvaluationConfig(texts=(str(folder / TEXT),), task_files=tuple(map(str, files)))
 
     def numbers(self, record: EvaluationTable) -> Measured:
-        return in_answers(record, self.read)
+        return from_table(record, self.read)
 
 
 class _OfPoints(Work):
@@ -261,7 +261,7 @@ class Sweeping(_OfPoints):
         return [folder]
 
     def numbers(self, record: Sweep) -> Measured:
-        return in_variants(record)
+        return from_variants(record)
 
 
 class Laddering(_OfPoints):
@@ -292,7 +292,7 @@ class Laddering(_OfPoints):
         return {x: ScalingLaws.read(folder / x) for x in there} or None
 
     def numbers(self, record: Mapping[str, ScalingLaws]) -> Measured:
-        return in_laws(record)
+        return from_laws(record)
 
 
 class Demonstrating(Work):
@@ -317,7 +317,7 @@ class Demonstrating(Work):
         return []
 
     def numbers(self, record: Demonstration) -> Measured:
-        return in_demonstration(record)
+        return from_demonstration(record)
 
 
 AnyWork = Annotated[Comparing | Analysing | Evaluating | Sweeping | Laddering | Demonstrating, Discriminator("kind")]
