@@ -14,8 +14,7 @@ from widthwise.cli.track import TrackerName, TrackOption, training_progress
 from widthwise.config_io import UserError
 
 if TYPE_CHECKING:
-    from widthwise.experiments.papers.experiment import Experiment
-    from widthwise.experiments.papers.item import Item
+    from widthwise.experiments.papers.work import Work
 
 LIST = "list"
 
@@ -63,15 +62,18 @@ def paper(
 
     if dry_run and scale not in SCALES:
         raise UserError(f"--dry-run: shows the work of an experiment; give --scale {' or '.join(SCALES)}")
-    found = read_item(item)
-    experiment = _experiment(item, found, scale) if scale in SCALES else None
-    if dry_run and experiment is not None:
-        say(f"{item}, {scale}: {experiment.recipe}, {experiment.workload}")
-        return
-    written = [] if experiment is None else _trained(experiment, results / experiment.name, jobs, track)
+    found, written = read_item(item), []
+    if scale in SCALES and scale not in found.experiments:
+        raise UserError(f"--scale: got {scale}; {item} has {', '.join([Scale.PAPER, *found.experiments])}")
+    work = found.experiments.get(scale or "")
+    if work is not None:
+        if dry_run:
+            say(f"{item}, {scale}: {work.recipe}, {work.workload}")
+            return
+        written += _trained(work, results / work.name, jobs, track)
     scales = () if scale is Scale.PAPER else SCALES if scale is None else (scale.value,)
     record = item_record(item, found, results, scales)
-    if experiment is not None:
+    if work is not None:
         record.write(results / item)
         page = page or results / item / "report.html"
     if page is not None:
@@ -84,20 +86,13 @@ def paper(
     say(*item_notes(record), *(f"wrote {file}" for file in written))
 
 
-def _experiment(name: str, item: "Item", scale: Scale) -> "Experiment":
-    if (experiment := item.experiments.get(scale)) is None:
-        allowed = ", ".join([Scale.PAPER, *item.experiments])
-        raise UserError(f"--scale: got {scale}; {name} has {allowed}")
-    return experiment
-
-
-def _trained(experiment: "Experiment", folder: Path, jobs: str, track: Sequence[TrackerName] | None) -> list[Path]:
-    """Trains what is not finished, and writes its reports. Returns their files."""
+def _trained(work: "Work", folder: Path, jobs: str, track: Sequence[TrackerName] | None) -> list[Path]:
+    """Train what is not finished, and write its reports. Returns their files."""
     from widthwise.reports.writing import write_report
 
     with training_progress(track) as observer:
-        observer.message(experiment.workload)
-        folders = experiment.run(folder, observer, jobs_asked(jobs))
+        observer.message(work.workload)
+        folders = work.run(folder, observer, jobs_asked(jobs))
     return [file for each in folders for file in write_report([each])]
 
 

@@ -75,10 +75,6 @@ class PaperItem(StoredRecord):
         return sum(line.printed is not None for line in self.lines)
 
     @property
-    def n_counted(self) -> int:
-        return sum(line.counted is not None for line in self.lines)
-
-    @property
     def n_judged(self) -> int:
         """Lines that can be compared with what is printed: counted numbers, and what was measured of words."""
         return sum(line.agrees is not None or line.reproduces is not None for line in self.lines)

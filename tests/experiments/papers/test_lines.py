@@ -16,7 +16,7 @@ ITEM = {
     "where": "Table 0",
     "title": "two models",
     "finds": "nothing",
-    "sizes": {"recipes": ["conventional_113m", "hourglass_113m"]},
+    "sizes": ["conventional_113m", "hourglass_113m"],
     "small": {"kind": "compare", "recipe": "hourglass_table_1_small", "rows": {"hourglass_113m": "k5"}},
     "printed": {
         "conventional_113m": {"layer_params": "113M", "seq_len": "2048", "val_loss": "3.464"},

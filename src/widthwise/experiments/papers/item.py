@@ -5,20 +5,15 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 import pydantic
-from pydantic import Discriminator, Field
+from pydantic import Field
 
 from widthwise.bundled import papers_folder
 from widthwise.config_io import Config, UserError, nearest_hint, parse
-from widthwise.experiments.papers.analysing import Analysing
-from widthwise.experiments.papers.comparing import Comparing
-from widthwise.experiments.papers.demonstrating import Demonstrating
-from widthwise.experiments.papers.evaluating import Evaluating
-from widthwise.experiments.papers.experiment import Experiment
-from widthwise.experiments.papers.fitting import Fitting
-from widthwise.experiments.papers.laddering import Laddering
-from widthwise.experiments.papers.printed import Statement, statement
-from widthwise.experiments.papers.sizes import Sizes
-from widthwise.experiments.papers.sweeping import Sweeping
+from widthwise.experiments.papers.counted import PrintedPoints, count, read_sizes
+from widthwise.experiments.papers.printed import Printed, printed
+from widthwise.experiments.papers.work import AnyWork, Work
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.record import Number
 from widthwise.yaml_io import read_mapping
 
 PaperName = Literal["variable-width", "hourglass", "expansions", "dynamic-width", "virtual-width"]
@@ -30,17 +25,13 @@ PAPERS: Mapping[PaperName, str] = {
     "virtual-width": "Virtual Width Networks, arXiv:2511.11238",
 }
 """In the order in which items are listed."""
-AnyExperiment = Annotated[
-    Comparing | Sweeping | Laddering | Analysing | Evaluating | Demonstrating, Discriminator("kind")
-]
+CHANGE = "_change"
+"""Ending of a quantity that is counted relative to the baseline: its ratio minus 1."""
 
 
 def _as_printed(text: str) -> str:
-    statement(text)
+    printed(text)
     return text
-
-
-PrintedText = Annotated[str, pydantic.AfterValidator(_as_printed)]
 
 
 class Item(Config):
@@ -52,18 +43,19 @@ class Item(Config):
     title: str
     finds: str
     """What the paper concludes from it, in a sentence."""
-    printed: dict[str, dict[str, PrintedText]]
+    printed: dict[str, dict[str, Annotated[str, pydantic.AfterValidator(_as_printed)]]]
     """Row -> quantity -> the number as it is printed, or a word of `printed.WORDS`. A row is a recipe of `sizes`, a
     group of a law, or a name in the experiment."""
     baselines: dict[str, str] = Field(default_factory=dict)
     """Row -> the row from which its losses are subtracted; default: the first row of `printed`."""
     also: tuple[str, ...] = ("difference",)
     """Quantities that are shown of every row where they were measured, printed or not."""
-    sizes: Sizes | None = None
-    """The models at the paper's size."""
-    points: Fitting | None = None
+    sizes: tuple[str, ...] = ()
+    """Names of the bundled recipes at the paper's size, of single models, or of one that describes several; then the
+    rows are its variants or points."""
+    points: PrintedPoints | None = None
     """Points that the paper prints, and the law through them."""
-    small: AnyExperiment | None = None
+    small: AnyWork | None = None
     """An experiment for two CPU cores; it has a tiny form, too."""
     remarks: tuple[str, ...] = ()
     """What differs and why, a sentence each."""
@@ -86,14 +78,30 @@ class Item(Config):
         return None if is_baseline or base == row else base
 
     @property
-    def experiments(self) -> Mapping[str, Experiment]:
+    def experiments(self) -> Mapping[str, Work]:
         """Scale -> what it trains."""
         return {} if self.small is None else {"small": self.small, "tiny": self.small.tiny}
 
     @cached_property
-    def statements(self) -> Mapping[str, Mapping[str, Statement]]:
+    def _recipes(self) -> Mapping[str, Recipe]:
+        return read_sizes(self.sizes) if self.sizes else {}
+
+    def count(self, row: str, quantity: str) -> Number | None:
+        """Return the quantity of a row at the paper's size, or of the law through the printed points. Raises
+        UserError for a recipe or a file that is broken."""
+        base = self.baseline_of(row)
+        if quantity.endswith(CHANGE) and base is not None:
+            own, other = (self.count(name, quantity.removesuffix(CHANGE)) for name in (row, base))
+            return None if own is None or other is None else own / other - 1
+        if row in self._recipes and (counted := count(self._recipes[row], quantity)) is not None:
+            return counted
+        fitted = None if self.points is None else self.points.laws.value(row, quantity)
+        return None if fitted is None else fitted.mean
+
+    @cached_property
+    def statements(self) -> Mapping[str, Mapping[str, Printed]]:
         """`printed`, understood."""
-        return {row: {name: statement(text) for name, text in own.items()} for row, own in self.printed.items()}
+        return {row: {name: printed(text) for name, text in own.items()} for row, own in self.printed.items()}
 
 
 def read_items() -> dict[str, Item]:

@@ -1,36 +1,38 @@
 """Expansions of a random model: exact here, as printed only without eps, and never when copied."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from widthwise.config_io import parse
-from widthwise.experiments.papers.demonstrating import Demonstrating
-from widthwise.experiments.papers.expanding import Expanding, as_printed, drawn_weights
+from widthwise.experiments.papers.demonstration import Expansion, as_printed, drawn_weights, planned_expansions
 from widthwise.experiments.papers.item import read_item
+from widthwise.experiments.papers.work import Demonstrating
+from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.model.config import ModelConfig
+from widthwise.recipe.recipe import load_recipe
 from widthwise.records.record import finite
 from widthwise.training.observer import Silence
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
-ITEM = read_item("expansions_table_1")
+SMALL = read_item("expansions_table_1").small
+assert isinstance(SMALL, Demonstrating)
+RECIPE, EXPANSIONS = SMALL.path, SMALL.expansions
 WIDER = ("hidden_expansion", "all_at_once")
 """The expansions that change what norms divide by."""
 EXACT = 1e-12
 
 
-def demonstrating(*rows: str, **changes) -> Demonstrating:
-    expansions = {row: ITEM.small.expansions[row] for row in rows}
-    data = {"recipe": "expansions_table_1", "expansions": expansions, "seeds": [3, 4], **changes}
-    return parse(Demonstrating, data, "item")
+def plans(*rows: str, overrides: tuple[str, ...] = ()) -> list[tuple[GrowthPlan, ModelConfig]]:
+    recipe = load_recipe(RECIPE, overrides)
+    return list(planned_expansions(recipe, {row: EXPANSIONS[row] for row in rows}).values())
 
 
 def quantities(row: str, *overrides: str) -> dict[str, float]:
-    ((_, plan, wanted),) = demonstrating(row, overrides=overrides).plans()
-    return Expanding(plan, wanted, seed=5, lr=1e-3).quantities()
+    (own,) = plans(row, overrides=overrides)
+    return Expansion(*own, seed=5).quantities(lr=1e-3)
 
 
-@pytest.mark.parametrize("row", ITEM.small.expansions)
+@pytest.mark.parametrize("row", EXPANSIONS)
 def test_an_expansion_is_exact_and_a_copy_is_not(row):
     found = quantities(row)
     assert found["change_of_logits"] <= EXACT
@@ -52,7 +54,7 @@ def test_as_printed_is_exact_without_eps_and_off_in_proportion_to_it():
 
 
 def test_as_printed_scales_keys_and_gains_as_the_table_says():
-    ((_, attention, _), (_, hidden, _)) = demonstrating("attention_expansion", "hidden_expansion").plans()
+    (attention, _), (hidden, _) = plans("attention_expansion", "hidden_expansion")
     old = drawn_weights(attention.old, 1)
     keys = as_printed(attention, dict(attention.weights(old)))["layers.1.attention.w_k.weight"]
     new = attention.is_new()["layers.1.attention.w_k.weight"]
@@ -65,7 +67,9 @@ def test_as_printed_scales_keys_and_gains_as_the_table_says():
 
 
 def test_it_is_stored_and_found_again(tmp_path):
-    experiment = demonstrating("mlp_expansion", "hidden_expansion")
+    expansions = {row: EXPANSIONS[row] for row in ("mlp_expansion", "hidden_expansion")}
+    data = {"recipe": "expansions_table_1", "expansions": expansions, "seeds": [3, 4]}
+    experiment = parse(Demonstrating, data, "item")
     assert experiment.measured(tmp_path) is None
     experiment.run(tmp_path, Silence(), n_jobs=None)
     found = experiment.measured(tmp_path)
@@ -78,4 +82,4 @@ def test_it_is_stored_and_found_again(tmp_path):
     assert without_eps is not None
     assert max(finite(each) for each in without_eps.per_seed) <= EXACT
     assert found.value("hidden_expansion", "val_loss") is None
-    assert found.models["mlp_expansion"] == experiment.recipe_of_model.final_model.cost().params + 3 * 11 * 25
+    assert found.params[0] == load_recipe(experiment.path).final_model.cost().params + 3 * 11 * 25

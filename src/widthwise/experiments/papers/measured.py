@@ -1,0 +1,185 @@
+"""The numbers of an item in the records that experiments leave: of each row, quantities over seeds."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from widthwise.config_io import Config
+from widthwise.experiments.statistics import seed_interval
+from widthwise.records.analysis import Activations, AnalysedModel, Analysis
+from widthwise.records.comparison import Compared
+from widthwise.records.demonstration import Demonstration
+from widthwise.records.estimate import Estimate
+from widthwise.records.evaluation_table import EvaluationTable
+from widthwise.records.quantities import QUANTITY
+from widthwise.records.record import finite
+from widthwise.records.scaling import ScalingLaws
+
+DIFFERENCE = "difference"
+DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}
+"""Difference -> the loss that it is of: each with its like."""
+NEEDS = "needs_"
+"""Beginning of the quantity "x that a group needs for the loss of the baseline's largest model, over what that has"."""
+OTHER_UNITS = {"pflops_days": "training_flops"}
+"""Quantity -> the same in other units: ratios are equal."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of a record."""
+
+    value: Callable[[str, str], Estimate | None]
+    """Name, quantity -> its mean over seeds; None if it was not measured."""
+    n_seeds: int | None
+    params: Sequence[float] = ()
+    """Parameters of the models; empty where they are not known."""
+
+    def called(self, names: Mapping[str, str]) -> "Measured":
+        """Return the same for other names. names: new name -> name here, where that is another."""
+        return replace(self, value=lambda name, quantity: self.value(names.get(name, name), quantity))
+
+    def difference(self, name: str, baseline: str, quantity: str) -> Estimate | None:
+        """Return a quantity minus the baseline's; of a loss or its difference, that difference.
+
+        As the record holds it where that is to the same baseline, so that there is one interval for one difference;
+        otherwise paired by seed. None where they were not measured, or with other seeds.
+        """
+        recorded = next((key for key, loss in DIFFERENCES.items() if loss == quantity), quantity)
+        if recorded.startswith(DIFFERENCE) and self.value(baseline, recorded) is None:
+            if (found := self.value(name, recorded)) is not None:
+                return found
+            quantity = DIFFERENCES.get(recorded, quantity)
+        own, other = self.value(name, quantity), self.value(baseline, quantity)
+        if own is None or other is None or not own.per_seed or len(own.per_seed) != len(other.per_seed):
+            return None
+        return seed_interval([finite(a) - finite(b) for a, b in zip(own.per_seed, other.per_seed)])
+
+
+def _of_seeds(
+    values: Mapping[str, Mapping[str, Sequence[float]]], n_seeds: int, params: Sequence[float] = ()
+) -> Measured:
+    """values: name -> quantity -> a value for each seed."""
+
+    def value(name: str, quantity: str) -> Estimate | None:
+        found = values.get(name, {}).get(quantity, ())
+        return seed_interval(found) if len(found) and np.isfinite(found).all() else None
+
+    return Measured(value, n_seeds, params)
+
+
+def from_variants(compared: Compared) -> Measured:
+    """Return the numbers of a comparison or a sweep, by variant; quantities are those of QUANTITY."""
+    by_name = {variant.name: variant for variant in compared.variants}
+
+    def value(name: str, quantity: str) -> Estimate | None:
+        known = name in by_name and quantity in QUANTITY
+        return QUANTITY[quantity].of_variant(by_name[name]) if known else None
+
+    return Measured(value, len(compared.seeds), [variant.cost.params["total"] for variant in compared.variants])
+
+
+def from_demonstration(found: Demonstration) -> Measured:
+    """Return the numbers of a demonstration, by expansion."""
+    expansions = found.expansions
+    by_name = {name: each.quantities for name, each in expansions.items()}
+    return _of_seeds(by_name, len(found.seeds), [each.params for each in expansions.values()])
+
+
+def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measured:
+    """Return the numbers of laws, by group: NEEDS and a quantity of an x axis, the parameters of a law and r_squared.
+
+    by_x: quantity of the x axis -> the laws over it.
+    """
+
+    def value(name: str, quantity: str) -> Estimate | None:
+        if quantity.startswith(NEEDS):
+            x = quantity.removeprefix(NEEDS)
+            laws = by_x.get(x) or by_x.get(OTHER_UNITS.get(x, x))
+            return next((each.ratio for each in laws.arrows if each.group == name), None) if laws else None
+        fits = (group.chosen_fit for laws in by_x.values() for group in laws.groups if group.name == name)
+        if (fit := next(filter(None, fits), None)) is None:
+            return None
+        return Estimate(mean=fit.r_squared) if quantity == "r_squared" else fit.parameters.get(quantity)
+
+    points = [point for laws in by_x.values() for group in laws.groups for point in group.points]
+    return Measured(value, min((point.n_seeds for point in points), default=None))
+
+
+class InModel(Config):
+    """Where an analysis has a quantity: of a model, or of its layers, as a mean over a part of the network."""
+
+    of: Literal["model", "activations", "stream", "logit_lens"]
+    """The state before the first layer counts for no part."""
+    value: str
+    """Name of the number in the record. Of one for each unit, the spread counts: standard deviation over mean."""
+    beyond: float | None = None
+    """Of a density, the threshold."""
+    part: tuple[float, float] = (0.0, 1.0)
+    """Where the part begins and ends, as fractions of the depth. Hidden units stand in the middle of their layer."""
+
+    def read(self, model: AnalysedModel, thresholds: Sequence[float]) -> float:
+        """Return the number; NaN where one of the layers lacks it, or there is none."""
+        if self.of == "model":
+            return finite(getattr(model, self.value))
+        low, high = (fraction * model.n_layers for fraction in self.part)
+        found = []
+        for layer in getattr(model, self.of):
+            depth = layer.layer - 0.5 if isinstance(layer, Activations) else layer.depth
+            if depth > 0 and low <= depth <= high:
+                found.append(self._number(getattr(layer, self.value), thresholds))
+        return float(np.mean(found)) if found else math.nan
+
+    def _number(self, value: float | Sequence[float | None] | None, thresholds: Sequence[float]) -> float:
+        if not isinstance(value, Sequence):
+            return finite(value)
+        if self.beyond is not None:
+            return finite(value[thresholds.index(self.beyond)]) if self.beyond in thresholds else math.nan
+        of_units = np.array([finite(each) for each in value])
+        return float(of_units.std() / of_units.mean()) if of_units.any() else math.nan
+
+
+def from_analysis(analysis: Analysis, quantities: Mapping[str, InModel]) -> Measured:
+    """Return the numbers of models, by variant: they are called after their runs, `x-seed1`. Seeds that a variant lacks
+    count for none, so that differences are paired."""
+    by_name: dict[str, dict[str, AnalysedModel]] = {}
+    for model in analysis.models:
+        name, _, seed = model.name.rpartition("/")[2].rpartition("-seed")
+        by_name.setdefault(name, {})[seed] = model
+    seeds = sorted(set.intersection(*map(set, by_name.values())), key=lambda seed: (len(seed), seed))
+    values = {
+        name: {
+            key: [each.read(models[seed], analysis.thresholds) for seed in seeds] for key, each in quantities.items()
+        }
+        for name, models in by_name.items()
+    }
+    return _of_seeds(values, len(seeds))
+
+
+class InTable(Config):
+    """Where a table of evaluations has a quantity."""
+
+    column: str
+    metric: str
+    times: float = 1.0
+    """Factor; 100 for a share that is printed in percent."""
+
+
+def from_table(table: EvaluationTable, quantities: Mapping[str, InTable]) -> Measured:
+    """Return the numbers of a table, by variant: its rows are called after runs, `x-seed1`."""
+    columns = {(column.name, column.metric): i for i, column in enumerate(table.columns)}
+    by_name: dict[str, list[list[float]]] = {}
+    for row in table.rows:
+        name, _, _ = row.name.rpartition("-seed")
+        by_name.setdefault(name, []).append([finite(cell.value) for cell in row.cells])
+    values = {
+        name: {
+            key: [each.times * cells[columns[each.column, each.metric]] for cells in rows]
+            for key, each in quantities.items()
+            if (each.column, each.metric) in columns
+        }
+        for name, rows in by_name.items()
+    }
+    return _of_seeds(values, min(map(len, by_name.values())))

@@ -1,0 +1,324 @@
+"""The kinds of work that make the numbers of an item: each plans, runs and reads back what a verb does."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, PositiveInt
+
+from widthwise.bundled import recipe_path
+from widthwise.config_io import Config
+from widthwise.data.config import open_data
+from widthwise.evaluation.differences import all_differences
+from widthwise.evaluation.models_table import models_table
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.experiment import Experiment, run_path
+from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.ladder import read_ladder
+from widthwise.experiments.papers.demonstration import WITHOUT_EPS, demonstrate, planned_expansions
+from widthwise.experiments.papers.measured import (
+    InModel,
+    InTable,
+    Measured,
+    from_analysis,
+    from_demonstration,
+    from_laws,
+    from_table,
+    from_variants,
+)
+from widthwise.experiments.papers.questions import TEXT, write_questions
+from widthwise.experiments.running import run_plan, run_sweep
+from widthwise.experiments.scaling.fitting import fit_groups, gather
+from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.sweep import read_sweep
+from widthwise.files import write_atomic
+from widthwise.recipe.model_section import ModelChange
+from widthwise.recipe.recipe import Recipe, load_recipe
+from widthwise.recipe.train_section import Seeds
+from widthwise.records.analysis import Analysis
+from widthwise.records.comparison import Comparison
+from widthwise.records.demonstration import Demonstration
+from widthwise.records.evaluation_table import EvaluationTable
+from widthwise.records.record import StoredRecord
+from widthwise.records.scaling import ScalingLaws
+from widthwise.records.sweep import Sweep
+from widthwise.runs.analyse import N_TOKENS, analyse, write_analysis
+from widthwise.runs.analysed_text import held_out_text
+from widthwise.runs.environment import command_line
+from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
+from widthwise.training.observer import Observer
+
+TINY = (
+    "train.steps=3",
+    "train.batch_size=2",
+    "train.validate_every=null",
+    "train.validation_tokens=1024",
+    "train.loss_window_steps=1",
+    "schedule.warmup_steps=1",
+)
+"""Overrides that make an experiment last seconds: it shows that the recipe works, and nothing of what a paper finds."""
+MODELS, POINTS = "models", "points"
+"""Folders of the trained models, inside that of their analysis or evaluation, and of a ladder's sizes, beside its laws;
+a law is in a folder named after the quantity of its x axis."""
+
+
+class Work(Config, ABC):
+    """An experiment of a bundled recipe, in a folder of its own."""
+
+    record: ClassVar[type[StoredRecord]]
+    """What it leaves."""
+    tiny_overrides: ClassVar[tuple[str, ...]] = ()
+    """What its kind adds to TINY."""
+    tiny_fields: ClassVar[Mapping[str, Any]] = {}
+    recipe: str
+    """Name of the bundled recipe that describes it."""
+    overrides: tuple[str, ...] = ()
+    """Changes to it, as on the command line."""
+    overrides_of_tiny: tuple[str, ...] = ()
+    """Further changes for its tiny form, which its kind does not know of."""
+    folder: str | None = None
+    """Name of its folder among the results; default: the recipe's name."""
+    rows: dict[str, str] = Field(default_factory=dict)
+    """Row of the item -> its name in the experiment, where that is another."""
+    core_minutes: float | None = None
+    """What it took, in minutes of one CPU core."""
+
+    @property
+    def name(self) -> str:
+        return self.folder or self.recipe
+
+    @property
+    def path(self) -> Path:
+        return recipe_path(self.recipe)
+
+    @property
+    def tiny(self) -> Self:
+        """The same experiment in a form that takes seconds."""
+        overrides = (*self.overrides, *TINY, *self.tiny_overrides, *self.overrides_of_tiny)
+        changes = {"overrides": overrides, "folder": f"{self.name}_tiny", "core_minutes": None, **self.tiny_fields}
+        return self.model_copy(update=changes)
+
+    @property
+    @abstractmethod
+    def workload(self) -> str:
+        """The amount of work, in words. Raises UserError for a recipe that cannot be trained."""
+
+    @abstractmethod
+    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        """Train what is not finished. Returns the folders that a report can be made of."""
+
+    def measured(self, folder: Path) -> Measured | None:
+        """Return what an earlier run left in the folder, by the rows of the item; None if nothing. Raises UserError
+        where it is broken."""
+        found = self.found(folder)
+        return None if found is None else self.numbers(found).called(self.rows)
+
+    def found(self, folder: Path) -> Any:
+        """Return the record in the folder, or None."""
+        return self.record.read(folder) if (folder / self.record.file_name).is_file() else None
+
+    @abstractmethod
+    def numbers(self, record: Any) -> Measured:
+        """Return the numbers of such a record."""
+
+
+class _OfVariants(Work):
+    """Models of a recipe with a compare section."""
+
+    @property
+    def plan(self) -> Experiment:
+        return read_plan([self.path], self.overrides)
+
+    @property
+    def workload(self) -> str:
+        return self.plan.in_words
+
+    def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> Experiment:
+        """Train the runs of the plan that have not finished."""
+        plan = self.plan
+        run_plan(plan, folder, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.order), n_jobs))
+        return plan
+
+
+class Comparing(_OfVariants):
+    """A comparison, as it is."""
+
+    kind: Literal["compare"] = "compare"
+    record = Comparison
+    tiny_overrides = ("compare.seeds=[1]",)
+
+    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        self.train(folder, observer, n_jobs)
+        return [folder]
+
+    def numbers(self, record: Comparison) -> Measured:
+        return from_variants(record)
+
+
+class Analysing(_OfVariants):
+    """A comparison whose models are analysed on held-out text."""
+
+    kind: Literal["analysis"] = "analysis"
+    record = Analysis
+    tiny_overrides = ("compare.seeds=[1, 2]",)
+    tiny_fields: ClassVar = {"n_tokens": 512}
+    n_tokens: PositiveInt = N_TOKENS
+    read: dict[str, InModel] = Field(min_length=1)
+    """Quantity -> where the analysis has it."""
+
+    @property
+    def workload(self) -> str:
+        return f"{self.plan.in_words}; each analysed on {self.n_tokens:,} tokens"
+
+    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        models = folder / MODELS
+        plan = self.train(models, observer, n_jobs)
+        paths = [models / run_path(*key) for key in plan.order]
+        write_analysis(analyse(paths, n_tokens=self.n_tokens, observer=observer), folder)
+        return [models, folder]
+
+    def numbers(self, record: Analysis) -> Measured:
+        return from_analysis(record, self.read)
+
+
+class Evaluating(_OfVariants):
+    """A comparison whose models read held-out text and answer questions made from it.
+
+    Those of a seed are compared with the baseline's of the same seed.
+    """
+
+    kind: Literal["evaluation"] = "evaluation"
+    record = EvaluationTable
+    tiny_overrides = ("compare.seeds=[1, 2]",)
+    tiny_fields: ClassVar = {"n_items": 6, "n_text_bytes": 2000}
+    n_items: PositiveInt = 400
+    """Questions of each kind."""
+    n_text_bytes: PositiveInt = 200_000
+    """Held-out text that is read."""
+    read: dict[str, InTable] = Field(min_length=1)
+    """Quantity -> where the table has it."""
+
+    @property
+    def workload(self) -> str:
+        return f"{self.plan.in_words}; each evaluated on up to {2 * self.n_items:,} questions"
+
+    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        models = folder / MODELS
+        plan = self.train(models, observer, n_jobs)
+        asked = self._asked(plan.reference, folder, observer)
+        paths, baseline = {key: str(models / run_path(*key)) for key in plan.order}, str(plan.baseline)
+        evaluations = [evaluate_run(path, asked, observer.message) for path in paths.values()]
+        beside = {
+            path: paths[str(plan.baseline), seed] for (name, seed), path in paths.items() if name != plan.baseline
+        }
+        differences = all_differences(evaluations, beside, by_step=False)
+        models_table(evaluations, differences, command_line()).write(folder)
+        return [models, folder]
+
+    def _asked(self, recipe: Recipe, folder: Path, observer: Observer) -> EvaluationConfig:
+        """Write text and questions, from the documents that no run has been trained on."""
+        documents = [document.text for document in held_out_text(open_data(recipe.data, observer.preparing))]
+        write_atomic(folder / TEXT, "\n".join(documents).encode()[: self.n_text_bytes].decode(errors="ignore"))
+        files = write_questions(documents, self.n_items, folder)
+        return EvaluationConfig(texts=(str(folder / TEXT),), task_files=tuple(map(str, files)))
+
+    def numbers(self, record: EvaluationTable) -> Measured:
+        return from_table(record, self.read)
+
+
+class _OfPoints(Work):
+    """Models of a recipe with a sweep or ladder section."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> Experiment: ...
+
+    @property
+    def workload(self) -> str:
+        work = self.plan.workload()
+        return f"{work['n_runs']} runs, together {work['training_flops']:.3g} training FLOPs"
+
+    def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> None:
+        """Train the points of the plan that have not finished."""
+        plan = self.plan
+        jobs = Jobs.of([plan.reference, *plan.recipes.values()], plan.workload()["n_runs"], n_jobs)
+        run_sweep(plan, folder, command_line(), observer=observer, jobs=jobs)
+
+
+class Sweeping(_OfPoints):
+    """A sweep, as it is."""
+
+    kind: Literal["sweep"] = "sweep"
+    record = Sweep
+    tiny_overrides = ("sweep.seeds=[1]",)
+
+    @property
+    def plan(self) -> Experiment:
+        return read_sweep(self.path, self.overrides)
+
+    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        self.train(folder, observer, n_jobs)
+        return [folder]
+
+    def numbers(self, record: Sweep) -> Measured:
+        return from_variants(record)
+
+
+class Laddering(_OfPoints):
+    """A ladder, and laws through its sizes."""
+
+    kind: Literal["ladder"] = "ladder"
+    record = ScalingLaws
+    tiny_overrides = ("ladder.seeds=[1]", "ladder.tokens_per_param=0.005")
+    over: tuple[str, ...] = ("training_flops",)
+    """Quantities of the x axes, one law over each."""
+
+    @property
+    def plan(self) -> Experiment:
+        return read_ladder(self.path, self.overrides)
+
+    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        points, baseline = folder / POINTS, self.plan.baseline_group
+        self.train(points, observer, n_jobs)
+        for x in self.over:
+            gathered = gather([points], Axes(x, "val_loss"), baseline)
+            command = f"widthwise fit {points} --x {x} --y val_loss --baseline {baseline}"
+            fit_groups(gathered, POINTS, command).write(folder / x)
+        return [points, *(folder / x for x in self.over)]
+
+    def found(self, folder: Path) -> Mapping[str, ScalingLaws] | None:
+        """Return quantity of the x axis -> the laws over it."""
+        there = [x for x in self.over if (folder / x / ScalingLaws.file_name).is_file()]
+        return {x: ScalingLaws.read(folder / x) for x in there} or None
+
+    def numbers(self, record: Mapping[str, ScalingLaws]) -> Measured:
+        return from_laws(record)
+
+
+class Demonstrating(Work):
+    """The model of a recipe, drawn with every seed, and expansions of it; nothing is trained."""
+
+    kind: Literal["demonstration"] = "demonstration"
+    record = Demonstration
+    tiny_fields: ClassVar = {"seeds": (1, 2)}
+    expansions: dict[str, ModelChange] = Field(min_length=1)
+    """Row -> the sizes of the larger model, as changes to the model section."""
+    seeds: Seeds = (1, 2, 3)
+
+    @property
+    def workload(self) -> str:
+        recipe = load_recipe(self.path, self.overrides)
+        n_params, n = recipe.final_model.cost().params, len(planned_expansions(recipe, self.expansions))
+        return f"{n} expansions of a model of {n_params:,.0f} parameters, {len(self.seeds)} seeds"
+
+    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        recipe, without_eps = (load_recipe(self.path, (*self.overrides, *more)) for more in ((), WITHOUT_EPS))
+        demonstrate(recipe, without_eps, self.expansions, self.seeds, observer).write(folder)
+        return []
+
+    def numbers(self, record: Demonstration) -> Measured:
+        return from_demonstration(record)
+
+
+AnyWork = Annotated[Comparing | Analysing | Evaluating | Sweeping | Laddering | Demonstrating, Discriminator("kind")]

@@ -1,0 +1,102 @@
+"""Numbers in records of experiments: means over parts of a network and over seeds, differences paired by seed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from widthwise.experiments.papers.item import read_item
+from widthwise.experiments.papers.measured import InModel, InTable, from_analysis, from_table
+from widthwise.experiments.papers.work import Analysing
+from widthwise.experiments.statistics import seed_interval
+from widthwise.records.analysis import AnalysedModel, Analysis
+from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
+
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "results" / "sweep_shapes_analysis"
+SEEDS = (1, 2, 3)
+X = "x-0.75-0.3"
+
+
+def quantities(name: str) -> dict[str, InModel]:
+    """Where an item of the variable-width paper reads its quantities."""
+    small = read_item(f"variable_width_{name}").small
+    assert isinstance(small, Analysing)
+    return small.read
+
+
+def numbered(model: AnalysedModel) -> AnalysedModel:
+    """With the number of its layer or depth in place of all that was measured there."""
+    return model.with_changes(
+        activations=[each.with_changes(participation=float(each.layer)) for each in model.activations],
+        stream=[each.with_changes(entropy=float(each.depth)) for each in model.stream],
+        logit_lens=[
+            each.with_changes(entropy=float(each.depth), target_log_prob=float(each.depth), kl_to_next=each.depth + 0.0)
+            for each in model.logit_lens
+        ],
+    )
+
+
+def test_a_part_of_the_network_has_the_layers_between_its_ends():
+    analysis = Analysis.read(FOLDER)
+    model = numbered(analysis.models[0])  # of eight layers
+    read = quantities("figure_7") | quantities("figure_8") | quantities("figure_9")
+    expected = {
+        "participation_ratio_in_the_middle": np.mean([3, 4, 5, 6]),
+        "matrix_entropy_from_the_middle_on": np.mean([4, 5, 6, 7, 8]),
+        "target_log_probability_up_to_the_last_quarter": np.mean([1, 2, 3, 4, 5, 6]),
+        "divergence_from_the_next_prediction_in_the_middle": np.mean([2, 3, 4, 5, 6]),
+        "fall_of_that_entropy_in_the_last_quarter": 6 - 8,
+    }
+    assert {name: read[name].read(model, analysis.thresholds) for name in expected} == pytest.approx(expected)
+
+
+def test_units_are_spread_where_some_are_used_more_than_others():
+    analysis = Analysis.read(FOLDER)
+    spread = quantities("figure_5")["spread_of_utilisation"]
+
+    def used(*shares: float) -> AnalysedModel:
+        layers = [each.with_changes(d_ff=len(shares), utilisation=shares) for each in analysis.models[0].activations]
+        return analysis.models[0].with_changes(activations=layers)
+
+    assert spread.read(used(0.25, 0.25), ()) == 0
+    assert spread.read(used(0.5, 0.0), ()) == pytest.approx(1.0)
+    assert np.isnan(spread.read(used(0.0, 0.0), ()))  # no unit is active
+
+
+def test_a_difference_of_models_is_paired_by_seed():
+    found = from_analysis(Analysis.read(FOLDER), quantities("figure_6"))
+    by_name = {model["name"]: model for model in json.loads((FOLDER / "analysis.json").read_text())["models"]}
+
+    def density(model: dict) -> float:
+        return float(np.mean([units["density"][6] for units in model["activations"]]))  # beyond 0.1
+
+    differences = [density(by_name[f"{X}-seed{seed}"]) - density(by_name[f"uniform-seed{seed}"]) for seed in SEEDS]
+    measured, expected = found.difference(X, "uniform", "density_beyond_0.1"), seed_interval(differences)
+    assert measured is not None
+    assert (measured.mean, measured.low, measured.high) == pytest.approx((expected.mean, expected.low, expected.high))
+    assert measured.per_seed == pytest.approx(differences)
+
+
+def test_answers_are_means_over_the_seeds_of_a_variant():
+    columns = [
+        TableColumn(name="continuations", metric="acc_norm", is_share=True, source="file"),
+        TableColumn(name="last_words", metric="perplexity", is_share=False, source="file"),
+    ]
+    values = {"x-0.75-seed1": (0.5, 8.0), "x-0.75-seed2": (0.75, 9.0), "uniform-seed1": (0.25, None)}
+    rows = [
+        TableRow(name=name, run=name, cells=[TableCell(value=each) for each in own]) for name, own in values.items()
+    ]
+    about = {"title": "t", "command": "c", "created": "now", "significance": 0.05}
+    read = {
+        "accuracy": InTable(column="continuations", metric="acc_norm", times=100.0),
+        "perplexity": InTable(column="last_words", metric="perplexity"),
+        "lost": InTable(column="last_words", metric="acc"),
+    }
+    found = from_table(EvaluationTable(**about, columns=columns, rows=rows), read)
+    assert found.value("x-0.75", "accuracy") == seed_interval([50, 75])
+    assert found.value("x-0.75", "perplexity") == seed_interval([8, 9])
+    assert found.value("uniform", "perplexity") is None
+    assert found.value("x-0.75", "lost") is None
+    assert found.value("hourglass", "accuracy") is None
+    assert found.n_seeds == 1
