@@ -11,8 +11,8 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.ladder import Clock, LadderPlan, ladder_workload, read_ladder
-from widthwise.experiments.scaling.fitting import fit_groups, gather
-from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.scaling.fitting import fit_groups
+from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.model.config import cost_summary
 from widthwise.records.sweep import Sweep

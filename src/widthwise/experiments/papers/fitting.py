@@ -9,8 +9,8 @@ from pydantic import Field
 from widthwise.bundled import papers_folder
 from widthwise.config_io import Config
 from widthwise.experiments.papers.experiment import Measured
-from widthwise.experiments.scaling.fitting import fit_groups, gather
-from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.scaling.fitting import fit_groups
+from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.records.estimate import Estimate
 from widthwise.records.scaling import LawName, ScalingLaws
 
