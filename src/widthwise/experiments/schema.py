@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from widthwise.experiments.discovery.section import DiscoverConfig
+from widthwise.experiments.discovery.discover import DiscoverConfig
 from widthwise.experiments.ladder import LadderConfig
 from widthwise.experiments.plan import CompareConfig
 from widthwise.experiments.sweep.config import SweepConfig, SweepGroup
