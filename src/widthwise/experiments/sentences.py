@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from widthwise.records.comparison import Variant
-from widthwise.records.equal_loss import EqualLoss, Validations
-from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, Estimate, Verdict
+from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, EqualLoss, Estimate, Validations, Verdict
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 

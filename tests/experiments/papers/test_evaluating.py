@@ -10,7 +10,7 @@ from widthwise.experiments.papers.evaluating import MODELS, Evaluating, Measured
 from widthwise.experiments.papers.item import read_item
 from widthwise.experiments.papers.questions import write_questions
 from widthwise.experiments.statistics import seed_interval
-from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
+from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.training.observer import Silence
 
 TEXTS = [

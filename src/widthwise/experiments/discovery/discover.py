@@ -141,7 +141,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
 
 
 class _Asked(Config):
-    """What a folder's search is for, as it is written down there before anything is trained."""
+    """The task of a folder's search, as it is written down there before anything is trained."""
 
     match: Match
     steps: pydantic.PositiveInt

@@ -81,8 +81,8 @@ class GrowingMethod(Config):
     step: Annotated[float, Field(gt=0, le=1)] = 0.125
     """By how much a part grows at a time, over its size in the uniform model."""
     parts: Annotated[tuple[PartName, ...], Field(min_length=1)] = ("width", "attention", "hidden")
-    """What grows: of a layer its `width` in the stream, its `attention` by heads, its `hidden` units, the `blocks` of
-    its hourglass; and the model by a `layer` between two, before the first or behind the last."""
+    """The parts that grow: of a layer its `width` in the stream, its `attention` by heads, its `hidden` units, the
+    `blocks` of its hourglass; and the model by a `layer` between two, before the first or behind the last."""
     n_stages: pydantic.PositiveInt = 8
     n_batches: Annotated[int, Field(ge=2, multiple_of=2)] = 8
     """Batches over which gains are measured."""
@@ -97,8 +97,8 @@ class GrowingMethod(Config):
     among them, and gains decide in which layers. `free`: gains decide that too, although those of different parts start
     from different draws."""
     spend: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """How much the search spends of what the budget leaves beside the narrow model. Below 1, because the widest layers
-    cannot grow beyond the embedding while others catch up; what is found is scaled to the whole budget."""
+    """The share that the search spends of what the budget leaves beside the narrow model. Below 1, because the widest
+    layers cannot grow beyond the embedding while others catch up; what is found is scaled to the whole budget."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "GrowingMethod":
@@ -150,7 +150,7 @@ class Search:
 
     @cached_property
     def allowance(self) -> float:
-        """How much of the matched quantity the model may take at the end of the search."""
+        """The most of the matched quantity that the model may take at the end of the search."""
         return self.first_cost + self.method.spend * (self.task.budget - self.first_cost)
 
     @cached_property
@@ -305,5 +305,5 @@ class Search:
         if "blocks" in self.parts:
             n_blocks = [layer.ffn.n_residual_additions for layer in now.model.layers]
             layers = [sizes.with_changes(blocks=n) for sizes, n in zip(layers, n_blocks)]
-        sources = {"sources": now.sources} if None in now.sources else {}
-        return Stage(step=step, layers=layers, cost=self.task.cost(now.model), **measured, **sources)
+        stage = Stage(step=step, layers=layers, cost=self.task.cost(now.model), **measured)
+        return stage.with_changes(sources=now.sources) if None in now.sources else stage

@@ -17,7 +17,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, changed_section
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.recipe.train_section import Seeds
-from widthwise.records.demonstration import Demonstrated, Demonstration
+from widthwise.records.certificate import Demonstrated, Demonstration
 from widthwise.records.estimate import Estimate
 from widthwise.runs.environment import command_line, environment
 from widthwise.training.observer import Observer

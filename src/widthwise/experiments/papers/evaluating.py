@@ -18,7 +18,7 @@ from widthwise.experiments.plan import ComparisonPlan
 from widthwise.experiments.statistics import seed_interval
 from widthwise.files import write_atomic
 from widthwise.records.estimate import Estimate
-from widthwise.records.evaluation_table import EvaluationTable
+from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.record import finite
 from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.environment import command_line

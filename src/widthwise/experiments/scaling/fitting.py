@@ -63,7 +63,9 @@ def _fits(groups: Sequence[CurveGroup], x: str, observer: Observer) -> Fits:
         reasons = [undetermined(law, group) for law in LAWS.values()]
         if all(reasons):
             raise UserError(f"fit: over {x} a law {reasons[0]}; --group-by decides which models share a curve")
-    possible = [(kind, group) for kind, law in LAWS.items() for group in groups if undetermined(law, group) is None]
+    possible: list[tuple[LawName, CurveGroup]] = [
+        (kind, group) for kind, law in LAWS.items() for group in groups if undetermined(law, group) is None
+    ]
     fits: Fits = {kind: {} for kind in LAWS}
     for n_done, (kind, group) in enumerate(possible):
         observer.working("fitting", n_done, len(possible), "laws")

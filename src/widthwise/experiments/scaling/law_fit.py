@@ -20,6 +20,7 @@ one model: 77.6% and 74.4% of the FLOPs for the variable-width paper's Table 2.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -150,7 +151,11 @@ def savings(group: Fit, baseline: Fit, confidence: float) -> Iterator[Saving]:
     at_point = np.array(point.x)
     y_curve, drawn_curve = law.y(baseline.parameters, at_point), law.y(baseline.drawn_parameters, at_point)
     drawn_point = law.from_residual_scale(law.residual_scale(np.array(point.y)) + baseline.noise[:, i])
-    for kind, y, y_drawn in (("curve", float(y_curve), drawn_curve), ("point", point.y, drawn_point)):
+    targets: dict[Literal["curve", "point"], tuple[float, np.ndarray]] = {
+        "curve": (float(y_curve), drawn_curve),
+        "point": (point.y, drawn_point),
+    }
+    for kind, (y, y_drawn) in targets.items():
         y_here = np.array(y)
         x, n_free = float(law.x(group.parameters, y_here)), float(group.degrees_of_freedom)
         if group.group.layout != baseline.group.layout:

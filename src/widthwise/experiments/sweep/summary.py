@@ -14,8 +14,7 @@ from widthwise.experiments.sharing.trials import TaskState
 from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.records.comparison import Variant
-from widthwise.records.equal_loss import Validations
-from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, Estimate
+from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, Estimate, Validations
 from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Study, Sweep
