@@ -1,4 +1,4 @@
-"""Allowed changes to the recipe of a run that was begun: by hand in config.yaml, and by `resume` with other settings."""
+"""Allowed changes to the recipe of a begun run: by hand in config.yaml, and by `resume` with other settings."""
 
 import copy
 import re
