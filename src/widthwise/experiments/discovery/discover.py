@@ -12,7 +12,7 @@ import pydantic
 from widthwise.bundled import recipe_name
 from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, parse, to_data
-from widthwise.experiments.discovery.growing import GrowingMethod, Search, Task
+from widthwise.experiments.discovery.growing import GrowingMethod, GrowingSearch, Task
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
@@ -92,7 +92,7 @@ def plan_discovery(
         data = merge(data, {"model": {"d_model": d_model}})
         base = parse_recipe(data, str(path))
     task = Task(base, config.steps or base.train.steps, config.match)
-    Search(config.method, task)
+    GrowingSearch(config.method, task)
     return DiscoveryPlan(recipe_name(path), data, config, task)
 
 
@@ -117,7 +117,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     task, config = plan.task, plan.config
     _begin(plan, folder)
     with interruption_adds("the same command goes on with the discovery"):
-        found = Search(config.method, task).find(folder / "search", observer)
+        found = GrowingSearch(config.method, task).find(folder / "search", observer)
     discovery = Discovery(
         title=plan.title,
         method=config.method.kind,

@@ -112,7 +112,7 @@ class GrowingMethod(Config):
         return "grown in random order" if self.order == "random" else "grown where it gained most"
 
 
-class Search:
+class GrowingSearch:
     """A search by a method. It resumes in its folder if it was interrupted."""
 
     def __init__(self, method: GrowingMethod, task: Task):
