@@ -12,7 +12,7 @@ from scipy import stats
 
 from widthwise.experiments.equal_loss import LossCurve, equal_losses, gaps, tokens_ratios
 from widthwise.experiments.sentences import equal_loss_sentence
-from widthwise.records.equal_loss import EqualLoss
+from widthwise.records.estimate import EqualLoss
 
 TOKENS = np.array([700.0, 1500, 2900, 5000, 7100, 9000])
 END = TOKENS[-1]

@@ -13,8 +13,8 @@ from widthwise.config_io import UserError
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.ladder import Clock, ladder_workload, read_ladder
 from widthwise.experiments.running import run_sweep
-from widthwise.experiments.scaling.fitting import fit_groups, gather
-from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.scaling.fitting import fit_groups
+from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.model.config import cost_summary
 from widthwise.records.sweep import Sweep
 from widthwise.reports.writing import write_report

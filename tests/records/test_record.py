@@ -8,7 +8,7 @@ import pytest
 from small_costs import small_cost
 
 from widthwise.config_io import UserError
-from widthwise.records.effects import Effects
+from widthwise.records.estimate import Effects
 from widthwise.records.quantities import OF_RUNS
 from widthwise.records.run import RunResult
 

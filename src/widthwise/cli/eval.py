@@ -128,7 +128,7 @@ def evaluate(
     from widthwise.evaluation.differences import all_differences, baselines_of, without_items
     from widthwise.evaluation.models_table import models_table
     from widthwise.files import write_atomic
-    from widthwise.records.evaluation_table import EvaluationTable
+    from widthwise.records.evaluation import EvaluationTable
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
     from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation

@@ -49,8 +49,8 @@ def fit(
     --baseline transformer`
     """
     from widthwise.cli.progress import shown_progress
-    from widthwise.experiments.scaling.fitting import fit_groups, gather
-    from widthwise.experiments.scaling.points import Axes
+    from widthwise.experiments.scaling.fitting import fit_groups
+    from widthwise.experiments.scaling.points import Axes, gather
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from widthwise.evaluation.differences import MEAN_OVER_TEXTS
 from widthwise.evaluation.paper_tasks import UNITS, harness_answers, is_share
-from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
+from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 
 SIGNIFICANCE = 0.05
 TESTED = {"perplexity": "nats", "token_perplexity": "nats_per_token", "byte_perplexity": "bits_per_byte"}

@@ -2,7 +2,7 @@
 
 A run reaches a loss where the line through its validations first comes down to it, over the logarithm of tokens, over
 which a loss falls almost straight. Two runs of a seed are compared at the higher of their final losses, which both
-reach (`records.equal_loss`): so the ratio always has a value, that of the baseline to the variant is its inverse, and
+reach (`records.estimate`): so the ratio always has a value, that of the baseline to the variant is its inverse, and
 nothing is extrapolated. Ratios are averaged over seeds by their logarithms. The virtual-width paper (arXiv:2511.11238,
 Fig. 1) states the inverse of the ratio, the variable-width paper's savings are 1 minus it.
 """
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from widthwise.experiments.statistics import seed_interval
-from widthwise.records.equal_loss import EqualLoss, OverTokens, Validations
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import EqualLoss, Estimate, OverTokens, Validations
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 

@@ -8,8 +8,7 @@ from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.outcome import Trained, windows
 from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.records.comparison import Trend, Variant
-from widthwise.records.equal_loss import EqualLoss, Validations
-from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, Estimate, Verdict
+from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, EqualLoss, Estimate, Validations, Verdict
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
 from widthwise.records.sweep import FinishedPoint, OpenPoint

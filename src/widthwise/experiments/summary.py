@@ -16,8 +16,7 @@ from widthwise.experiments.study import Drawn, Study
 from widthwise.experiments.sweep import SweepConfig
 from widthwise.experiments.trend import fit_trend
 from widthwise.records.comparison import Comparison, Trend, Variant
-from widthwise.records.equal_loss import Validations
-from widthwise.records.estimate import CONFIDENCE
+from widthwise.records.estimate import CONFIDENCE, Validations
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Sweep
 from widthwise.records.sweep import Study as StudyRecord
 from widthwise.run_dir import RunDir

@@ -20,7 +20,7 @@ from widthwise.model.cost import Cost, linear
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
-from widthwise.records.loss_quantities import MOST_MTP_DEPTHS
+from widthwise.records.quantities import MOST_MTP_DEPTHS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,13 +1,120 @@
-"""`analysis.json`: what trained models do inside, over one text."""
+"""`analysis.json`: what trained models do inside, over one text; and what runs record of it."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
 import pydantic
 
-from widthwise.records.dynamic_width import TokenWidths
 from widthwise.records.record import Known, Number, Record, StoredRecord
-from widthwise.records.virtual_width import VirtualWidth
+
+
+class Correlation(Record):
+    """Correlation of a layer's width with a property of the token."""
+
+    spearman: float
+    low: Known = None
+    high: Known = None
+    """Ends of the interval; None if there is only one window of text."""
+    pearson: float
+
+
+class LayerWidths(Record):
+    """The widths that one dynamic-width layer chose for held-out tokens, as fractions of d_ff."""
+
+    layer: int = pydantic.Field(ge=1)
+    d_ff: int
+    mean: float
+    sd: float
+    min: float
+    max: float
+    histogram: Sequence[float]
+    """Share of the tokens in each of equally wide bins from 0 to 1."""
+    floor_share: float
+    ceiling_share: float
+    dead_share: float
+    """Share of the hidden units that no token used."""
+    max_units: int
+    gain: Known = None
+    bias: Known = None
+    temperature: Known = None
+    correlations: Mapping[str, Correlation | None] = pydantic.Field(default_factory=dict)
+    """Property of the token -> correlation; None if one of the two does not vary."""
+
+
+class ForcedLoss(Record):
+    """Held-out loss if every token uses the same fraction of the hidden width."""
+
+    fraction: float
+    loss: float
+
+
+class TokenWidths(Record):
+    """Statistics of the dynamic-width layers of a model over held-out text."""
+
+    n_tokens: int
+    mean_fraction: float
+    token_variance_share: Known = None
+    """Part of the variance of the fractions that lies between tokens; the rest lies between layers."""
+    flops_per_token: Mapping[str, float]
+    """FLOPs of these layers: full, asked, bucketed, executed."""
+    layers: Sequence[LayerWidths] = pydantic.Field(min_length=1)
+    by_frequency_decile: Sequence[Known] = ()
+    """Mean fraction by frequency of the token, the most frequent tenth first."""
+    by_token_class: Mapping[str, float] = pydantic.Field(default_factory=dict)
+    forced: Sequence[ForcedLoss] = ()
+
+
+class CarrySpectrum(Record):
+    """Spectral radius and norm of the carries of a site, and of the products of all carries up to it, its own included.
+
+    Means over some tokens.
+    """
+
+    radius: Known
+    norm: Known
+    product_radius: Known
+    product_norm: Known
+
+
+class SiteSlots(Record):
+    """Reads and writes of one sublayer on a stream of slots; tables have one row per slot."""
+
+    name: str
+    reach: Sequence[float]
+    """Weights of the embedding and of every earlier sublayer in what this one reads."""
+    reach_sd: Sequence[float]
+    mean_distance: Known
+    plain_distance: float
+    """The mean distance that equal weights would give."""
+    read: Sequence[Sequence[float]]
+    carry: Sequence[Sequence[float]]
+    write: Sequence[Sequence[float]]
+    sd: Mapping[str, Sequence[float]]
+    window_share: Known = None
+    """Weight of the last n_slots sources over that of all."""
+    gate_distance: Known = None
+    """Mean distance of the sizes of carries and writes from the nearer of 0 and 1; 0 where routing is hard."""
+    spectrum: CarrySpectrum | None = None
+
+
+class VirtualWidth(Record):
+    """The use that a model with hyper-connections makes of its stream."""
+
+    n_tokens: int
+    n_slots: int
+    slot_width: int
+    dynamic: bool | None = None
+    """True if coefficients depend on the token."""
+    sites: Sequence[SiteSlots] = pydantic.Field(min_length=1)
+
+    @pydantic.model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        for i, site in enumerate(self.sites):
+            if not len(site.reach) == len(site.reach_sd) == i + 1:
+                raise ValueError(f"sites.{i}.reach: expected {i + 1} weights, one for each source")
+            if {len(site.read), len(site.carry), len(site.write)} != {self.n_slots}:
+                raise ValueError(f"sites.{i}: expected tables of n_slots = {self.n_slots} rows")
+        return self
 
 
 class Activations(Record):
@@ -103,7 +210,6 @@ class AnalysedModel(Record):
     """Name of the run, where its checkpoints are analysed one by one; else None."""
     d_model: int
     widths: Sequence[int] = pydantic.Field(min_length=1)
-    """Width of each layer."""
     n_tokens: int
     activations: Sequence[Activations]
     stream: Sequence[StreamState]
@@ -117,9 +223,7 @@ class AnalysedModel(Record):
     """The same after each block of each layer but its last; None if they are unknown."""
     valley: Valley | None = None
     token_widths: TokenWidths | None = None
-    """None for a model without dynamic-width layers."""
     virtual_width: VirtualWidth | None = None
-    """None for a model without hyper-connections."""
 
     @property
     def n_layers(self) -> int:
@@ -153,10 +257,6 @@ class AnalysedModel(Record):
         return self
 
 
-def _tokens(model: AnalysedModel) -> int:
-    return model.tokens or 0
-
-
 class AnalysedText(Record):
     """The text that the models were analysed on."""
 
@@ -188,7 +288,7 @@ class Analysis(StoredRecord):
         for model in self.models:
             if model.run is not None and model.tokens is not None:
                 found.setdefault(model.run, []).append(model)
-        return {run: sorted(own, key=_tokens) for run, own in found.items() if len(own) > 1}
+        return {run: sorted(own, key=lambda model: model.tokens or 0) for run, own in found.items() if len(own) > 1}
 
     @pydantic.model_validator(mode="after")
     def _models_agree(self) -> Self:

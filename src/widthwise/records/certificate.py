@@ -1,15 +1,15 @@
-"""`certificate.json`: measurements that show whether a grown model still computes the same function."""
+"""`certificate.json` and `demonstration.json`: measurements of what growth does to the function of a model."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import pydantic
 
-from widthwise.records.record import Record, StoredRecord
+from widthwise.records.record import Number, Record, StoredRecord
 
 
 class LivenessCounts(Record):
-    """How many of one tensor's new entries have received a gradient by the end of two steps of AdamW."""
+    """The new entries of one tensor, by the gradients they received in two steps of AdamW."""
 
     n_new: int
     n_alive: int
@@ -48,7 +48,7 @@ class Certificate(StoredRecord):
     liveness: Mapping[str, LivenessCounts]
     """Tensor -> counts, for every tensor with new entries."""
     is_padding: bool
-    """Whether new entries were meant to stay 0."""
+    """True if new entries were meant to stay 0."""
     seq_len: int | None = None
     """Sequence length for which FLOPs are counted."""
     before: ModelSize
@@ -57,7 +57,7 @@ class Certificate(StoredRecord):
     @pydantic.computed_field
     @property
     def is_preserved(self) -> bool:
-        """Whether the grown model computes what the old one did, and learns in its old parameters as it did."""
+        """True if the grown model computes what the old one did, and learns in its old parameters as it did."""
         return (
             self.logit_difference <= self.logit_bound
             and self.stored_logit_difference <= self.stored_logit_bound
@@ -110,3 +110,28 @@ class Certificate(StoredRecord):
         return lines + [
             f"  {name}: {n:,} of {self.liveness[name].n_new:,} had no gradient" for name, n in self.dead.items()
         ]
+
+
+class Demonstrated(Record):
+    """One expansion of a model, drawn once for each seed."""
+
+    does: Sequence[str]
+    """The expansion in words, a line each."""
+    params: Number
+    """Parameters of the larger model."""
+    quantities: Mapping[str, Sequence[float]]
+    """Quantity -> one value per seed, in the order of the seeds."""
+
+
+class Demonstration(StoredRecord):
+    """Several expansions of the same model."""
+
+    file_name: ClassVar[str] = "demonstration.json"
+
+    command: str
+    created: str
+    environment: Mapping[str, Any]
+    seeds: Sequence[int]
+    params: Number
+    """Parameters of the model before it grows."""
+    expansions: Mapping[str, Demonstrated]

@@ -7,8 +7,7 @@ import pydantic
 
 from widthwise.files import PathInside
 from widthwise.records.cost import CostSummary
-from widthwise.records.equal_loss import EqualLoss, OverTokens, Validations
-from widthwise.records.estimate import Estimate, Verdict
+from widthwise.records.estimate import EqualLoss, Estimate, OverTokens, Validations, Verdict
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 

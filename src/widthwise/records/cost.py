@@ -1,4 +1,4 @@
-"""What a model costs, counted from its config."""
+"""The cost of a model, counted from its config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -30,7 +30,6 @@ class CostSummary(Record):
 
     d_model: int
     residual: str | None = None
-    """Kind of the residual."""
     stream_width: int | None = None
     virtual_width: Number = 1.0
     """Width of a stream of slots divided by d_model; files of older versions lack it, their models have no slots."""
@@ -69,7 +68,7 @@ class CostSummary(Record):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all layers are equally wide."""
+        """True if all layers are equally wide."""
         return len(set(self.widths)) == 1
 
 

@@ -1,4 +1,4 @@
-"""`discovery.json`: how a profile of sizes along the depth was found, and what finding it cost."""
+"""`discovery.json`: how a profile of sizes along the depth was found, and what finding it cost; and `search.json`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,7 +13,6 @@ class LayerSizes(Record):
     """Sizes of one layer, in channels."""
 
     width: Number
-    """Width of the stream."""
     attention: Number
     """n_heads * head_dim."""
     hidden: Number
@@ -28,14 +27,14 @@ class Candidate(Record):
     layer: int
     """From 0."""
     is_gap: bool = False
-    """Whether a further layer would come before `layer`, or behind all where there is none of that number."""
+    """True if a further layer would come before `layer`, or behind all where there is none of that number."""
     part: str
     gain: float
     """By how much a step of its new entries that are 0 would lower the loss, to first order: nats, at a rate of 1."""
     gain_error: float | None = None
     """Standard error of the gain over draws of the new weights; None where nothing is drawn, or once."""
     cost: float
-    """What it would add to the matched quantity."""
+    """Its share of the matched quantity."""
     is_taken: bool = False
 
 
@@ -48,11 +47,10 @@ class Stage(Record):
     sources: Sequence[int | None] | None = None
     """(n_layers,) the layer of the stage before that each is, None for one that was added; None: the same layers."""
     cost: float
-    """How much of the matched quantity the model takes."""
+    """The matched quantity of the model."""
     loss: Known = None
-    """Held-out loss at that step."""
     candidates: Sequence[Candidate] = ()
-    """What could grow then; empty for methods that do not grow, and at the end."""
+    """Growths that were possible then; empty for methods that do not grow, and at the end."""
 
 
 OVER_WIDTH = ("attention", "hidden")
@@ -81,7 +79,7 @@ class Curve(Record):
 
     @property
     def trades_kinds(self) -> bool:
-        """Whether attention, hidden units or blocks have, on average, another relation to the width than in the uniform
+        """True if attention, hidden units or blocks have, on average, another relation to the width than in the uniform
         model, by more than a tenth."""
         even = self.even()
         means = [points[0] for points in (even.attention, even.hidden, even.blocks) if points is not None]
@@ -102,7 +100,7 @@ def _units(name: str, widths: Sequence[float]) -> Sequence[float]:
 
 
 class Found(Record):
-    """What a method of discovery found."""
+    """The find of a method of discovery."""
 
     curve: Curve
     n_layers: int | None = None
@@ -139,13 +137,13 @@ class Discovery(StoredRecord):
     title: str
     method: str
     how: str = "found"
-    """What the method does, as in "8 layers, grown where it gained most"."""
+    """The method in words, as in "8 layers, grown where it gained most"."""
     options: Mapping[str, Any] | None = None
     """All options of the method as the search had them, defaults included."""
     match: str
     """The quantity whose budget the profile meets."""
     budget: float
-    """How much of that quantity the uniform model takes."""
+    """That quantity of the uniform model."""
     seed: int
     command: str | None = None
     environment: Mapping[str, Any] | None = None
@@ -153,3 +151,17 @@ class Discovery(StoredRecord):
     found: Found
     comparison: str | None = None
     """Folder of the comparison with its rivals, from that of this file; None if none was made."""
+
+
+class ListedShape(Record):
+    """One shape of a search."""
+
+    name: str
+
+
+class Search(StoredRecord):
+    """The shapes that a search found at one budget; its file holds their sizes and costs too."""
+
+    file_name: ClassVar[str] = "search.json"
+
+    candidates: Sequence[ListedShape]

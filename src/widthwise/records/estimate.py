@@ -1,14 +1,16 @@
-"""A mean over seeds with its interval, and the verdicts on a difference."""
+"""A mean over seeds with its interval, the verdicts on a difference, and what models need for the same loss."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from widthwise.records.record import Known, Record
+import pydantic
+
+from widthwise.records.record import Known, Record, StoredRecord
 
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdict"]
 
 CONFIDENCE = 0.95
-"""How often an interval holds what it estimates; that of all that are shown, unless a page says otherwise."""
+"""Probability that an interval holds the true value; that of all intervals shown, unless a page says otherwise."""
 FEWEST_SEEDS = 3
 """With fewer seeds a difference cannot be told from the noise of a seed, whatever the interval."""
 NO_VERDICT = "fewer than three seeds, so no verdict"
@@ -25,3 +27,65 @@ class Estimate(Record):
     high: Known = None
     per_seed: Sequence[Known] = ()
     """One value per seed, in the order of the seeds."""
+
+
+class EqualLoss(Record):
+    """Tokens and FLOPs that a variant needs for a held-out loss beside those of the baseline, paired by seed.
+
+    The loss is the higher of the final losses of the two runs of a seed, so that both reach it: the baseline's where
+    the variant ends below it, otherwise the variant's own. A ratio below 1 says that the variant needs less.
+    """
+
+    n_reached: int
+    """Seeds in which the variant reaches the baseline's final loss."""
+    tokens: Estimate
+    """Tokens at which it does; no mean unless it does with every seed."""
+    training_flops: Estimate
+    tokens_ratio: Estimate
+    """Geometric mean, with Student's t interval of the logarithm over seeds; no mean where a run was below the loss
+    before its first validation."""
+    training_flops_ratio: Estimate
+
+
+class OverTokens(Record):
+    """A number in the course of training: mean over seeds with its interval."""
+
+    tokens: Sequence[float]
+    """Where it was measured, ascending."""
+    mean: Sequence[Known]
+    low: Sequence[Known]
+    high: Sequence[Known]
+
+    @pydantic.model_validator(mode="after")
+    def _are_equally_many(self) -> Self:
+        if len({len(each) for each in (self.tokens, self.mean, self.low, self.high)}) > 1:
+            raise ValueError("tokens, mean, low and high: differ in length")
+        return self
+
+
+class Validations(Record):
+    """Validations of all runs of a comparison, as far as equal losses depend on them."""
+
+    n_fewest: int
+    """Validations of the run that has the fewest, the last one included."""
+    n_needed: int
+    """With fewer, nothing is said of equal losses."""
+    final_lr_share: Known = None
+    """Learning rate of the last step over the highest, of the run in which it fell most."""
+
+    @property
+    def suffice(self) -> bool:
+        return self.n_fewest >= self.n_needed
+
+
+class Effects(StoredRecord):
+    """The comparisons that a page of effects was made from, so that it can be made anew."""
+
+    file_name: ClassVar[str] = "effects.json"
+
+    command: str
+    """The command that makes the page anew, in the folder of this file."""
+    comparisons: Sequence[str] = pydantic.Field(min_length=2)
+    """Folders of the comparisons from that of this file, from small to large."""
+    sentence: str
+    """The finding on each variant, a line each."""

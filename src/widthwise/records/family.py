@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 import pydantic
 
 from widthwise.records.comparison import Variant
-from widthwise.records.equal_loss import Validations
-from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
+from widthwise.records.estimate import CONFIDENCE, Estimate, Validations, Verdict
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 Alone = Literal["tokens", "flops"]

@@ -1,4 +1,4 @@
-"""What of a recipe may change once its run was begun: by hand in config.yaml, and by `resume` with other settings."""
+"""Allowed changes to the recipe of a begun run: by hand in config.yaml, and by `resume` with other settings."""
 
 import copy
 import re
@@ -60,7 +60,7 @@ def continued(recipe: Any, continuations: Iterable[Continuation]) -> Any:
 
 
 def changes_in_words(before: Any, after: Any, of_the_same_run: bool = False) -> list[str]:
-    """What differs between two recipes. of_the_same_run: only what would make the second one another run."""
+    """Return the differences between two recipes. of_the_same_run: only what would make the second one another run."""
     found = differences(before, after)
     return [
         f"{path} from {shortened(old)} to {shortened(new)}"
@@ -70,7 +70,7 @@ def changes_in_words(before: Any, after: Any, of_the_same_run: bool = False) -> 
 
 
 def _is_another_run(path: str, old: Any, new: Any) -> bool:
-    """Whether a recipe that was changed there after the run was begun describes another one."""
+    """Return whether a recipe that was changed there after the run was begun describes another one."""
     is_left_out = not old and not new  # as where the section was written anew
     may_change = path.startswith(MAY_CHANGE) or MAY_MOVE.fullmatch(path) is not None
     return not may_change or (path in MUST_STAY and not is_left_out)

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from widthwise.records.analysis import TokenWidths, VirtualWidth
 from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
-from widthwise.records.dynamic_width import TokenWidths
 from widthwise.records.evaluation import Evaluation, Scores
 from widthwise.records.record import Known, Number, Record, StoredRecord
-from widthwise.records.virtual_width import VirtualWidth
 
 Descent = Literal["grown", "baked", "padded"]
 """Event that opens the records of a run made by a command from the state of another run."""
@@ -35,7 +34,7 @@ class GrowthRecord(Record):
 
 
 class DataCounts(Record):
-    """How much text a run had to read, all sources of a mixture together; bytes are those of UTF-8."""
+    """The text that a run had to read, all sources of a mixture together; bytes are those of UTF-8."""
 
     n_train_tokens: int
     n_train_bytes: int
@@ -95,7 +94,7 @@ class RunResult(StoredRecord):
     val_texts: Mapping[str, TextResult] | None = None
     """Those of the recipe's other texts, by name; None for a recipe that names none."""
     val_tasks: Mapping[str, TaskResult] | None = None
-    """What the model knew of the recipe's tasks at the end, by name; None for a recipe that names none."""
+    """Results on the recipe's tasks at the end, by name; None for a recipe that names none."""
     best_step: int | None = None
     """Step of the checkpoint with the lowest held-out loss, where `train.keep_best` keeps it."""
     tokens_per_second: Known = None
@@ -106,7 +105,6 @@ class RunResult(StoredRecord):
     training_flops: Known = None
     """Training FLOPs of all steps, every pass over a token counted, those of a run that this one continues included."""
     pflops_days: Known = None
-    """`training_flops` in PFLOP/s-days."""
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
     expert_loads: Sequence[Sequence[float] | None] | None = None
@@ -120,9 +118,8 @@ class RunResult(StoredRecord):
     growth: Sequence[GrowthRecord] = ()
     """Growths in order of time; empty if the model stayed the same."""
     notes: Sequence[str] = ()
-    """Remarks that a reader of the numbers should know."""
     doubts: Sequence[str] = ()
-    """What in the course of the run casts doubt on its last loss: a spike, or a better validation before."""
+    """Events of the run that cast doubt on its last loss: a spike, or a better validation before."""
 
     @property
     def n_val_tokens(self) -> int | None:
@@ -140,13 +137,12 @@ class Run:
     metrics: Sequence[Mapping[str, Any]]
     result: RunResult | None
     growths: Sequence[GrowthRecord] = ()
-    """Growths in order of time."""
     certificate: Certificate | None = None
     """Certificate of the last growth by a command."""
     evaluations: Sequence[Evaluation] = ()
-    """What `widthwise eval` found, by step."""
+    """Results of `widthwise eval`, by step."""
     samples: Sequence[Mapping[str, Any]] = ()
-    """What the model wrote at validations, where `train.sample` asks for it."""
+    """Text that the model wrote at validations, where `train.sample` asks for it."""
 
     @property
     def name(self) -> str:

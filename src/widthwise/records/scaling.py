@@ -47,7 +47,6 @@ class ScalingPoint(Record):
     x: Number = pydantic.Field(gt=0)
     y: float
     y_sd: Known = None
-    """Standard deviation of y over seeds."""
     n_seeds: int = 1
 
 
@@ -90,7 +89,7 @@ class Saving(Record):
     ratio: Estimate
     """Without a mean if the group's curve never reaches that y."""
     is_extrapolated: bool = False
-    """Whether the group's curve reaches that y outside its own points."""
+    """True if the group's curve reaches that y outside its own points."""
 
 
 class ScalingLaws(StoredRecord):
@@ -103,7 +102,6 @@ class ScalingLaws(StoredRecord):
     created: str
     confidence: float = pydantic.Field(gt=0, lt=1)
     x: str
-    """Name of the quantity on the x axis."""
     y: str
     baseline: str | None = None
     sentence: str
@@ -124,7 +122,7 @@ class ScalingLaws(StoredRecord):
         return self
 
     def is_drawn(self, saving: Saving) -> bool:
-        """Whether a saving belongs to the law whose curves are drawn, and has a number."""
+        """Return whether a saving belongs to the law whose curves are drawn, and has a number."""
         chosen = {group.name: group.chosen for group in self.groups}
         return saving.fit == chosen[saving.group] and saving.ratio.mean is not None
 
@@ -135,7 +133,7 @@ class ScalingLaws(StoredRecord):
 
     @property
     def is_positive(self) -> bool:
-        """Whether every y has a logarithm."""
+        """True if every y has a logarithm."""
         return all(point.y > 0 for group in self.groups for point in group.points)
 
     @property

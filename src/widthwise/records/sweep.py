@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 
 from widthwise.records.comparison import Variant
-from widthwise.records.equal_loss import Validations
+from widthwise.records.estimate import Validations
 from widthwise.records.record import Number, Record, StoredRecord
 
 

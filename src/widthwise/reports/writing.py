@@ -6,7 +6,7 @@ from pathlib import Path
 from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
 from widthwise.records.comparison import Comparison
-from widthwise.records.effects import Effects
+from widthwise.records.estimate import Effects
 from widthwise.reports.analysis.report import write_analysis_report
 from widthwise.reports.comparison.progress import is_unfinished, write_progress_page
 from widthwise.reports.comparison.report import write_comparison_report

@@ -11,8 +11,8 @@ from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import parse
-from widthwise.experiments.discovery.parts import PARTS, GrownModel
-from widthwise.experiments.discovery.task import Task, sizes_of
+from widthwise.experiments.discovery.growing import Task
+from widthwise.experiments.discovery.parts import PARTS, GrownModel, sizes_of
 from widthwise.growth.gain import first_order_gains
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.fresh import AsStarted
@@ -37,7 +37,7 @@ START = GrownModel.ungrown(
 )
 
 
-PART = {name: kind.of(TASK, 0.3) for name, kind in PARTS.items()}
+PART = {name: kind.of(TASK.template, 0.3) for name, kind in PARTS.items()}
 
 
 def weights(seed: int = 1) -> dict[str, torch.Tensor]:
@@ -117,7 +117,7 @@ def test_each_of_several_steps_at_once_has_the_gain_of_a_step_alone(name):
 
 @pytest.mark.parametrize("name", ["width", "attention", "hidden"])
 def test_the_smallest_step_is_one_that_can_be_taken(name):
-    grown = PARTS[name].of(TASK, 1e-6).grown(START, 0)
+    grown = PARTS[name].of(TASK.template, 1e-6).grown(START, 0)
     assert grown is not None
     assert TASK.cost(grown.model) > TASK.cost(START.model)
 

@@ -11,7 +11,7 @@ from widthwise.experiments.papers.measured import InModel, InTable, from_analysi
 from widthwise.experiments.papers.work import Analysing
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import AnalysedModel, Analysis
-from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
+from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "results" / "sweep_shapes_analysis"
 SEEDS = (1, 2, 3)

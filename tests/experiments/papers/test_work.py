@@ -7,7 +7,7 @@ import pytest
 from widthwise.config_io import parse, to_data
 from widthwise.experiments.papers.item import read_item
 from widthwise.experiments.papers.work import MODELS, Analysing, Evaluating
-from widthwise.records.evaluation_table import EvaluationTable
+from widthwise.records.evaluation import EvaluationTable
 from widthwise.training.observer import Silence
 
 X = "x-0.75-0.3"

@@ -6,30 +6,51 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pydantic
 
 from widthwise.bundled import recipe_name
 from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.discovery.growing import GrowingMethod
-from widthwise.experiments.discovery.rivals import change_to, rivals
-from widthwise.experiments.discovery.section import DiscoverConfig
-from widthwise.experiments.discovery.task import Task, check_uniform
+from widthwise.experiments.discovery.growing import GrowingMethod, GrowingSearch, Task
 from widthwise.experiments.experiment import Experiment
 from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
-from widthwise.recipe.recipe import parse_recipe
-from widthwise.records.discovery import DISCOVERED, Discovery
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.recipe.train_section import Seeds
+from widthwise.records.discovery import DISCOVERED, Curve, Discovery, Found
 from widthwise.records.recipe_changes import changes_in_words
+from widthwise.shape.curve import along
 from widthwise.shape.kinds import Match
+from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer
 from widthwise.training.stopping import interruption_adds
 from widthwise.yaml_io import dump_yaml, parse_yaml, read_recipe
 
 COMPARISON = "comparison"
-ASKED = "search.yaml"
+N_PERMUTED = 2
+N_TRIES = 100
+"""Orders that are drawn before another one is taken not to exist."""
+
+
+class DiscoverConfig(Config):
+    """The `discover:` section of a recipe: how sizes of layers are searched, and with what the result is compared."""
+
+    method: GrowingMethod = GrowingMethod()
+    steps: pydantic.PositiveInt | None = None
+    """Training steps of the search; null: those of the recipe."""
+    match: Match = "params"
+    """The quantity in which the shape that is found equals the uniform model."""
+    seeds: Seeds = (1, 2, 3)
+    """Seeds of the comparison with rivals; the search has the recipe's own."""
+
+
+class _Section(Config):
+    """A recipe as far as it is about discovery, so that errors name keys as overrides do."""
+
+    discover: DiscoverConfig
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,7 @@ class DiscoveryPlan:
     task: Task
 
     def settled(self, choose: Callable[[], Precision]) -> "DiscoveryPlan":
-        """The same discovery in a precision that is chosen, where its recipe says `auto`."""
+        """Return the same discovery in a precision that is chosen, where its recipe says `auto`."""
         base = self.task.base.settled(choose)
         if base is self.task.base:
             return self
@@ -59,28 +80,37 @@ def plan_discovery(
     match: str | None = None,
     seeds: Sequence[int] = (),
 ) -> DiscoveryPlan:
-    """The discovery that a recipe and the command line ask for. budget: such as "30M", of the matched quantity; the
-    uniform model is then sized to it. Raises UserError."""
+    """Return the discovery that a recipe and the command line ask for. budget: such as "30M", of the matched quantity;
+    the uniform model is then sized to it. Raises UserError."""
     data = read_recipe(path, overrides)
-    config = DiscoverConfig.of_recipe(data, str(path)).asked(steps, match, list(seeds))
-    data.pop("discover", None)
+    config = parse(_Section, {"discover": data.pop("discover", {})}, str(path)).discover
+    asked = {"steps": steps, "match": match, "seeds": list(seeds)}
+    config = parse(DiscoverConfig, to_data(config) | {key: each for key, each in asked.items() if each}, "discover")
     base = parse_recipe(data, str(path))
-    check_uniform(base)
+    _check_uniform(base)
     if budget is not None:
-        sized = {"model": {"d_model": fitting_d_model(base, ShapeRequest(budget=budget, match=config.match))}}
-        data = merge(data, sized)
+        d_model = fitting_d_model(base, ShapeRequest(budget=budget, match=config.match))
+        data = merge(data, {"model": {"d_model": d_model}})
         base = parse_recipe(data, str(path))
-    if base.growth:
-        raise UserError("growth: a discovery starts from a model that does not grow by itself; leave it out")
     task = Task(base, config.steps or base.train.steps, config.match)
-    config.method.check(task)
+    GrowingSearch(config.method, task)
     return DiscoveryPlan(recipe_name(path), data, config, task)
 
 
+def _check_uniform(recipe: Recipe) -> None:
+    """Raises UserError where the recipe is not one of a uniform model, with one rule for all layers."""
+    template = recipe.model
+    if not isinstance(template, ModelTemplate) or template.layers:
+        raise UserError("model.layers: a discovery finds the sizes of layers; leave changes to single layers out")
+    if template.shape.kind != "uniform":
+        raise UserError(f"model.shape.kind: got {template.shape.kind!r}; a discovery starts from the uniform model")
+    if recipe.growth:
+        raise UserError("growth: a discovery starts from a model that does not grow by itself; leave it out")
+
+
 def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str | None = None) -> Discovery:
-    """Searches, as far as it was not done before, and writes discovery.json, the recipe that was found
-    (discovered.yaml) and that of its comparison with rivals (rivals.yaml). Raises UserError where the folder holds
-    another search."""
+    """Search, as far as it was not done before, and write discovery.json, the recipe that was found (discovered.yaml)
+    and that of its comparison with rivals (rivals.yaml). Raises UserError where the folder holds another search."""
     from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
     from widthwise.runs.speed import chosen_precision
 
@@ -88,7 +118,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     task, config = plan.task, plan.config
     _begin(plan, folder)
     with interruption_adds("the same command goes on with the discovery"):
-        found = config.method.find(task, folder / "search", observer)
+        found = GrowingSearch(config.method, task).find(folder / "search", observer)
     discovery = Discovery(
         title=plan.title,
         method=config.method.kind,
@@ -102,45 +132,81 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
         found=found,
         comparison=COMPARISON,
     )
-    _write_recipe(plan, folder / f"{DISCOVERED}.yaml", change_to(found.curve, found.n_layers, task))
     variants = rivals(found, task)
     adjust = {name: "ffn" for name in variants if name != "uniform"}
-    section = {"seeds": list(config.seeds), "match": {"quantity": config.match, "adjust": adjust}, "variants": variants}
-    _write_recipe(plan, folder / "rivals.yaml", {"compare": section})
+    compare = {"seeds": list(config.seeds), "match": {"quantity": config.match, "adjust": adjust}, "variants": variants}
+    for name, change in ((DISCOVERED, variants[DISCOVERED]), ("rivals", {"compare": compare})):
+        write_atomic(folder / f"{name}.yaml", dump_yaml(merge(plan.data, change)))
     discovery.write(folder)
     return discovery
 
 
 class _Asked(Config):
-    """What a folder's search is for, as it is written down there before anything is trained."""
+    """The task of a folder's search, as it is written down there before anything is trained."""
 
     match: Match
     steps: pydantic.PositiveInt
     method: GrowingMethod
     recipe: dict[str, Any]
 
-    @classmethod
-    def read(cls, path: Path) -> "_Asked":
-        """With defaults for what is newer than the file. Raises UserError."""
-        asked = parse(cls, parse_yaml(read_text(path), str(path)), str(path))
-        return asked.model_copy(update={"recipe": to_data(parse_recipe(asked.recipe, f"{path}: recipe"))})
-
 
 def _begin(plan: DiscoveryPlan, folder: Path) -> None:
-    """Writes down what is searched, or raises UserError where it was something else."""
-    path, task = folder / ASKED, plan.task
+    """Write down what is searched. Raises UserError where it was something else."""
+    path, task = folder / "search.yaml", plan.task
     asked = _Asked(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
     if not path.exists():
         write_atomic(path, dump_yaml(to_data(asked)))
         return
-    if changes := changes_in_words(to_data(_Asked.read(path)), to_data(asked)):
+    before = parse(_Asked, parse_yaml(read_text(path), str(path)), str(path))
+    # With defaults for what is newer than the file.
+    recipe = to_data(parse_recipe(before.recipe, f"{path}: recipe"))
+    if changes := changes_in_words(to_data(before) | {"recipe": recipe}, to_data(asked)):
         raise UserError(f"{folder}: holds another search ({', '.join(changes[:3])}); choose another folder with --out")
 
 
 def plan_of_rivals(folder: Path) -> Experiment:
-    """The comparison of what was found with its rivals. Raises UserError where one cannot be made to match."""
+    """Return the comparison of what was found with its rivals. Raises UserError where one cannot be made to match."""
     return read_plan(folder / "rivals.yaml")
 
 
-def _write_recipe(plan: DiscoveryPlan, path: Path, change: dict[str, Any]) -> None:
-    write_atomic(path, dump_yaml(merge(plan.data, change)))
+def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
+    """Return for each variant its changes to the recipe of the uniform model, which is the first.
+
+    `even` has what was found on average in all layers, to tell the profile from the share that attention has beside the
+    feed-forward; where that share is the uniform model's, so would be `even`, which is left out. `reversed` has the
+    last layer first, `permuted_1` and `permuted_2` have the layers in drawn orders: whether that matters. They have the
+    layers that were found, so that nothing else differs, up to what meets the budget: the first layer reads and the
+    last one writes no more than d_model, so that orders differ in cost.
+    """
+    curve = found.curve
+    curves = {
+        DISCOVERED: curve,
+        **({"even": curve.even()} if curve.trades_kinds else {}),
+        "reversed": curve.reversed(),
+        **_permuted(curve, found.n_layers or task.template.n_layers, task.base.train.seed),
+    }
+    solved = {"match": task.match, "rounding": "balanced"}
+    of_model: dict[str, Any] = {}
+    depth: dict[str, Any] = {}
+    if found.n_layers is not None:
+        of_model, depth = {"n_layers": found.n_layers}, {"depth": round(found.n_layers / task.template.n_layers, 4)}
+    variants: dict[str, dict[str, Any]] = {"uniform": {}}
+    variants |= {kind: {"model": {"shape": {"kind": kind, **solved}}} for kind in ("x", "diamond")}
+    for name, each in curves.items():
+        points = {size: [round(point, 4) for point in own] for size, own in each.to_data().items() if own}
+        variants[name] = {"model": {**of_model, "shape": {"kind": "curve", **solved, **points, **depth}}}
+    return variants
+
+
+def _permuted(curve: Curve, n_layers: int, seed: int) -> dict[str, Curve]:
+    """Return the layers of a curve in drawn orders, all different from each other, from that of the curve and its
+    reverse, as far as so few layers have so many."""
+    lists = {name: along(points, n_layers) for name, points in curve.to_data().items() if points}
+    layers = list(zip(*lists.values(), strict=True))
+    known, found, generator = [layers, layers[::-1]], list[Curve](), np.random.default_rng(seed)
+    for _ in range(N_TRIES):
+        drawn = [layers[place] for place in generator.permutation(n_layers)]
+        if drawn not in known and len(found) < N_PERMUTED:
+            known.append(drawn)
+            found.append(Curve(**{name: list(map(float, sizes)) for name, sizes in zip(lists, zip(*drawn))}))
+    return {f"permuted_{number}": each for number, each in enumerate(found, start=1)}

@@ -11,8 +11,8 @@ from widthwise.bundled import papers_folder, recipe_path
 from widthwise.config_io import Config
 from widthwise.experiments.papers.measured import Measured, from_laws
 from widthwise.experiments.recipes import describes_several, read_all
-from widthwise.experiments.scaling.fitting import fit_groups, gather
-from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.scaling.fitting import fit_groups
+from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.quantities import OF_MODELS

@@ -22,8 +22,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.model_section import ModelChange, changed_section
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.certificate import LivenessCounts
-from widthwise.records.demonstration import Demonstrated, Demonstration
+from widthwise.records.certificate import Demonstrated, Demonstration, LivenessCounts
 from widthwise.runs.environment import command_line, environment
 from widthwise.training.observer import Observer
 

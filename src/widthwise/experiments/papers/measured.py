@@ -10,10 +10,10 @@ import numpy as np
 from widthwise.config_io import Config
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import Activations, AnalysedModel, Analysis
+from widthwise.records.certificate import Demonstration
 from widthwise.records.comparison import Compared
-from widthwise.records.demonstration import Demonstration
 from widthwise.records.estimate import Estimate
-from widthwise.records.evaluation_table import EvaluationTable
+from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.records.scaling import ScalingLaws

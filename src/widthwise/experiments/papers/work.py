@@ -29,17 +29,17 @@ from widthwise.experiments.papers.measured import (
 )
 from widthwise.experiments.papers.questions import TEXT, write_questions
 from widthwise.experiments.running import run_plan, run_sweep
-from widthwise.experiments.scaling.fitting import fit_groups, gather
-from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.scaling.fitting import fit_groups
+from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
 from widthwise.files import write_atomic
 from widthwise.recipe.model_section import ModelChange
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.analysis import Analysis
+from widthwise.records.certificate import Demonstration
 from widthwise.records.comparison import Comparison
-from widthwise.records.demonstration import Demonstration
-from widthwise.records.evaluation_table import EvaluationTable
+from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.record import StoredRecord
 from widthwise.records.scaling import ScalingLaws
 from widthwise.records.sweep import Sweep
@@ -209,9 +209,7 @@ class Evaluating(_OfVariants):
         asked = self._asked(plan.reference, folder, observer)
         paths, baseline = {key: str(models / run_path(*key)) for key in plan.order}, str(plan.baseline)
         evaluations = [evaluate_run(path, asked, observer.message) for path in paths.values()]
-        beside = {
-            path: paths[str(plan.baseline), seed] for (name, seed), path in paths.items() if name != plan.baseline
-        }
+        beside = {path: paths[baseline, seed] for (name, seed), path in paths.items() if name != baseline}
         differences = all_differences(evaluations, beside, by_step=False)
         models_table(evaluations, differences, command_line()).write(folder)
         return [models, folder]

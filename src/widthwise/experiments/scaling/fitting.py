@@ -1,106 +1,68 @@
-"""Scaling laws of groups of models, and what one group saves over another."""
+"""Laws of all groups of models, the choice between them, and the answer in words."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.experiments.scaling.from_runs import read_measured
-from widthwise.experiments.scaling.from_table import read_table
-from widthwise.experiments.scaling.law_fit import Fit, fit_law, undetermined
+from widthwise.experiments.scaling.law_fit import N_RESAMPLES, Fit, fit_law, savings, undetermined
 from widthwise.experiments.scaling.laws import LAWS, Law, leave_one_out_errors
-from widthwise.experiments.scaling.points import Axes, CurveGroup, grouped
-from widthwise.experiments.scaling.savings import savings
-from widthwise.experiments.scaling.sentences import law_sentence, method_sentence, saving_sentence
-from widthwise.records.estimate import CONFIDENCE
+from widthwise.experiments.scaling.points import CurveGroup, FitData
+from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.scaling import FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
 from widthwise.training.observer import Observer, Silence
 
-
-@dataclass(frozen=True)
-class Gathered:
-    """The data that laws are fitted to."""
-
-    axes: Axes
-    groups: tuple[CurveGroup, ...]
-    baseline: str | None
-    """One of the groups; None: no savings are computed."""
-    left_out: tuple[str, ...] = ()
-    """Unfinished points that the paths contain, in words."""
-
-
-def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Gathered:
-    """Every model in the paths: .csv files, run directories, or folders of comparisons or sweeps.
-
-    baseline: a group; by default the one that all comparisons call their baseline, if it is a group. Raises UserError
-    if a path is none of these, or if no law can be fitted to a group.
-    """
-    if twice := [str(path) for path, times in Counter(path.resolve() for path in paths).items() if times > 1]:
-        raise UserError(f"{twice[0]}: is given twice; a model counts once")
-    tables = [path for path in paths if path.is_file()]
-    found = [row for path in tables for row in read_table(path, axes)]
-    left_out: tuple[str, ...] = ()
-    recorded: frozenset[str] = frozenset()
-    if folders := [path for path in paths if path not in tables]:
-        measured = read_measured(folders, axes)
-        found += measured.points
-        recorded, left_out = measured.baselines, measured.left_out
-    groups = grouped(found)
-    if not groups:
-        raise UserError(f"fit: found no finished model; {'; '.join(left_out)}")
-    names = [group.name for group in groups]
-    if baseline is not None and baseline not in names:
-        raise UserError(f"--baseline: got {baseline!r}; {nearest_hint(baseline, names)}")
-    if baseline is None and len(recorded) == 1:
-        baseline = next((name for name in names if name in recorded), None)
-    for group in groups:
-        reasons = [undetermined(law, group) for law in LAWS.values()]
-        if all(reasons):
-            raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by decides which models share a curve")
-    return Gathered(axes, groups, baseline, left_out)
+Fits = dict[LawName, dict[str, Fit]]
+"""Kind of law -> group -> fit, if the group has enough points for one."""
 
 
 def fit_groups(
-    gathered: Gathered, title: str, command: str, law: str | None = None, observer: Observer | None = None
+    data: FitData, title: str, command: str, law: str | None = None, observer: Observer | None = None
 ) -> ScalingLaws:
-    """All laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
+    """Return all laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
 
-    law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`.
+    law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. Raises UserError if
+    no law can be fitted to a group.
     """
-    fits = _fits(gathered.groups, observer or Silence())
-    chosen, why = _choice(gathered.groups, fits, law)
-    found = [saving for kind in fits for saving in _savings(gathered, fits[kind])]
-    curves = [fits[chosen][group.name] for group in gathered.groups]
+    axes, groups = data.axes, data.groups
+    fits = _fits(groups, axes.x, observer or Silence())
+    chosen, why = _choice(groups, fits, law)
+    found = [
+        saving
+        for own in fits.values()
+        for name, fit in own.items()
+        if data.baseline in own and name != data.baseline
+        for saving in savings(fit, own[data.baseline], CONFIDENCE)
+    ]
+    curves = [fits[chosen][group.name] for group in groups]
+    drawn = sorted({"the luck of runs" if group.has_seeds else "residuals" for group in groups})
     sentences = [
-        *(saving_sentence(found, group.name, chosen, gathered.axes.x) for group in _saving_groups(gathered, found)),
-        *(law_sentence(curve, gathered.axes) for curve in curves),
-        f"Law: {chosen}, {why}. {method_sentence(curves)}",
-        *(f"Left out: {each}." for each in gathered.left_out),
+        *(_saving_sentence(found, name, chosen, axes.x) for name in dict.fromkeys(saving.group for saving in found)),
+        *(_law_sentence(curve, axes.x, axes.y) for curve in curves),
+        f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {N_RESAMPLES:,} times.",
+        *(f"Left out: {each}." for each in data.left_out),
     ]
     return ScalingLaws(
         title=title,
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         confidence=CONFIDENCE,
-        x=gathered.axes.x,
-        y=gathered.axes.y,
-        baseline=gathered.baseline,
+        x=axes.x,
+        y=axes.y,
+        baseline=data.baseline,
         sentence="\n".join(sentences),
-        groups=[_recorded_group(group, fits, chosen) for group in gathered.groups],
+        groups=[_recorded(group, fits, chosen) for group in groups],
         savings=found,
     )
 
 
-Fits = dict[LawName, dict[str, Fit]]
-"""Kind of law -> group -> fit, if the group has enough points for one."""
-
-
-def _fits(groups: Sequence[CurveGroup], observer: Observer) -> Fits:
+def _fits(groups: Sequence[CurveGroup], x: str, observer: Observer) -> Fits:
+    for group in groups:
+        reasons = [undetermined(law, group) for law in LAWS.values()]
+        if all(reasons):
+            raise UserError(f"fit: over {x} a law {reasons[0]}; --group-by decides which models share a curve")
     possible: list[tuple[LawName, CurveGroup]] = [
         (kind, group) for kind, law in LAWS.items() for group in groups if undetermined(law, group) is None
     ]
@@ -112,7 +74,7 @@ def _fits(groups: Sequence[CurveGroup], observer: Observer) -> Fits:
 
 
 def _choice(groups: Sequence[CurveGroup], fits: Fits, asked: str | None) -> tuple[LawName, str]:
-    """One law for all groups, so that their curves can be compared, and the reason for it."""
+    """Return one law for all groups, so that their curves can be compared, and the reason for it."""
     if asked is not None:
         law = next((law for law in LAWS.values() if law.kind == asked), None)
         if law is None:
@@ -138,18 +100,7 @@ def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
     return float(np.sqrt(np.square(errors).mean()))
 
 
-def _savings(gathered: Gathered, fits: dict[str, Fit]) -> list[Saving]:
-    baseline = fits.get(gathered.baseline) if gathered.baseline is not None else None
-    if baseline is None:
-        return []
-    return [each for name, fit in fits.items() if fit is not baseline for each in savings(fit, baseline, CONFIDENCE)]
-
-
-def _saving_groups(gathered: Gathered, found: Sequence[Saving]) -> list[CurveGroup]:
-    return [group for group in gathered.groups if any(each.group == group.name for each in found)]
-
-
-def _recorded_group(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
+def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
     points = [
         ScalingPoint(
             name=point.name,
@@ -160,20 +111,55 @@ def _recorded_group(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGr
         )
         for point in group.points
     ]
-    laws: dict[LawName, FittedLaw | None] = {
-        kind: _recorded_law(law, group, fits[kind].get(group.name)) for kind, law in LAWS.items()
-    }
+    laws: dict[LawName, FittedLaw | None] = {}
+    for kind, law in LAWS.items():
+        fit = fits[kind].get(group.name)
+        laws[kind] = FittedLaw(
+            form=law.form,
+            parameters={} if fit is None else fit.intervals(CONFIDENCE),
+            rms=fit and fit.rms,
+            r_squared=fit and fit.r_squared,
+            leave_one_out_rms=fit and _left_out_rms(law, [group]),
+            band=fit and fit.band(CONFIDENCE),
+            reason=undetermined(law, group) if fit is None else fit.reason,
+        )
     return ScalingGroup(name=group.name, points=points, fits=laws, chosen=chosen)
 
 
-def _recorded_law(law: Law, group: CurveGroup, fit: Fit | None) -> FittedLaw:
-    """A fit as a record; without parameters if the group has too few points for one."""
-    return FittedLaw(
-        form=law.form,
-        parameters={} if fit is None else fit.intervals(CONFIDENCE),
-        rms=fit and fit.rms,
-        r_squared=fit and fit.r_squared,
-        leave_one_out_rms=None if fit is None else _left_out_rms(law, [group]),
-        band=fit and fit.band(CONFIDENCE),
-        reason=undetermined(law, group) if fit is None else fit.reason,
-    )
+def _law_sentence(fit: Fit, x: str, y: str) -> str:
+    symbol = fit.law.steepness
+    steepness = fit.intervals(CONFIDENCE)[symbol]
+    doubt = "" if fit.reason is None else f"; {fit.reason}"
+    quality = "all points are equal" if np.isnan(fit.r_squared) else f"R² {fit.r_squared:.4f}"
+    if fit.misses_by_more_than_luck:
+        doubt += "; its points lie off it by more than the luck of runs, and of that the intervals know nothing"
+    formula = fit.law.written(fit.parameters, x, y)
+    return f"{fit.group.name}: {formula} ({symbol}: {_ends(steepness, '{:.4g}')}; {quality}){doubt}."
+
+
+def _saving_sentence(found: Sequence[Saving], group: str, law: str, x: str) -> str:
+    """Tell what a group saves by one law, curve against curve and point against curve, and by the other laws."""
+    own = {(each.fit, each.kind): each for each in found if each.group == group}
+    curve, point = own[law, "curve"], own[law, "point"]
+    by_curves = _reached(curve, f"{curve.baseline}'s fitted loss of {curve.at.y:.4g}", x)
+    by_point = _reached(point, f"the measured loss of {point.at.name} ({point.at.y:.4g})", x)
+    others = [f"{kind} {_share(each)}" for (kind, how), each in own.items() if how == "curve" and kind != law]
+    also = f" Curve against curve by other laws: {', '.join(others)}." if others else ""
+    return f"{group} {by_curves}, by the two fitted curves; it {by_point}, by its curve and that point.{also}"
+
+
+def _reached(saving: Saving, loss: str, x: str) -> str:
+    if saving.ratio.mean is None:
+        return f"never reaches {loss}"
+    outside = ", outside its own models" if saving.is_extrapolated else ""
+    return f"reaches {loss} with {_share(saving)} ({_ends(saving.ratio, '{:.1%}')}{outside}) of the {x}"
+
+
+def _share(saving: Saving) -> str:
+    return "never" if saving.ratio.mean is None else f"{saving.ratio.mean:.1%}"
+
+
+def _ends(interval: Estimate, style: str) -> str:
+    if interval.low is None or interval.high is None:
+        return "no interval"
+    return f"{CONFIDENCE:.0%} interval {style.format(interval.low)} to {style.format(interval.high)}"

@@ -1,4 +1,4 @@
-"""One law fitted to one group of models, and the uncertainty of its parameters.
+"""One law fitted to one group of models, the uncertainty of its parameters, and what the group saves over a baseline.
 
 **What is resampled.** If every point has at least two seeds: the noise of each run, from the deviations of all runs of
 the group from the means of their points; within a single point, two seeds say too little about their own spread.
@@ -11,9 +11,16 @@ in common, such as data order or a bend that the law lacks, moves both curves an
 **The interval** is Student's t times the standard error of the resampled fits, as everywhere here (`statistics`). Few
 residuals understate the spread: they are widened by sqrt(n / n_free), with n_free = n - n_symbols, or n_runs - n_points
 for runs, and t has n_free degrees of freedom. For parameters that are factors, the interval is that of the logarithm.
+
+**Savings**: with how much of a baseline's compute, or width, a group reaches the same loss. Curve against curve: the
+target loss is that of the baseline's curve at its largest model, so the noise of one model counts little. Point against
+curve: the target loss is the one that the baseline's largest model has. The two together show how much depends on that
+one model: 77.6% and 74.4% of the FLOPs for the variable-width paper's Table 2.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -22,7 +29,7 @@ from widthwise.evaluation.estimate import students_t
 from widthwise.experiments.scaling.laws import Law
 from widthwise.experiments.scaling.points import CurveGroup
 from widthwise.records.estimate import Estimate
-from widthwise.records.scaling import Band
+from widthwise.records.scaling import Band, Saving, ScalingPoint
 
 N_RESAMPLES = 2000
 N_BAND = 33
@@ -45,24 +52,21 @@ class Fit:
     """Why the parameters are unreliable; None if they are not."""
 
     @property
-    def residuals(self) -> np.ndarray:
-        """(n_points,) y minus the curve."""
-        return self.group.y - self.law.y(self.parameters, self.group.x)
-
-    @property
     def rms(self) -> float:
-        """Root mean square of the residuals, in the unit of y."""
-        return float(np.sqrt(np.square(self.residuals).mean()))
+        """Root mean square of y minus the curve, in the unit of y."""
+        residuals = self.group.y - self.law.y(self.parameters, self.group.x)
+        return float(np.sqrt(np.square(residuals).mean()))
 
     @property
     def r_squared(self) -> float:
         """Share of the variance of y that the curve explains; nan if y does not vary."""
         y = self.group.y
-        return float(1 - np.square(self.residuals).mean() / y.var()) if np.ptp(y) else float("nan")
+        residuals = y - self.law.y(self.parameters, self.group.x)
+        return float(1 - np.square(residuals).mean() / y.var()) if np.ptp(y) else float("nan")
 
     @property
     def misses_by_more_than_luck(self) -> bool:
-        """Whether means over seeds lie farther off the curve than the noise of runs explains: the F test of lack of
+        """True if means over seeds lie farther off the curve than the noise of runs explains: the F test of lack of
         fit, at 5 percent. The intervals do not include such a miss."""
         if not self.group.has_seeds:
             return False
@@ -76,7 +80,7 @@ class Fit:
     def intervals(self, confidence: float) -> dict[str, Estimate]:
         """Parameter name -> its value and interval."""
         return {
-            symbol: t_interval(
+            symbol: _t_interval(
                 float(value), drawn, self.degrees_of_freedom, confidence, as_factor=symbol in self.law.factors
             )
             for symbol, value, drawn in zip(self.law.symbols, self.parameters, self.drawn_parameters.T)
@@ -94,7 +98,7 @@ class Fit:
 
 
 def undetermined(law: Law, group: CurveGroup) -> str | None:
-    """Why a law cannot be fitted to a group; None if it can."""
+    """Return why a law cannot be fitted to a group; None if it can."""
     n_different = len(set(group.x))
     if n_different >= law.fewest_points:
         return None
@@ -102,7 +106,7 @@ def undetermined(law: Law, group: CurveGroup) -> str | None:
 
 
 def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
-    """Fits a law to a group for which `undetermined` gives no objection. seed: of the resampling."""
+    """Fit a law to a group for which `undetermined` gives no objection. seed: of the resampling."""
     x, y = group.x, group.y
     parameters = law.fit(x, y)
     random = np.random.default_rng([seed, *group.layout])
@@ -136,7 +140,47 @@ def _drawn(residuals: np.ndarray, n_free: int, n_drawn: int, random: np.random.G
     return widened[random.integers(len(residuals), size=(N_RESAMPLES, n_drawn))]
 
 
-def t_interval(
+def savings(group: Fit, baseline: Fit, confidence: float) -> Iterator[Saving]:
+    """Yield the savings curve against curve and point against curve. Both fits are of the same law.
+
+    Intervals are those of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise the
+    degrees of freedom are those of Welch and Satterthwaite.
+    """
+    law, i = baseline.law, baseline.group.largest
+    point = baseline.group.points[i]
+    at_point = np.array(point.x)
+    y_curve, drawn_curve = law.y(baseline.parameters, at_point), law.y(baseline.drawn_parameters, at_point)
+    drawn_point = law.from_residual_scale(law.residual_scale(np.array(point.y)) + baseline.noise[:, i])
+    targets: dict[Literal["curve", "point"], tuple[float, np.ndarray]] = {
+        "curve": (float(y_curve), drawn_curve),
+        "point": (point.y, drawn_point),
+    }
+    for kind, (y, y_drawn) in targets.items():
+        y_here = np.array(y)
+        x, n_free = float(law.x(group.parameters, y_here)), float(group.degrees_of_freedom)
+        if group.group.layout != baseline.group.layout:
+            own, others = law.x(group.drawn_parameters, y_here), law.x(group.parameters, y_drawn)
+            n_free = _welch(own / x, group.degrees_of_freedom, others / x, baseline.degrees_of_freedom)
+        drawn = law.x(group.drawn_parameters, y_drawn)
+        yield Saving(
+            group=group.group.name,
+            baseline=baseline.group.name,
+            fit=law.kind,
+            kind=kind,
+            at=ScalingPoint(name=point.name, x=point.x, y=y),
+            ratio=_t_interval(x / point.x, drawn / point.x, n_free, confidence, as_factor=True),
+            is_extrapolated=not bool(group.group.x.min() <= x <= group.group.x.max()),
+        )
+
+
+def _welch(first: np.ndarray, first_free: int, second: np.ndarray, second_free: int) -> float:
+    """Degrees of freedom of a sum of two independent errors, here of logarithms of resampled values."""
+    variances = np.array([np.log(first).var(), np.log(second).var()])
+    weighted = (variances**2 / np.array([first_free, second_free])).sum()
+    return float(variances.sum() ** 2 / weighted) if weighted > 0 else float(first_free + second_free)
+
+
+def _t_interval(
     value: float, drawn: np.ndarray, degrees_of_freedom: float, confidence: float, as_factor: bool
 ) -> Estimate:
     """Student's t times the standard error of the resampled values; no interval if one of them is nan.

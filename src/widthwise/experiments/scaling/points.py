@@ -1,23 +1,53 @@
-"""Axes, points and groups of points for fitting laws."""
+"""Points of laws: from a user's tables, and from the folders that `train`, `compare` and `sweep` write."""
 
+import csv
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, nearest_hint
+from widthwise.files import read_text
+from widthwise.records.comparison import Comparison, Variant
+from widthwise.records.cost import CostSummary
+from widthwise.records.quantities import OF_MODELS, OF_RUNS
+from widthwise.records.record import finite
+from widthwise.records.run import RunResult
+from widthwise.records.sweep import FinishedPoint, Sweep
+from widthwise.run_dir import RunDir
+from widthwise.yaml_io import parse_yaml
+
+Y_QUANTITIES = [name for name, quantity in OF_RUNS.items() if quantity.is_loss]
+X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*Y_QUANTITIES, "val_perplexity")]
+"""All quantities that do not measure how good a model is."""
+BY_FOLDER = "folder"
+"""Value of --group-by that groups models by their folder instead of a recipe key."""
+BYTE_ORDER_MARK = "\ufeff"
+"""Written by spreadsheets before the first character."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The quantities on both axes, and which models one curve should go through."""
+
+    x: str
+    y: str
+    group_by: str | None = None
+    """A column of a table; for runs, a dotted key of their recipes or "folder".
+    None: the variant of a comparison, the group of a sweep, the stem of a table; all run directories are one group."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One model of a group."""
+    """One model of a group: its x, and the y of each of its runs, all above 0."""
 
     name: str
     x: float
-    """The quantity on the x axis, above 0."""
     per_seed: tuple[float, ...]
-    """y, above 0, of every run of the model."""
 
     @property
     def y(self) -> float:
@@ -46,7 +76,7 @@ class CurveGroup:
 
     @property
     def has_seeds(self) -> bool:
-        """Whether every point has several runs that differ, so that they show the noise between runs."""
+        """True if every point has several runs that differ, so that they show the noise between runs."""
         return min(self.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in self.points)
 
     @property
@@ -56,35 +86,235 @@ class CurveGroup:
 
 
 @dataclass(frozen=True)
-class Axes:
-    """The quantities on both axes, and which models one curve should go through."""
+class FitData:
+    """The data that laws are fitted to."""
 
-    x: str
-    y: str
-    group_by: str | None = None
-    """A column of a table; for runs, a dotted key of their recipes or "folder".
-    None: the variant of a comparison, the group of a sweep, the stem of a table; all run directories are one group."""
+    axes: Axes
+    groups: tuple[CurveGroup, ...]
+    """In order of first appearance."""
+    baseline: str | None
+    """One of the groups; None: no savings are computed."""
+    left_out: tuple[str, ...] = ()
+    """Unfinished points that the paths contain, in words."""
+
+
+def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> FitData:
+    """Collect every model in the paths: .csv files, run directories, or folders of comparisons or sweeps.
+
+    baseline: a group; by default the one that all comparisons call their baseline, if it is a group. Raises UserError
+    if a path is none of these, or a number is missing or has no logarithm.
+    """
+    if twice := [str(path) for path, times in Counter(path.resolve() for path in paths).items() if times > 1]:
+        raise UserError(f"{twice[0]}: is given twice; a model counts once")
+    tables = [path for path in paths if path.is_file()]
+    found = [row for path in tables for row in _table_points(path, axes)]
+    measured = _Measured([path for path in paths if path not in tables], axes)
+    found += [(model.group(axes), model.point(axes)) for model in measured.models]
+    groups: dict[str, list[Point]] = {}
+    for group, point in found:
+        groups.setdefault(group, []).append(point)
+    if not groups:
+        raise UserError(f"fit: found no finished model; {'; '.join(measured.left_out)}")
+    if baseline is not None and baseline not in groups:
+        raise UserError(f"--baseline: got {baseline!r}; {nearest_hint(baseline, groups)}")
+    if baseline is None and len(measured.baselines) == 1:
+        baseline = next((name for name in groups if name in measured.baselines), None)
+    curves = (CurveGroup(name, tuple(sorted(own, key=lambda point: point.x))) for name, own in groups.items())
+    return FitData(axes, tuple(curves), baseline, tuple(measured.left_out))
+
+
+def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
+    """Yield the points of a table with a header, each with its group; empty lines and those that begin with # do not
+    count.
+
+    Rows that agree in group, x and the column `name`, if there is one, are seeds of one point. Without a column to
+    group by, one curve goes through all. Raises UserError naming the line of a mistake.
+    """
+    text = read_text(path).removeprefix(BYTE_ORDER_MARK)
+    lines = [
+        (f"{path}: line {number}", line)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.startswith("#")
+    ]
+    if not lines:
+        raise UserError(f"{path}: holds no table; expected a line of column names")
+    header = _cells(*lines[0])
+    if len(set(header)) < len(header):
+        raise UserError(f"{path}: two columns have the same name ({', '.join(header)})")
+    for option, column in (("--x", axes.x), ("--y", axes.y), ("--group-by", axes.group_by)):
+        if column is not None and column not in header:
+            raise UserError(f"{path}: {option}: got {column!r}; {nearest_hint(column, header)}")
+    seeds: dict[tuple[str, str, float], list[float]] = {}
+    for where, line in lines[1:]:
+        cells = _cells(where, line)
+        if len(cells) != len(header):
+            raise UserError(f"{where}: has {len(cells)} cells; expected {len(header)} ({', '.join(header)})")
+        row = dict(zip(header, cells))
+        x, y = (_positive(_parsed(row, column, where), column, where) for column in (axes.x, axes.y))
+        group = path.stem if axes.group_by is None else row[axes.group_by]
+        name = row.get("name") or where.removeprefix(f"{path}: ")
+        seeds.setdefault((group, name, x), []).append(y)
+    if not seeds:
+        raise UserError(f"{path}: has column names but no rows")
+    for (group, name, x), per_seed in seeds.items():
+        yield group, Point(name, x, tuple(per_seed))
+
+
+def _cells(where: str, line: str) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]))]
+    except csv.Error as error:  # a cell is longer than any number or name
+        raise UserError(f"{where}: cannot be read ({error})") from None
+
+
+def _parsed(row: Mapping[str, str], column: str, where: str) -> float:
+    try:
+        return float(row[column])
+    except ValueError:
+        raise UserError(f"{where}: {column} is {row[column]!r}, not a number") from None
+
+
+def _positive(value: float, name: str, where: str) -> float:
+    """Return the value. Raises UserError if it has no logarithm."""
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{where}: {name} is {value:g}; a law needs finite numbers above 0")
+    return value
 
 
 @dataclass(frozen=True)
-class Found:
-    """A point and its group."""
+class _Model:
+    """The runs of one recipe."""
 
-    group: str
-    point: Point
+    name: str
+    where: str
+    default_group: str
+    folder: Path
+    """Folder of the comparison or sweep, or the parent folder of the runs."""
+    run: RunDir
+    """Stands for all seeds; it may be missing."""
+    cost: CostSummary
+    per_seed: Sequence[float]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The values of a sweep's point."""
+
+    def point(self, axes: Axes) -> Point:
+        if axes.x in OF_RUNS:
+            run = self._existing_run("--x", axes.x)
+            x = _number(_result(run), axes.x, run)
+        else:
+            x = OF_MODELS[axes.x].read(self.cost)
+            if x is None:
+                raise UserError(f"{self.where}: its cost has no {axes.x}")
+        per_seed = (_positive(y, axes.y, self.where) for y in self.per_seed)
+        return Point(self.name, _positive(float(x), axes.x, self.where), tuple(per_seed))
+
+    def group(self, axes: Axes) -> str:
+        key = axes.group_by
+        if key is None:
+            return self.default_group
+        if key == BY_FOLDER:
+            return self.folder.resolve().name
+        if key in self.values:
+            return str(self.values[key])
+        return _value_at(_recipe(self._existing_run("--group-by", key)), key, f"{self.run.path}/config.yaml")
+
+    def _existing_run(self, option: str, name: str) -> RunDir:
+        if not self.run.exists:
+            raise UserError(f"{self.where}: {option} {name} is only in the run itself, and {self.run.path} is missing")
+        return self.run
 
 
-def checked_point(name: str, x: float, per_seed: Sequence[float], where: str, axes: Axes) -> Point:
-    """A point of these numbers. Raises UserError if one of them has no logarithm."""
-    for label, value in ((axes.x, x), *((axes.y, y) for y in per_seed)):
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{where}: {label} is {value:g}; a law needs finite numbers above 0")
-    return Point(name, x, tuple(per_seed))
+class _Measured:
+    """The models of run directories and of folders with a comparison or a sweep; the names of the baselines of these;
+    the points of sweeps that have not finished, in words. Raises UserError for any other folder."""
+
+    def __init__(self, folders: Sequence[Path], axes: Axes):
+        for option, name, allowed in (("--x", axes.x, X_QUANTITIES), ("--y", axes.y, Y_QUANTITIES)):
+            if folders and name not in allowed:
+                raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
+        self.models: list[_Model] = []
+        self.baselines: set[str] = set()
+        self.left_out: list[str] = []
+        runs: list[RunDir] = []
+        for path in folders:
+            if (path / Comparison.file_name).is_file():
+                comparison = Comparison.read(path)
+                self.baselines.add(comparison.baseline)
+                self.models += [_of_variant(variant, variant.name, path, axes.y) for variant in comparison.variants]
+            elif (path / Sweep.file_name).is_file():
+                self._add_sweep(Sweep.read(path), path, axes.y)
+            elif RunDir(path).exists:
+                runs.append(RunDir(path))
+            else:
+                allowed = "a .csv file, a run directory (config.yaml), or a folder with comparison.json or sweep.json"
+                raise UserError(f"{path}: is not {allowed}")
+        self.models += _of_runs(runs, axes.y)
+
+    def _add_sweep(self, sweep: Sweep, folder: Path, y: str) -> None:
+        self.baselines |= {name for name in (sweep.baseline, sweep.baseline_group) if name is not None}
+        self.models += [
+            _of_variant(point, point.group or folder.name, folder, y, point.values)
+            for point in sweep.points
+            if isinstance(point, FinishedPoint)
+        ]
+        if missing := [f"{point.name} ({point.state})" for point in sweep.open_points]:
+            self.left_out.append(f"{folder} without {', '.join(missing)}")
 
 
-def grouped(found: Iterable[Found]) -> tuple[CurveGroup, ...]:
-    """The groups in order of first appearance, their points in increasing order of x."""
-    groups: dict[str, list[Point]] = {}
-    for each in found:
-        groups.setdefault(each.group, []).append(each.point)
-    return tuple(CurveGroup(name, tuple(sorted(points, key=lambda point: point.x))) for name, points in groups.items())
+def _of_variant(variant: Variant, group: str, folder: Path, y: str, values: Mapping[str, Any] | None = None) -> _Model:
+    where = f"{folder}: {variant.name}"
+    losses = OF_RUNS[y].of_variant(variant)
+    if losses is None or not losses.per_seed:
+        raise UserError(f"{where}: has no {y}")
+    run, per_seed = RunDir(folder / variant.runs[0]), [finite(loss) for loss in losses.per_seed]
+    return _Model(variant.name, where, group, folder, run, variant.cost, per_seed, values or {})
+
+
+def _of_runs(runs: Sequence[RunDir], y: str) -> Iterator[_Model]:
+    """Yield models; runs that differ only in the seed are one."""
+    alike: dict[str, list[RunDir]] = {}
+    for run in runs:
+        recipe = _recipe(run)
+        recipe.get("train", {}).pop("seed", None)
+        alike.setdefault(repr(recipe), []).append(run)
+    for seeds in alike.values():
+        run, results = seeds[0], [_result(run) for run in seeds]
+        per_seed = [_number(result, y, run) for result, run in zip(results, seeds)]
+        folder = run.path.resolve().parent
+        yield _Model(run.path.name, str(run.path), "runs", folder, run, results[0].cost, per_seed)
+
+
+def _result(run: RunDir) -> RunResult:
+    result = run.result()
+    if result is None:
+        raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
+    return result
+
+
+def _number(result: RunResult, key: str, run: RunDir) -> float:
+    value = OF_RUNS[key].of_run(result)
+    if value is None:
+        raise UserError(f"{run.path}/result.json: {key} is {value!r}, not a number")
+    return float(value)
+
+
+def _recipe(run: RunDir) -> dict[str, Any]:
+    where = f"{run.path}/config.yaml"
+    data = parse_yaml(run.config_yaml(), where)
+    if not isinstance(data, dict) or not isinstance(data.get("train", {}), dict):
+        raise UserError(f"{where}: is not a recipe")
+    return data
+
+
+def _value_at(recipe: dict[str, Any], key: str, where: str) -> str:
+    """Return the value of a dotted key; numbers index lists."""
+    node: Any = recipe
+    for part in key.split("."):
+        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            node = node[part]
+        else:
+            allowed = nearest_hint(part, node) if isinstance(node, dict) else f"it has no keys here, but {node!r}"
+            raise UserError(f"--group-by: got {key!r}; {where} has no {part!r} there; {allowed}")
+    return str(node)

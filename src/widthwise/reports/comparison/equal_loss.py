@@ -8,8 +8,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from widthwise.records.comparison import Compared, Variant
-from widthwise.records.equal_loss import OverTokens, Validations
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import Estimate, OverTokens, Validations
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 from widthwise.reports.page.formats import MISSING, capital, clean, counted, fixed, interval, shorten, si

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from widthwise.records.comparison import Compared, Variant
-from widthwise.records.quantities import QUANTITIES
-from widthwise.records.quantity import OfModel, Quantity
+from widthwise.records.quantities import QUANTITIES, OfModel, Quantity
 from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, main_columns, shown_verdict
 from widthwise.reports.comparison.validated import validated_names
 from widthwise.reports.page.formats import capital, percentage, ratio

@@ -10,8 +10,7 @@ from widthwise.config_io import UserError, nearest_hint
 from widthwise.records.comparison import Compared, Comparison, Variant
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.family import Family
-from widthwise.records.quantities import QUANTITIES, QUANTITY
-from widthwise.records.quantity import OfModel, Quantity
+from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
 from widthwise.records.sweep import Sweep
 from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, counted, interval, percentage, shown
 

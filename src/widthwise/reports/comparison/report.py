@@ -7,9 +7,9 @@ from markupsafe import Markup
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
 from widthwise.records.comparison import Comparison, Variant
+from widthwise.records.discovery import Search
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import Run, RunResult
-from widthwise.records.search import Search
 from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.equal_loss import equal_loss_section
 from widthwise.reports.comparison.export import csv_text, latex_text

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from widthwise.records.effects import Effects
+from widthwise.records.estimate import Effects
 from widthwise.reports.effects.export import csv_text, latex_text
 from widthwise.reports.effects.figure import effect_figure
 from widthwise.reports.effects.scales import Scales, read_scales

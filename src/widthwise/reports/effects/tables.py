@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from widthwise.records.comparison import Variant
-from widthwise.records.equal_loss import EqualLoss
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import EqualLoss, Estimate
 from widthwise.records.quantities import TITLES
 from widthwise.reports.effects.scales import Scale, Scales, seed_words
 from widthwise.reports.effects.sentences import words

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
+from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.reports.page.formats import MISSING, clean, fixed, signed
 from widthwise.reports.page.html import render, sequence, write_all
 from widthwise.reports.page.latex import escaped_row, latex_escape, latex_row, latex_table

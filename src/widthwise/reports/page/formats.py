@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from widthwise.records.estimate import Estimate
-from widthwise.records.quantity import Quantity
+from widthwise.records.quantities import Quantity
 
 MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 _DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))

@@ -6,8 +6,7 @@ from typing import Any
 from widthwise.records.comparison import Compared, Variant
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
-from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES
-from widthwise.records.quantity import OfModel, Quantity
+from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, OfModel, Quantity
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.page.curves import Curve
 from widthwise.reports.page.formats import MISSING, clean, fixed, hidden_widths, plain, shown, signed

@@ -7,8 +7,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from widthwise.records.analysis import AnalysedModel
-from widthwise.records.dynamic_width import LayerWidths, TokenWidths
+from widthwise.records.analysis import AnalysedModel, LayerWidths, TokenWidths
 from widthwise.records.run import RunResult
 from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, si, signed
 from widthwise.reports.page.html import Panel

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm, to_rgba
 from numpy.typing import NDArray
 
-from widthwise.records.analysis import AnalysedModel
+from widthwise.records.analysis import AnalysedModel, SiteSlots, VirtualWidth
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
-from widthwise.records.virtual_width import SiteSlots, VirtualWidth
 from widthwise.reports.page.curves import Curve
 from widthwise.reports.page.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.page.html import Panel, panels

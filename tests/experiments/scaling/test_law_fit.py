@@ -1,12 +1,13 @@
-"""Intervals of fitted laws against those of linear regression, and how often they hold the truth."""
+"""Intervals of fitted laws against those of linear regression, savings, and how often both hold the truth."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.experiments.scaling.law_fit import fit_law
-from widthwise.experiments.scaling.laws import LAWS
+from widthwise.experiments.scaling.law_fit import fit_law, savings
+from widthwise.experiments.scaling.laws import LAWS, Law
 from widthwise.experiments.scaling.points import CurveGroup, Point
+from widthwise.records.scaling import Saving
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([1.0, 3.0, 9.0, 27.0, 81.0])
@@ -22,6 +23,10 @@ def group(y: np.ndarray, x: np.ndarray = X, name: str = "g") -> CurveGroup:
 def noisy(seed: int, n_seeds: int = 1, size: float = 0.004) -> np.ndarray:
     luck = np.random.default_rng(seed).normal(size=(len(X), n_seeds))
     return POWER.y(TRUTH, X)[:, None] * np.exp(size * luck)
+
+
+def saved(law: Law, new: CurveGroup, base: CurveGroup, confidence: float = 0.95) -> dict[str, Saving]:
+    return {each.kind: each for each in savings(fit_law(law, new), fit_law(law, base), confidence)}
 
 
 def test_of_one_seed_each_the_interval_is_that_of_linear_regression() -> None:
@@ -84,3 +89,39 @@ def test_a_bend_is_told_from_the_luck_of_runs() -> None:
     bent = noisy(0, n_seeds=2) * np.exp(0.04 * np.array([1, 0, -1, 0, 1]))[:, None]
     assert fit_law(POWER, group(bent)).misses_by_more_than_luck
     assert not fit_law(POWER, group(bent[:, 0])).misses_by_more_than_luck  # one seed each shows no luck
+
+
+def test_a_shifted_curve_saves_its_shift() -> None:
+    """The same loss at 0.7 of x, whatever the law."""
+    y = {"power": 3 * X**-0.05, "power_irreducible": 1.5 + 2 * X**-0.4, "log_linear": 4 - 0.1 * np.log2(X)}
+    for kind, law in LAWS.items():
+        found = saved(law, group(y[kind], 0.7 * X), group(y[kind]))
+        for each in found.values():
+            assert each.ratio.mean == pytest.approx(0.7, rel=1e-4)
+            assert each.at.y == pytest.approx(y[kind][-1])
+
+
+def test_what_sizes_have_in_common_cancels() -> None:
+    """Equal groups save nothing and leave no doubt, however far their points are from the curve."""
+    same = group(noisy(3, size=0.05))
+    curve = saved(POWER, same, same)["curve"]
+    assert (curve.ratio.low, curve.ratio.mean, curve.ratio.high) == pytest.approx((1, 1, 1))
+
+
+@pytest.mark.parametrize("n_points", [5, 4])
+def test_ninety_percent_intervals_of_savings_hold_the_truth_about_so_often(n_points: int) -> None:
+    """With one layout and with two, independent noise in both; the binomial standard error is 1.9 percent."""
+    true, hits = (2.95 / 3) ** (1 / 0.05), 0
+    for seed in range(250):
+        new = group(0.9**-0.05 * 2.95 / 3 * noisy(2 * seed)[:n_points], 0.9 * X[:n_points])
+        ratio = saved(POWER, new, group(noisy(2 * seed + 1)), 0.90)["curve"].ratio
+        hits += ratio.low < true < ratio.high
+    assert hits / 250 == pytest.approx(0.90, abs=0.06)
+
+
+@pytest.mark.parametrize(("shift", "is_outside"), [(0.2, False), (0.01, True), (2.0, True)])
+def test_a_loss_that_is_reached_outside_the_groups_own_points_says_so(shift: float, is_outside: bool) -> None:
+    """The group of points 1 to 27 reaches the baseline's last loss at 81 times the shift."""
+    found = saved(POWER, group(3 * (X[:4] / shift) ** -0.05, X[:4]), group(3 * X**-0.05))["curve"]
+    assert found.ratio.mean == pytest.approx(shift)
+    assert found.is_extrapolated == is_outside

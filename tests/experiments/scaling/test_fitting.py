@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError
-from widthwise.experiments.scaling.fitting import Gathered, fit_groups, gather
+from widthwise.experiments.scaling.fitting import fit_groups
 from widthwise.experiments.scaling.laws import LAWS
-from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.scaling.points import Axes, FitData, gather
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.run_dir import RunDir
 
-PAPERS = Path(__file__).parents[2] / "configs" / "papers" / "points"
+PAPERS = Path(__file__).parents[3] / "configs" / "papers" / "points"
 SIZES = (32, 48, 72, 108)
 AXES = Axes("params", "val_loss")
 
@@ -82,7 +82,7 @@ def table(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def by_group(gathered: Gathered) -> dict[str, list[tuple[float, int]]]:
+def by_group(gathered: FitData) -> dict[str, list[tuple[float, int]]]:
     return {group.name: [(point.x, len(point.per_seed)) for point in group.points] for group in gathered.groups}
 
 
@@ -121,7 +121,7 @@ def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path) -> None:
         ("size,y\n1,3\n2,2\n", r"3 or more different x, and points has 2"),
     ):
         with pytest.raises(UserError, match=named):
-            gather([table(tmp_path, text)], Axes("size", "y"))
+            fit_groups(gather([table(tmp_path, text)], Axes("size", "y")), "t", "c")
 
 
 def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
         (("params", "val_loss", "model.residual.knd"), r"--group-by: got 'model.residual.knd'.*did you mean 'kind'"),
     ):
         with pytest.raises(UserError, match=named):
-            gather(runs, Axes(*axes))
+            fit_groups(gather(runs, Axes(*axes)), "t", "c")
 
 
 def test_scaling_json_is_what_reports_read_and_holds_the_finished_points_of_a_sweep(tmp_path: Path) -> None:
