@@ -162,8 +162,6 @@ MISTAKES = {
     "eval": [
         ("eval small --tasks piqa,", "--tasks: got 'piqa,'"),
         ("eval small --suite hourglas", "did you mean 'hourglass'?"),
-        ("eval small --weight MMLU", "--weight: got 'MMLU'; expected NAME=NUMBER"),
-        ("eval small --weight MMLU=two", "--weight: got 'MMLU=two'; expected NAME=NUMBER"),
         ("eval small --baseline run9=run1", "--baseline: got 'run9'"),
         ("eval small --precision fp16", "precision: got 'fp16'"),
         ("eval small --device gpu", "device: got 'gpu'; torch has none of that name here"),

@@ -66,10 +66,6 @@ def evaluate(
         bool,
         typer.Option("--partial", rich_help_panel=TASKS, help="Evaluate what can be had of a suite, and say the rest."),
     ] = False,
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel=TASKS, metavar="NAME=N", help="Weight in a mean, of a text or a suite's task."),
-    ] = None,
     limit: Annotated[
         int | None, typer.Option(rich_help_panel=TASKS, min=1, help="Use only this many items of each task.")
     ] = None,
@@ -143,7 +139,6 @@ def evaluate(
         "suite": suite,
         "local": local,
         "partial": partial,
-        "weights": _weights(weight or []),
         "field": field,
         "stride": stride,
         "max_length": max_length,
@@ -182,16 +177,6 @@ def evaluate(
     say_tables(*(tables_by_checkpoint if every_checkpoint else evaluation_tables)(records, differences))
     for file in files:
         say(f"wrote {file}")
-
-
-def _weights(given: list[str]) -> dict[str, float]:
-    weights = {}
-    for name, number in _named_pairs("--weight", "NAME=NUMBER", given).items():
-        try:
-            weights[name] = float(number)
-        except ValueError:
-            raise UserError(f"--weight: got '{name}={number}'; expected NAME=NUMBER, as MMLU=2") from None
-    return weights
 
 
 def _named_pairs(option: str, form: str, given: list[str]) -> dict[str, str]:

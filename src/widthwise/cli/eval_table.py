@@ -71,9 +71,7 @@ def _answers(record: dict[str, Any]) -> Iterator[_Answers]:
         yield _Answers(f"{_tail(name)} ({text['n_bytes']:,} bytes)", text["metrics"], remarks)
     means = record["text_means"]
     if means is not None:
-        weights = means["weights"].values()
-        weighted = "" if len(set(weights)) == 1 else f", weights {', '.join(f'{each:g}' for each in weights)}"
-        yield _Answers(f"mean over {len(weights)} texts{weighted}", means["metrics"])
+        yield _Answers(f"mean over {len(record['texts'])} texts", means["metrics"])
     for name, task in record["tasks"].items():
         chance = f", chance {fixed(100 * task['chance'], 1)}%" if task["chance"] else ""
         cut = f"{task['n_cut_contexts']:,} contexts cut to {record['max_length']:,} tokens"
@@ -95,10 +93,9 @@ def _titles(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _average_name(average: dict[str, Any]) -> str:
-    """Says where it is over a part of the tasks, weighted, or not the paper's."""
+    """Says where it is over a part of the tasks, or not the paper's."""
     is_partial = average["n_tasks"] < average["n_tasks_of_suite"]
     remarks = [f"{average['n_tasks']} of {average['n_tasks_of_suite']} tasks"] if is_partial else []
-    remarks += ["weighted"] if len(set(average["weights"].values())) > 1 else []
     remarks += [] if average["is_printed"] else ["not in the paper"]
     return "Avg." + (f" ({', '.join(remarks)})" if remarks else "")
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,6 @@ class EvaluationConfig(ScoringOptions):
     """Folder of task files, from which the suite is answered without lm-evaluation-harness."""
     partial: bool = False
     """Whether a suite may be answered in part; its average is marked then."""
-    weights: dict[str, pydantic.PositiveFloat] = pydantic.Field(default_factory=dict)
-    """Name of a text or of a task of the suite -> its weight in their mean; 1 where not given."""
     field: str = "text"
     """Key of the text in JSONL, or column in Parquet."""
     stride: pydantic.PositiveInt | None = None
@@ -118,7 +116,6 @@ def evaluate_run(
     suite_files = [] if suite is None else suite.files
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
     texts, readings = {}, _texts(scored, scorer, config)
-    _check_weights(config.weights, readings, suite)
     for name, score in readings.items():
         say(f"reading {name}")
         _report(scorer, name, working)
@@ -128,7 +125,7 @@ def evaluate_run(
     names = [*config.tasks, *([] if suite is None else suite.harness)]
     harness, harness_items = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
     of_texts, local = ({name: each["metrics"] for name, each in found.items()} for found in (texts, of_suite))
-    means = text_means(of_texts, config.weights)
+    means = text_means(of_texts)
     bits = means["metrics"]["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
     return {
         "run": str(path),
@@ -145,7 +142,7 @@ def evaluate_run(
         "tasks": tasks if suite is None else tasks | {suite.suite.answers(name): of_suite[name] for name in of_suite},
         "lm_eval": harness,
         "lm_eval_items": harness_items,
-        "suite": None if suite is None else suite.table(local, harness, of_texts, config.weights),
+        "suite": None if suite is None else suite.table(local, harness, of_texts),
         "damages": list(scored.damages),
         "environment": environment(),
     }
@@ -191,14 +188,6 @@ def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, 
     if max_tokens is not None:
         n_tokens = min(n_tokens, max_tokens + 1)
     return score_stream(scorer, data.held_out.tokens(0, n_tokens), stride, str(data.path))
-
-
-def _check_weights(weights: Mapping[str, float], texts: Collection[str], suite: SuitePlan | None) -> None:
-    """Raises UserError for the weight of something that is not averaged."""
-    names = [*(texts if len(texts) > 1 else ()), *([] if suite is None else suite.suite.averaged)]
-    wrong = next((name for name in weights if name not in names), None)
-    if wrong is not None:
-        raise UserError(f"weights: got one of {wrong!r}; averaged are {', '.join(names) or 'no texts or tasks'}")
 
 
 def _report(scorer: Scorer, name: str, working: Working) -> None:
