@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY
 
-from widthwise.cli.eval_checkpoints import tables_by_checkpoint
-from widthwise.cli.eval_table import suite_results_table
+from widthwise.cli.eval_tables import suite_results_table, tables_by_checkpoint
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs import harness

@@ -164,6 +164,7 @@ def test_mistakes_are_named(runs: list[Path], questions: Path, tmp_path: Path) -
         ({"stride": 18}, "stride: got 18; must be from 1 to max_length = 17"),
         ({"texts": [__file__, "gone.txt"]}, "gone.txt: no such file"),
         ({"texts": [str(empty)]}, "empty.txt: holds no token to predict"),
+        ({"suite": "x-wide"}, "suite: got 'x-wide'"),
         ({"suite": "hourglass", "local": str(tmp_path / "none")}, "holds no file of the suite hourglass"),
         (
             {"suite": "virtual-width-b"},
@@ -174,7 +175,6 @@ def test_mistakes_are_named(runs: list[Path], questions: Path, tmp_path: Path) -
         with pytest.raises(UserError, match=message):
             evaluate_run(runs[0], _asked(**options))
     for options, message in [
-        ({"suite": "x-wide"}, "suite: got 'x-wide'"),
         ({"local": "folder"}, "local: got 'folder' without a suite"),
         ({"partial": True}, "partial: got true without a suite"),
         ({"task_files": ["a.jsonl"], "num_fewshot": 3}, "num_fewshot: got 3 without tasks of lm-evaluation-harness"),

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json, table_console
-from widthwise.cli.track import TrackerName, TrackOption, training_progress
+from widthwise.cli.progress import TrackerName, TrackOption, training_progress
+from widthwise.cli.terminal import say, say_json, say_tables, table_console
 from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
 from widthwise.cli.workload import show_workload
 from widthwise.config_io import UserError

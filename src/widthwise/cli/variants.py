@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say_json, table_console
+from widthwise.cli.terminal import say_json, say_tables, table_console
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, fixed, shown, signed
 from widthwise.reports.page.table import Table

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json
+from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, shown, si, signed
 from widthwise.reports.page.table import Table
