@@ -97,5 +97,5 @@ def test_every_option_says_what_it_does() -> None:
         commands += getattr(command, "commands", {}).values()
         if isinstance(command, Command):
             command.describe()
-            assert not [param.name for param in command.params if not param.help], command.name
+            assert not [param.name for param in command.params if not getattr(param, "help", None)], command.name
     assert len(commands) > 30

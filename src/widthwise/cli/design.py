@@ -66,8 +66,8 @@ def inspect(
     """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, compared with a baseline.
 
     For a shape the baseline is the uniform model it is matched to; for a uniform model, the same layers with a plain
-    residual and without multi-token prediction. A recipe with a compare or sweep section gives a table of all its
-    variants or points.
+    residual and without multi-token prediction. Changes are made in the recipe of --against too. A recipe with a
+    compare or sweep section gives a table of all its variants or points.
 
     Example: `widthwise inspect configs/x_200m.yaml`
     """

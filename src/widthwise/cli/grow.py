@@ -8,9 +8,8 @@ import typer
 from widthwise.cli.options import Changes, JsonOption, RunArgument, StepOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, say, say_json, say_next, say_next_with_out
-from widthwise.config_io import Config, UserError
-from widthwise.growth.choices import GrowOptions, NewSizes
-from widthwise.sizes import Count
+from widthwise.config_io import UserError
+from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
 
 if TYPE_CHECKING:
     from widthwise.runs.conversion import Intention
@@ -31,6 +30,8 @@ def grow(
     as_json: JsonOption = False,
 ) -> None:
     """Make a run's model larger without changing what it computes; `resume` continues training from there.
+
+    Changes are made in the recipe of the run, or of --to.
 
     Example: `widthwise grow runs/small --d-model 96 --n-heads 6 --d-ff 264 --add-layers 2 train.steps=4000 --out
     runs/large`, or `--to configs/large.yaml` instead of the sizes.
@@ -68,34 +69,20 @@ def bake(
     _carry_out(source, bake_intended(source, one_eps), out, as_json)
 
 
-class PadOptions(Config):
-    """What sizes are rounded up to a multiple of."""
-
-    d_ff_multiple: Count = 1
-    """Round hidden units up to a multiple of this."""
-    head_dim_multiple: Count = 1
-    """Round head sizes up to a multiple of this."""
-    heads_multiple: Count = 1
-    """Round heads up to a multiple of this; key-value heads to a multiple or divisor of it."""
-    d_model_multiple: Count = 1
-    """Round all widths of the stream up to a multiple of this."""
-
-
 def pad(
     run: RunArgument,
     out: Annotated[Path, typer.Option(help="Folder of the new run.")],
-    options: PadOptions,
+    multiples: Multiples,
     as_json: JsonOption = False,
 ) -> None:
     """Round sizes up for kernels and tensor parallelism, with entries that are 0 and do not learn (those of `grow` do).
 
     Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
     """
-    from widthwise.growth.pad import Multiples
     from widthwise.runs.pad import pad_intended
     from widthwise.runs.source import Source
 
-    source, multiples = Source.of(run), Multiples(*dict(options).values())
+    source = Source.of(run)
     _carry_out(source, pad_intended(source, multiples), out, as_json)
 
 

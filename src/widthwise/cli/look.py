@@ -18,11 +18,7 @@ from widthwise.records.listing import ListedRun
 from widthwise.reports.page.formats import MISSING, counted, duration, fixed, si
 from widthwise.reports.page.table import Table
 
-PASSED_ON: dict[str, Any] = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "allow_interspersed_args": False,
-}
+PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings that pass all arguments of the verb on to the harness."""
 
 

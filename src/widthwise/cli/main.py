@@ -8,23 +8,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from widthwise import __version__
-from widthwise.cli.compare import compare
-from widthwise.cli.data import data_app
-from widthwise.cli.design import design, explore, init, inspect, schema
-from widthwise.cli.eval import eval_
-from widthwise.cli.family import family
-from widthwise.cli.fit import fit
-from widthwise.cli.grow import bake, grow, pad
-from widthwise.cli.look import PASSED_ON, analyze, generate, lm_eval, report, runs
+from widthwise.cli import compare, data, design, eval, family, fit, grow, look, paper, plan, search, ship, sweep, train
 from widthwise.cli.options import Command, with_options
-from widthwise.cli.paper import paper
-from widthwise.cli.plan import plan
-from widthwise.cli.search import discover, search
-from widthwise.cli.ship import checkpoint_app, export, import_
 from widthwise.cli.signals import stop_by_exception
-from widthwise.cli.sweep import sweep
 from widthwise.cli.terminal import remark, say
-from widthwise.cli.train import resume, train
 from widthwise.config_io import UserError
 from widthwise.reports.page.formats import printable
 from widthwise.run_dir import RunFailed
@@ -42,13 +29,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 VERBS = {
-    "Design": (init, inspect, design, explore, search, discover, plan),
-    "Train": (data_app, train, resume, runs),
-    "Compare": (compare, sweep, fit, paper),
-    "Change": (grow, family),
-    "Look": (eval_, analyze, generate, report),
-    "Ship": (export, import_),
-    "Advanced": (bake, pad, checkpoint_app, lm_eval, schema),
+    "Design": (design.init, design.inspect, design.design, design.explore, search.search, search.discover, plan.plan),
+    "Train": (data.data_app, train.train, train.resume, look.runs),
+    "Compare": (compare.compare, sweep.sweep, fit.fit, paper.paper),
+    "Change": (grow.grow, family.family),
+    "Look": (eval.eval_, look.analyze, look.generate, look.report),
+    "Ship": (ship.export, ship.import_),
+    "Advanced": (grow.bake, grow.pad, ship.checkpoint_app, look.lm_eval, design.schema),
 }
 """Title of a panel of the help -> its verbs."""
 for panel, verbs in VERBS.items():
@@ -56,7 +43,7 @@ for panel, verbs in VERBS.items():
         if isinstance(verb, typer.Typer):
             app.add_typer(verb, name=verb.info.name, rich_help_panel=panel)
         else:
-            name, settings = verb.__name__.removesuffix("_"), PASSED_ON if verb is lm_eval else None
+            name, settings = verb.__name__.removesuffix("_"), look.PASSED_ON if verb is look.lm_eval else None
             app.command(name, cls=Command, context_settings=settings, rich_help_panel=panel)(with_options(verb))
 
 

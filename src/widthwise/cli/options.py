@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
-from widthwise.attribute_docs import attribute_docs
 from widthwise.config_io import Config, ConfigT, UserError, mistakes_at
 
 REPEATED = (tuple[str, ...], tuple[Path, ...])
 LONGEST_SPAN = 10_000
+BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/x_200m.")]
 Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as train.steps=2000.")]
@@ -53,18 +53,23 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 class Command(TyperCommand):
-    """A command that reads the docstrings of fields when it is asked for help: that takes longer than most answers."""
+    """A command that reads what its fields say when it is asked for help: that takes longer than most answers."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.describe()
         super().format_help(ctx, formatter)
 
     def describe(self) -> None:
-        """Give the option of each field the field's docstring as its help."""
+        """Give the option of each field the field's docstring as its help, and a number its bounds."""
         for config in vars(self.callback).get("configs", ()):
-            docs = attribute_docs(config)
-            for param in self.params:
-                param.help = docs.get(param.name, param.help)  # pyright: ignore[reportAttributeAccessIssue]
+            said = config.model_json_schema()["properties"]
+            for param in (each for each in self.params if isinstance(each, TyperOption) and each.name in said):
+                field = said[param.name]
+                kinds = (field, *field.get("anyOf", ()))
+                bounds = [f"x{sign}{kind[key]:.10g}" for kind in kinds for key, sign in BOUNDS.items() if key in kind]
+                param.help = field.get("description")
+                if bounds and param.metavar:
+                    param.metavar = f"{param.metavar.partition(' ')[0]} [{', '.join(bounds)}]"
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

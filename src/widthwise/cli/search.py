@@ -37,8 +37,7 @@ def search(
     top: Annotated[int, typer.Option(min=1, help="How many shapes to show and write.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Folder for search.json and recipes that extend the base.")] = None,
     train: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train this many of the first and compare them with the base, in --out."),
+        int | None, typer.Option(min=1, help="Train this many of the first and compare them with the base, in --out.")
     ] = None,
     seed: Annotated[
         list[int] | None, typer.Option(help="Seed for --train, repeat for several; default: 1, 2 and 3.")
@@ -50,7 +49,8 @@ def search(
     """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
 
     Costs say nothing about the loss: `--train 3 train.steps=500` finds out which of the first three is worth its cost,
-    `--per n_blocks,ratio --train 20` how the loss depends on the ratio.
+    `--per n_blocks,ratio --train 20` how the loss depends on the ratio. Changes are made in the base and in all recipes
+    found; with --train, --json prints the comparison.
 
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
@@ -124,7 +124,8 @@ def discover(
 ) -> None:
     """Find which layers should be wide, under a budget, and retrain what was found beside its rivals.
 
-    Finished parts are not repeated: the same command continues an interrupted discovery.
+    Finished parts are not repeated: the same command continues an interrupted discovery. Changes may be of the search
+    too, as discover.method.n_stages=4.
 
     Example: `widthwise discover configs/small.yaml --seed 1 --seed 2 --seed 3`
     """
