@@ -10,6 +10,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from widthwise.cli.main import app as command_line
+from widthwise.cli.options import Command
 
 
 class Verbs(SphinxDirective):
@@ -29,6 +30,8 @@ def _sections(name: str, command: Any) -> Iterator[str]:
 
 
 def _section(name: str, command: Any) -> str:
+    if isinstance(command, Command):
+        command.describe()
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
     usage = " ".join([name, *(_argument(parameter) for parameter in arguments), *(["[OPTIONS]"] if options else [])])

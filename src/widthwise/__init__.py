@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from widthwise.data.tokenizer_spec import open_tokenizer
     from widthwise.experiments.compare import read_plan
     from widthwise.experiments.running import run_plan
-    from widthwise.growth.resized import NewSizes
+    from widthwise.growth.choices import NewSizes
     from widthwise.model.config import ModelConfig, cost_summary
     from widthwise.model.decoder import Decoder
     from widthwise.model.ffn import register_ffn
@@ -53,7 +53,7 @@ _HOMES = {
     "data.tokenizer_spec": ("open_tokenizer",),
     "experiments.running": ("run_plan",),
     "experiments.compare": ("read_plan",),
-    "growth.resized": ("NewSizes",),
+    "growth.choices": ("NewSizes",),
     "model.config": ("ModelConfig", "cost_summary"),
     "model.decoder": ("Decoder",),
     "model.ffn": ("register_ffn",),

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY
 
-from widthwise.cli.eval_checkpoints import tables_by_checkpoint
-from widthwise.cli.eval_table import suite_results_table
+from widthwise.cli.eval_tables import suite_results_table, tables_by_checkpoint
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs import harness
@@ -128,7 +127,7 @@ def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(runs: list[Path],
 def test_means_and_averages_of_checkpoints_have_tables_of_their_own() -> None:
     def record(step: int, value: float) -> dict:
         found = {"value": value, "stderr": None}
-        means = {"weights": {"a": 1, "b": 1}, "metrics": {"mean_nats_per_token": found}}
+        means = {"metrics": {"mean_nats_per_token": found}}
         named = {"run": "run", "step": step, "tokens": 9 * step, "texts": {}, "tasks": {}, "lm_eval": {}}
         return named | {"text_means": means, "suite": {"name": "hourglass", "average": found}}
 
@@ -163,7 +162,7 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         {"name": "A", "metric": "acc", "value": 0.25, "stderr": 0.0125, "source": "a.jsonl"},
         {"name": "B", "metric": "perplexity", "value": 8.5, "stderr": None, "source": "b.jsonl"},
     ]
-    average = {"value": 0.25, "stderr": 0.0125, "n_tasks": 1, "n_tasks_of_suite": 1, "weights": {"A": 1.0}}
+    average = {"value": 0.25, "stderr": 0.0125, "n_tasks": 1, "n_tasks_of_suite": 1, "tasks": ["A"]}
     average |= {"is_printed": True, "has_unknown_weights": False}
     table = suite_results_table({"name": "suite", "rows": rows, "average": average, "missing": []})
     values, errors = ([row[i] for row in table.rows] for i in (2, 3))

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from widthwise.cli.tables import laid_out, say_tables
+from widthwise.cli.terminal import laid_out, say_tables
 from widthwise.reports.page.table import Table
 
 ROWS = [["uniform", "2.5000\n2.4…2.6", "baseline"], [], ["x", "12.2500", "better"]]
@@ -48,7 +48,7 @@ def test_on_a_narrow_terminal_names_are_broken_and_numbers_are_not() -> None:
 def test_a_narrow_terminal_leaves_out_columns_before_it_breaks_a_line(monkeypatch, capsys) -> None:
     table = Table("t", ["name", "a", "b"], [["x" * 30, "1" * 20, "2" * 20]], n_essential=2)
     for n_columns, found in ((80, ["x" * 30, "1" * 20, "2" * 20]), (60, ["x" * 30, "1" * 20])):
-        monkeypatch.setattr("widthwise.cli.tables.table_console", lambda n=n_columns: Console(width=n))
+        monkeypatch.setattr("widthwise.cli.terminal.table_console", lambda n=n_columns: Console(width=n))
         say_tables(table)
         assert capsys.readouterr().out.splitlines()[-1].split() == found
 

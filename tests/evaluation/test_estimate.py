@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.evaluation.estimate import SampleEstimate, mean, ratio, weighted_mean
+from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
 
 
 def test_a_mean_has_the_standard_error_of_scipy() -> None:
@@ -51,16 +51,16 @@ def test_the_interval_of_a_mean_is_that_of_a_t_test() -> None:
     assert (record["low"], record["high"]) == (None, None)
 
 
-def test_a_weighted_mean_has_the_error_and_the_interval_of_welch() -> None:
+def test_a_mean_of_means_has_the_error_and_the_interval_of_welch() -> None:
     random = np.random.default_rng(4)
     one, other = random.normal(size=7), 3 * random.normal(size=19)
-    found = weighted_mean([mean(one), mean(other).scaled(-1)], [2.5, 2.5])
+    found = mean_of([mean(one), mean(other).scaled(-1)])
     expected = stats.ttest_ind(one, other, equal_var=False)
     assert found.value == pytest.approx((one.mean() - other.mean()) / 2)
     assert found.value / found.stderr == pytest.approx(expected.statistic)
     assert found.df == pytest.approx(expected.df)
-    uneven = weighted_mean([SampleEstimate(1.0, 0.3), SampleEstimate(5.0, 0.4)], [3, 1])
-    assert uneven == pytest.approx((2.0, math.hypot(0.75 * 0.3, 0.25 * 0.4), math.inf))
+    certain = mean_of([SampleEstimate(1.0, 0.3), SampleEstimate(5.0, 0.4)])
+    assert certain == pytest.approx((3.0, math.hypot(0.3, 0.4) / 2, math.inf))
 
 
 def test_few_blocks_have_no_error_and_none_no_ratio() -> None:

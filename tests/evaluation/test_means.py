@@ -18,14 +18,14 @@ def _text(loss: float) -> dict:
     }
 
 
-def _means(weights: dict[str, float]) -> dict:
-    found = text_means({f"text{i}": _text(loss) for i, loss in enumerate(LOSSES)}, weights)
+def _means() -> dict:
+    found = text_means({f"text{i}": _text(loss) for i, loss in enumerate(LOSSES)})
     assert found is not None
     return found
 
 
 def test_the_mean_perplexity_is_above_the_perplexity_of_the_mean_loss() -> None:
-    metrics = _means({})["metrics"]
+    metrics = _means()["metrics"]
     assert metrics["mean_nats_per_token"] == pytest.approx({"value": 3.4, "stderr": 0.005})
     assert metrics["exp_mean_nats_per_token"] == pytest.approx(
         {"value": math.prod(map(math.exp, LOSSES)) ** 0.25, "stderr": 0.005 * math.exp(3.4)}
@@ -35,12 +35,5 @@ def test_the_mean_perplexity_is_above_the_perplexity_of_the_mean_loss() -> None:
     assert metrics["mean_bits_per_byte"] == {"value": pytest.approx(3.4 / 3), "stderr": None}
 
 
-def test_texts_count_as_much_as_their_weights() -> None:
-    found = _means({"text1": 2, "text3": 0.5})
-    assert found["weights"] == {"text0": 1, "text1": 2, "text2": 1, "text3": 0.5}
-    expected = (2.9 + 2 * 3.8 + 3.3 + 0.5 * 3.6) / 4.5
-    assert found["metrics"]["mean_nats_per_token"]["value"] == pytest.approx(expected)
-
-
 def test_one_text_has_no_mean() -> None:
-    assert text_means({"alone": _text(3.0)}, {}) is None
+    assert text_means({"alone": _text(3.0)}) is None

@@ -71,7 +71,7 @@ def test_the_average_stands_behind_what_it_is_over() -> None:
         {"name": "LAMBADA perplexity", "metric": "perplexity", "source": "-", "answers": "lm-eval lambada"}
         | {"paper_items": 5, **score(9.5)},
     ]
-    average = score(0.5) | {"weights": {"ARC": 1.0}, "missing": ["RACE"], "n_tasks": 1, "n_tasks_of_suite": 2}
+    average = score(0.5) | {"tasks": ["ARC"], "missing": ["RACE"], "n_tasks": 1, "n_tasks_of_suite": 2}
     suite = {"name": "two", "rows": rows, "average": average, "missing": ["RACE (no file)"]}
     table = models_table([evaluation("x", suite)], [], "command")
     assert [column.name for column in table.columns] == ["ARC", "RACE", "Avg.", "LAMBADA perplexity"]

@@ -53,7 +53,7 @@ def test_differences_of_means_have_the_error_that_a_jackknife_finds(monkeypatch:
     text = "".join(f"{'a text with much of little and little of much'[i % 30 :]} {i}" for i in range(40))
     scorers = [tiny_scorer(seed=seed) for seed in (1, 2)]
     records = [[score_documents(scorer, [part]).record() for part in (text, text[::-1])] for scorer in scorers]
-    evaluations = [_evaluation(dict(zip("ab", each)), {"b": 3}) for each in records]
+    evaluations = [_evaluation(dict(zip("ab", each))) for each in records]
     found = mean_differences(*evaluations)
     assert found is not None
 
@@ -61,7 +61,7 @@ def test_differences_of_means_have_the_error_that_a_jackknife_finds(monkeypatch:
         """Without one block of one of the texts."""
         losses = np.array([[_loss(record, block if i == text else None) for i, record in enumerate(each)]
                            for each in records])  # fmt: skip
-        shares = np.array([0.25, 0.75])
+        shares = np.array([0.5, 0.5])
         return {
             "mean_nats_per_token": float(np.diff(losses @ shares)[0]),
             "mean_token_perplexity": float(np.diff(np.exp(losses) @ shares)[0]),
@@ -77,8 +77,8 @@ def test_differences_of_means_have_the_error_that_a_jackknife_finds(monkeypatch:
         assert found[name].stderr == pytest.approx(math.sqrt(variance), rel=0.02)
 
 
-def _evaluation(texts: dict[str, dict], weights: dict[str, float]) -> dict:
-    means = text_means({name: record["metrics"] for name, record in texts.items()}, weights)
+def _evaluation(texts: dict[str, dict]) -> dict:
+    means = text_means({name: record["metrics"] for name, record in texts.items()})
     return {"texts": texts, "text_means": means}
 
 
@@ -88,21 +88,20 @@ def _loss(record: dict, left_out: int | None) -> float:
     return float(nats[kept].sum() / n_tokens[kept].sum())
 
 
-def test_evaluations_of_other_texts_or_weights_have_no_differences_of_means() -> None:
+def test_evaluations_of_other_texts_have_no_differences_of_means() -> None:
     texts = {name: score_documents(tiny_scorer(), [name * 9]).record() for name in ("one text", "another", "third")}
 
-    def evaluated(*names: str, **weights: float) -> dict:
-        return _evaluation({name: texts[name] for name in names}, weights)
+    def evaluated(*names: str) -> dict:
+        return _evaluation({name: texts[name] for name in names})
 
     one = evaluated("one text", "another")
     assert mean_differences(one, evaluated("one text", "another")) is not None
     assert mean_differences(one, evaluated("one text", "third")) is None
-    assert mean_differences(one, evaluated("one text", "another", another=2)) is None
     assert mean_differences(one, evaluated("one text")) is None
     # Of a text in other tokens there is none per token.
     text = texts["another"]
     halved = {**text, "blocks": {**text["blocks"], "n_tokens": [n / 2 for n in text["blocks"]["n_tokens"]]}}
-    found = mean_differences(one, _evaluation({"one text": texts["one text"], "another": halved}, {}))
+    found = mean_differences(one, _evaluation({"one text": texts["one text"], "another": halved}))
     assert found is not None
     assert found.keys() == {"mean_bits_per_byte"}
 
@@ -118,22 +117,20 @@ def test_items_that_flip_are_named_and_tested() -> None:
 
 
 def test_an_average_has_the_error_of_its_pairs_and_none_without_them() -> None:
-    def table(values: dict[str, float], weights: dict[str, float]) -> dict:
+    def table(**values: float) -> dict:
         rows = [{"name": name, "answers": f"s/{name}", "metric": "acc"} for name in values]
-        total = sum(weights[name] * value for name, value in values.items()) / sum(weights.values())
-        return {"rows": rows, "average": {"value": total, "weights": weights}}
+        return {"rows": rows, "average": {"value": np.mean([*values.values()]), "tasks": list(values)}}
 
-    weights = {"A": 1.0, "B": 3.0}
-    one, other = table({"A": 0.5, "B": 0.2}, weights), table({"A": 0.6, "B": 0.4}, weights)
+    one, other = table(A=0.5, B=0.2), table(A=0.6, B=0.4)
     paired = {("s/A", "acc"): SampleEstimate(0.1, 0.04, 50), ("s/B", "acc"): SampleEstimate(0.2, 0.02, 90)}
     found = average_difference(one, other, paired)
     assert found is not None
-    assert found[:2] == pytest.approx((0.175, math.hypot(0.25 * 0.04, 0.75 * 0.02)))
+    assert found[:2] == pytest.approx((0.15, math.hypot(0.04, 0.02) / 2))
     del paired["s/B", "acc"]
     found = average_difference(one, other, paired)
     assert found is not None
-    assert found.record() == {"value": pytest.approx(0.175), "stderr": None}
-    assert average_difference(one, table({"A": 0.6}, {"A": 1.0}), paired) is None
+    assert found.record() == {"value": pytest.approx(0.15), "stderr": None}
+    assert average_difference(one, table(A=0.6), paired) is None
 
 
 def test_questions_are_paired_item_by_item(tmp_path) -> None:

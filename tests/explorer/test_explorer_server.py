@@ -108,7 +108,7 @@ def test_a_mistake_is_the_line_that_the_command_line_prints(server: ExplorerServ
 
 
 def test_a_taken_port_is_an_error(server: ExplorerServer) -> None:
-    from widthwise.cli.explore import _server
+    from widthwise.cli.design import _server
 
     with pytest.raises(UserError, match=f"--port: got {server.server_port}"):
         _server(server.answers, server.server_port)

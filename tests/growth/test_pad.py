@@ -7,19 +7,26 @@ from model_cases import config, decoder, random_tokens, variant
 
 from widthwise.config_io import UserError
 from widthwise.growth.certify.certificate import certify
-from widthwise.growth.pad import PADDING, Multiples, pad_plan, padded
+from widthwise.growth.choices import Multiples
+from widthwise.growth.pad import PADDING, pad_plan, padded
 from widthwise.model.decoder import build
 
 CASES = {
-    "all": (variant("uniform", "gqa"), Multiples(d_ff=8, head_dim=6, n_heads=4, d_model=16)),
-    "shape": (config("x"), Multiples(d_ff=16, d_model=16)),
-    "hourglass": (variant("x", "hourglass"), Multiples(d_ff=8)),
-    "moe": (config("uniform", ffn={"kind": "moe", "n_experts": 3, "top_k": 2, "d_expert": 5}), Multiples(d_ff=8)),
-    "dynamic": (variant("uniform", "dynamic"), Multiples(d_ff=16)),
-    "heads_behind_a_norm": (variant("uniform", "qk_norm"), Multiples(n_heads=4)),
-    "other_values": (variant("uniform", "values_of_other_sizes"), Multiples(head_dim=8)),
-    "layer_norms": (variant("uniform", "gpt2"), Multiples(d_ff=16, head_dim=16, n_heads=3)),
-    "slots": (variant("x", "slots"), Multiples(d_ff=16, head_dim=4)),
+    "all": (
+        variant("uniform", "gqa"),
+        Multiples(d_ff_multiple=8, head_dim_multiple=6, heads_multiple=4, d_model_multiple=16),
+    ),
+    "shape": (config("x"), Multiples(d_ff_multiple=16, d_model_multiple=16)),
+    "hourglass": (variant("x", "hourglass"), Multiples(d_ff_multiple=8)),
+    "moe": (
+        config("uniform", ffn={"kind": "moe", "n_experts": 3, "top_k": 2, "d_expert": 5}),
+        Multiples(d_ff_multiple=8),
+    ),
+    "dynamic": (variant("uniform", "dynamic"), Multiples(d_ff_multiple=16)),
+    "heads_behind_a_norm": (variant("uniform", "qk_norm"), Multiples(heads_multiple=4)),
+    "other_values": (variant("uniform", "values_of_other_sizes"), Multiples(head_dim_multiple=8)),
+    "layer_norms": (variant("uniform", "gpt2"), Multiples(d_ff_multiple=16, head_dim_multiple=16, heads_multiple=3)),
+    "slots": (variant("x", "slots"), Multiples(d_ff_multiple=16, head_dim_multiple=4)),
 }
 
 
@@ -53,7 +60,7 @@ def test_padding_does_not_learn(name):
 
 def test_sizes_become_the_next_multiples():
     old = config("x", ffn={"kind": "hourglass", "n_blocks": 2, "d_hidden": 5})
-    new = padded(old, Multiples(d_ff=4, head_dim=4, d_model=16))
+    new = padded(old, Multiples(d_ff_multiple=4, head_dim_multiple=4, d_model_multiple=16))
     assert new.widths == [48, 32, 16, 16, 32]
     assert new.d_model == new.final_norm_width == 32
     for before, after in zip(old.layers, new.layers):
@@ -71,17 +78,17 @@ def test_so_many_devices_share_heads_evenly():
     ]:  # fmt: skip
         attention = layer.attention.model_copy(update={"n_heads": heads[0], "n_kv_heads": heads[1]})
         one = old.model_copy(update={"layers": (layer.model_copy(update={"attention": attention}),)})
-        found = padded(one, Multiples(n_heads=multiple)).layers[0].attention
+        found = padded(one, Multiples(heads_multiple=multiple)).layers[0].attention
         assert (found.n_heads, found.n_kv_heads) == expected
 
 
 def test_what_cannot_be_padded_is_refused():
     for name, multiples, message in [
-        ("slots", Multiples(d_model=16), "d_model: cannot be padded in a stream of slots"),
-        ("qk_norm", Multiples(head_dim=16), "head_dim: cannot be padded behind a norm of queries and keys"),
-        ("qk_norm_all_heads", Multiples(n_heads=16), "n_heads: cannot be padded behind a norm over all heads"),
-        ("gpt2", Multiples(d_model=16), "d_model: cannot be padded under layer norms"),
-        ("plain", Multiples(head_dim=11), "is odd, which rotary heads cannot be"),
+        ("slots", Multiples(d_model_multiple=16), "d_model: cannot be padded in a stream of slots"),
+        ("qk_norm", Multiples(head_dim_multiple=16), "head_dim: cannot be padded behind a norm of queries and keys"),
+        ("qk_norm_all_heads", Multiples(heads_multiple=16), "n_heads: cannot be padded behind a norm over all heads"),
+        ("gpt2", Multiples(d_model_multiple=16), "d_model: cannot be padded under layer norms"),
+        ("plain", Multiples(head_dim_multiple=11), "is odd, which rotary heads cannot be"),
     ]:
         with pytest.raises(UserError, match=message):
             pad_plan(variant("uniform", name), multiples)

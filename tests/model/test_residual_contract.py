@@ -14,8 +14,9 @@ from model_cases import AS_IN_THE_PAPERS, config, decoder, random_tokens
 
 from widthwise.config_io import UserError, checked_copy, parse, to_data
 from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.choices import Multiples
 from widthwise.growth.describe import expansions
-from widthwise.growth.pad import Multiples, pad_plan
+from widthwise.growth.pad import pad_plan
 from widthwise.interop.hf_export import hf_config
 from widthwise.model.decoder import Decoder
 from widthwise.model.kinds import kind_of, load_plugins
@@ -209,9 +210,9 @@ def test_growth_and_padding_preserve_the_function_or_are_refused_and_no_format_t
     if old.residual.layout is None or isinstance(old.residual.layout, SlotLayout):
         refused = UNKNOWN if old.residual.layout is None else f"d_model: cannot be padded .*{old.residual.kind}"
         with pytest.raises(UserError, match=f"^{refused}"):
-            pad_plan(old, Multiples(d_model=16))
+            pad_plan(old, Multiples(d_model_multiple=16))
     else:
-        plan = pad_plan(old, Multiples(d_model=16))
+        plan = pad_plan(old, Multiples(d_model_multiple=16))
         assert plan.new.d_model == 32
         assert_preserved(plan)
     llama = config("uniform", residual=data, embedding_multiplier=1.0)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tiny_runs import tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.growth.pad import Multiples
+from widthwise.growth.choices import Multiples
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.bake import bake_intended
@@ -173,7 +173,7 @@ def test_a_folder_that_holds_something_is_left_alone(source: Source, tmp_path: P
 def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source: Source, tmp_path: Path) -> None:
     grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6", "train.steps=7")
     first = resume(tmp_path / "grown")
-    pad = pad_intended(Source.of(tmp_path / "grown"), Multiples(d_ff=64))
+    pad = pad_intended(Source.of(tmp_path / "grown"), Multiples(d_ff_multiple=64))
     longer = checked_copy(pad.recipe, "recipe", train=checked_copy(pad.recipe.train, "train", steps=9))
     carry_out(Source.of(tmp_path / "grown"), replace(pad, recipe=longer), tmp_path / "padded")
     last = resume(tmp_path / "padded")
@@ -201,7 +201,7 @@ def test_a_run_that_grew_grows_from_the_model_of_its_checkpoint(tmp_path: Path) 
 
 
 def test_padding_is_zero_and_stays_zero(source: Source, tmp_path: Path) -> None:
-    found = carry_out(source, pad_intended(source, Multiples(d_ff=20)), tmp_path / "padded")
+    found = carry_out(source, pad_intended(source, Multiples(d_ff_multiple=20)), tmp_path / "padded")
     assert found["certificate"]["is_padding"]
     n_old = [layer.ffn.hidden_widths[0] for layer in source.model.layers]
     for when in ("before", "after"):

@@ -15,9 +15,8 @@ from widthwise.cli.experiment import (
     jobs_asked,
     show_workload,
 )
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json, table_console
-from widthwise.cli.track import TrackerName, TrackOption, training_progress
+from widthwise.cli.progress import TrackerName, TrackOption, training_progress
+from widthwise.cli.terminal import say, say_json, say_tables, table_console
 from widthwise.config_io import UserError
 from widthwise.reports.page.formats import duration
 from widthwise.training.launch import is_silent

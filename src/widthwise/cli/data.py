@@ -2,36 +2,58 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say, say_json
-from widthwise.config_io import UserError
+from widthwise.cli.options import Command, JsonOption, with_options
+from widthwise.cli.progress import shown_progress
+from widthwise.cli.terminal import progress_console, say, say_json, say_tables
+from widthwise.config_io import Config, UserError
 from widthwise.reports.page.formats import clean, fixed
 from widthwise.reports.page.table import Table
 
 if TYPE_CHECKING:
-    from widthwise.data.documents import ProgressCallback
     from widthwise.data.manifest import Manifest
 
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write; it must be new or empty.")]
 SPLITS: Mapping[str, Literal["held_out", "train"]] = {"held_out": "held_out", "train": "train"}
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")]
 
 data_app = typer.Typer(
+    name="data",
     no_args_is_help=True,
     help="Turn text, or Megatron-LM shards, into a folder to train on.",
     rich_markup_mode="markdown",
 )
 
 
-@data_app.command("prepare")
+class PrepareOptions(Config):
+    """How texts become tokens."""
+
+    tokenizer: str = "bpe-4096"
+    """bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."""
+    held_out: str | None = None
+    """Fraction of documents kept for validation; default: 0.05."""
+    held_out_from: tuple[str, ...] = ()
+    """Keep all documents of this source for validation, in place of a fraction, and leave those equal to one out of
+    training; repeat for several."""
+    field: str = "text"
+    """The field or column that holds the text."""
+    document_bytes: int | None = None
+    """Split longer texts at line ends into documents of about this size."""
+    max_tokens: int | None = None
+    """Stop before the document that would make more training tokens than this."""
+    processes: int = 1
+    """Encode in so many processes, for which one reads; 1 uses threads."""
+    workers: int | None = None
+    """Share the files of SRC among so many processes that read and encode (extra prep)."""
+
+
+@data_app.command("prepare", cls=Command)
+@with_options
 def prepare_command(
     source: Annotated[
         str,
@@ -41,65 +63,37 @@ def prepare_command(
         ),
     ],
     out: OutOption,
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            help="bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."
-        ),
-    ] = "bpe-4096",
-    held_out: Annotated[
-        str | None,
-        typer.Option(metavar="FLOAT", help="Fraction of documents kept for validation; 0.05 where nothing is said."),
-    ] = None,
-    held_out_from: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH",
-            help="Keep all documents of this source for validation, in place of a fraction, and leave those equal to "
-            "one out of training; may be given several times.",
-        ),
-    ] = None,
-    field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
-    document_bytes: Annotated[
-        int | None, typer.Option(help="Split longer texts at line ends into documents of about this size.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Stop before the document that would make more training tokens than this.")
-    ] = None,
-    processes: Annotated[
-        int, typer.Option(help="Encode in this many processes, for which one reads; 1 uses threads.")
-    ] = 1,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Share the files of SRC among this many processes that read and encode (extra prep)."),
-    ] = None,
+    options: PrepareOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Tokenize SRC (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet, or a folder) into train and held-out shards.
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
-    if held_out is not None and held_out_from:
-        raise UserError(f"--held-out: got {held_out} beside --held-out-from; give one of them")
-    options = {"tokenizer": tokenizer, "max_tokens": max_tokens}
-    fraction = 0.05 if held_out is None else _fraction(held_out)
-    _check_held_out_from(held_out_from or (), source)
-    reading = {"field": field, "document_bytes": document_bytes}
-    with _progress_shown() as progress:
-        if workers is None:
+    held_out_from, spec = options.held_out_from, {"tokenizer": options.tokenizer, "max_tokens": options.max_tokens}
+    if options.held_out is not None and held_out_from:
+        raise UserError(f"--held-out: got {options.held_out} beside --held-out-from; give one of them")
+    fraction = 0.05 if options.held_out is None else _fraction(options.held_out)
+    _check_held_out_from(held_out_from, source)
+    reading = {"field": options.field, "document_bytes": options.document_bytes}
+    with shown_progress(progress_console()) as shown:
+        if options.workers is None:
             from widthwise.data.prepare import prepare
             from widthwise.data.readers import open_source
 
             corpus = open_source(source, **reading)
-            kept = [open_source(path, **reading) for path in held_out_from or ()] or fraction
-            prepared = prepare(corpus, out, held_out=kept, n_processes=processes, progress=progress, **options)
+            kept = [open_source(path, **reading) for path in held_out_from] or fraction
+            prepared = prepare(
+                corpus, out, held_out=kept, n_processes=options.processes, progress=shown.preparing, **spec
+            )
         else:
             from widthwise.data.plan import make_plan
             from widthwise.data.workers import prepare_with_workers
 
-            _refuse_both(processes)
-            plan = make_plan(source, held_out=held_out_from or fraction, **reading, **options)
-            prepared = prepare_with_workers(plan, out, workers, progress)
+            if options.processes != 1:
+                raise UserError(f"processes: got {options.processes} beside workers; give one of them")
+            plan = make_plan(source, held_out=held_out_from or fraction, **reading, **spec)
+            prepared = prepare_with_workers(plan, out, options.workers, shown.preparing)
     _show(prepared.manifest, out, as_json)
 
 
@@ -125,8 +119,8 @@ def adopt_command(
     """
     from widthwise.data.adopt import adopt
 
-    with _progress_shown() as progress:
-        adopted = adopt(train, held_out, out, tokenizer=tokenizer, progress=progress)
+    with shown_progress(progress_console()) as shown:
+        adopted = adopt(train, held_out, out, tokenizer=tokenizer, progress=shown.preparing)
     _show(adopted.manifest, out, as_json)
 
 
@@ -141,9 +135,9 @@ def verify_command(
     """
     from widthwise.data.prepared import PreparedData
 
-    with _progress_shown() as progress:
-        data = PreparedData.open(folder, progress)
-        data.verify(progress)
+    with shown_progress(progress_console()) as shown:
+        data = PreparedData.open(folder, shown.preparing)
+        data.verify(shown.preparing)
     _show(data.manifest, data.path, as_json)
 
 
@@ -163,8 +157,8 @@ def list_command(
     asked = SPLITS.get(split.replace("-", "_"))
     if asked is None:
         raise UserError(f"--split: got {split!r}; allowed: held-out, train")
-    with _progress_shown() as progress:
-        data = PreparedData.open(folder, progress)
+    with shown_progress(progress_console()) as shown:
+        data = PreparedData.open(folder, shown.preparing)
     documents = data.documents(asked)
     if as_json:
         say_json([{"name": name, "n_tokens": n_tokens} for name, n_tokens in documents])
@@ -194,20 +188,6 @@ def _check_held_out_from(paths: Sequence[str], source: str) -> None:
         file = os.path.join(folder, re.split("[#:]", path)[0])
         if not os.path.exists(path) and os.path.isfile(file):
             raise UserError(f"--held-out-from: got {path!r}; expected a path; did you mean {file!r}?")
-
-
-def _refuse_both(processes: int) -> None:
-    if processes != 1:
-        raise UserError(f"processes: got {processes} beside workers; give one of them")
-
-
-@contextmanager
-def _progress_shown() -> Iterator["ProgressCallback"]:
-    """Progress on standard error, so that the output of --json stays clean."""
-    from widthwise.cli.progress import shown_progress
-
-    with shown_progress(progress_console()) as observer:
-        yield observer.preparing
 
 
 def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:

@@ -1,58 +1,179 @@
-"""`widthwise design`: solve a shape for a budget and write a recipe."""
+"""Verbs before training: recipes to start from, what their models cost, and shapes for a budget."""
 
+import os
+import sys
+import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out
+from widthwise.bundled import recipe_name
+from widthwise.cli.experiment import show_costs
+from widthwise.cli.options import Changes, JsonOption
+from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables, table_console
+from widthwise.config_io import Config, UserError
 from widthwise.reports.page.inspection import budget_line, cost_table, layer_table
+from widthwise.shape.search_space import ShapeRequest
+
+if TYPE_CHECKING:
+    from widthwise.explorer.answers import Answers
+    from widthwise.explorer.server import ExplorerServer
+
+USUAL_PORT = 8520
+
+
+def init(folder: Annotated[Path, typer.Argument(help="New folder for the recipes.")] = Path("configs")) -> None:
+    """Copy the recipes that come with the package into a folder, to start from.
+
+    Every command takes them by name without this too: `widthwise inspect x_200m`.
+
+    Example: `widthwise init && widthwise compare configs/quickstart.yaml`
+    """
+    from widthwise.recipe.starting import copy_recipes
+
+    n_recipes = copy_recipes(folder)
+    say(
+        f"wrote {n_recipes} recipes to {folder}",
+        f"  widthwise inspect {folder / 'x_200m.yaml'}    what a model costs, layer by layer",
+        f"  widthwise train {folder / 'smoke.yaml'}    a first run, in seconds",
+        f"  widthwise compare {folder / 'quickstart.yaml'}    five kinds of width at equal size, in minutes",
+    )
+
+
+def schema() -> None:
+    """Print the JSON schema of recipes, with which editors complete keys, explain them and mark mistakes.
+
+    Example: `widthwise schema > recipe.schema.json`, then `# yaml-language-server: $schema=recipe.schema.json` as the
+    first line of a recipe.
+    """
+    from widthwise.experiments.recipes import recipe_schema
+
+    say_json(recipe_schema())
+
+
+def inspect(
+    recipe: Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")],
+    overrides: Changes = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Recipe to compare with; default: the uniform or plain model.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="One variant or point of a recipe with a compare or sweep section.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, compared with a baseline.
+
+    For a shape the baseline is the uniform model it is matched to; for a uniform model, the same layers with a plain
+    residual and without multi-token prediction. Changes are made in the recipe of --against too. A recipe with a
+    compare or sweep section gives a table of all its variants or points.
+
+    Example: `widthwise inspect configs/x_200m.yaml`
+    """
+    from widthwise.experiments.recipes import describes_several, read_all, read_one
+    from widthwise.recipe.inspection import inspect_recipe
+    from widthwise.recipe.recipe import load_recipe
+
+    changes = overrides or ()
+    if variant is None and against is None and describes_several(recipe, changes):
+        plan, refusal = read_all(recipe, changes)
+        show_costs(plan.costs(refusal), recipe_name(recipe), as_json)
+        return
+    other = None if against is None else load_recipe(against, changes)
+    one = read_one(recipe, changes, variant)
+    summary = inspect_recipe(one, other)
+    if as_json:
+        say_json(summary)
+        return
+    say_tables(layer_table(summary), cost_table(summary))
+    console = table_console()
+    if "chosen_flops" in summary:
+        at = ", ".join(f"{name} {flops:,.0f}" for name, flops in summary["chosen_flops"].items())
+        console.print(f"forward FLOPs per token at the widths that tokens can choose: {at}")
+    for phase in summary.get("growth", ()):
+        size, compute = f"{phase['params']:,} parameters", f"{phase['pflops_days']:.4g} PFLOP/s-days"
+        console.print(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
+    chosen = ", in the precision that is faster where it starts" if one.train.precision == "auto" else ""
+    console.print(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{chosen}")
 
 
 def design(
     base: Annotated[Path, typer.Argument(help="Recipe of the uniform model whose cost the shape matches.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, such as model.n_layers=12.")] = None,
+    request: ShapeRequest,
+    overrides: Changes = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the recipe; default: print it.")] = None,
-    kind: Annotated[str, typer.Option(help="x, diamond, growing, narrowing, or uniform.")] = "x",
-    turn_layer: Annotated[
-        float | None, typer.Option(help="Depth of the narrowest (or widest) layer, as a share of n_layers.")
-    ] = None,
-    turn_width: Annotated[float | None, typer.Option(help="Width of that layer, as a share of d_model.")] = None,
-    quantum: Annotated[int | None, typer.Option(help="Widths are multiples of this.")] = None,
-    match: Annotated[
-        str,
-        typer.Option(
-            help="What to match: params, layer_params (attention and feed-forward), active_params, flops, flops_causal "
-            "or kv_bytes."
-        ),
-    ] = "params",
-    rounding: Annotated[
-        str, typer.Option(help="nearest (the paper's) or balanced (closer to the budget).")
-    ] = "balanced",
-    budget: Annotated[
-        str | None,
-        typer.Option(help="Size the model first, to the nearest: 30M parameters, 2G FLOPs, ..."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the inspection as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Solve a shape whose cost equals the uniform model's, and write it as a recipe that extends the base.
 
     Example: `widthwise design configs/uniform_200m.yaml --kind x --turn-layer 0.75 --turn-width 0.3 --out mine.yaml`
     """
-    from widthwise.recipe.design import ShapeRequest, design_recipe
+    from widthwise.recipe.design import design_recipe
 
-    request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
     text, summary = design_recipe(base, request, overrides or (), out)
     if as_json:
         say_json(summary)
+        return
+    say_tables(layer_table(summary), cost_table(summary))
+    if "budget" in summary:
+        say(budget_line(summary["budget"]))
+    if out is None:
+        say(text)
+        say_next_with_out("RECIPE")
     else:
-        say_tables(layer_table(summary), cost_table(summary))
-        if "budget" in summary:
-            say(budget_line(summary["budget"]))
-        if out is None:
-            say(text)
-            say_next_with_out("RECIPE")
-        else:
-            say(f"wrote {out}")
-            say_next("widthwise", "train", out)
+        say(f"wrote {out}")
+        say_next("widthwise", "train", out)
+
+
+class ExploreOptions(Config):
+    """How the page of `explore` is served."""
+
+    port: int | None = None
+    """Port on this machine, 0 for any; default: 8520, or any if it is taken."""
+    no_browser: bool = False
+    """Print the address, open nothing."""
+
+
+def explore(
+    recipe: Annotated[Path, typer.Argument(help="Recipe to start from, such as configs/x_200m.yaml.")],
+    options: ExploreOptions,
+    overrides: Changes = None,
+) -> None:
+    """Try out a shape on a local page: sizes are moved, and widths, costs and memory follow.
+
+    The numbers are those of `inspect`, `design` and `plan`. The page is served to this machine alone, until Ctrl-C.
+    What was set is in its address, and a button gives the recipe.
+
+    Example: `widthwise explore configs/x_200m.yaml`
+    """
+    from widthwise.explorer.answers import Answers
+    from widthwise.training.stopping import Interrupted
+
+    with _server(Answers(recipe, overrides or ()), options.port) as server:
+        say(f"{server.url} (Ctrl-C ends it)")
+        sys.stdout.flush()
+        if not options.no_browser and _has_screen():
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except Interrupted:
+            say("ended")
+
+
+def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
+    from widthwise.explorer.server import ExplorerServer
+
+    if port is not None and not 0 <= port < 2**16:
+        raise UserError(f"--port: got {port}; must be from 0 to {2**16 - 1}")
+    try:
+        return ExplorerServer(answers, USUAL_PORT if port is None else port)
+    except OSError as error:
+        if port is None:
+            return ExplorerServer(answers)
+        raise UserError(f"--port: got {port}; {error.strerror}; 0 takes any that is free") from None
+
+
+def _has_screen() -> bool:
+    """Whether a browser would open a window, and not take over the terminal as a text browser does."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from widthwise.cli.search import whole_numbers
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say_json
+from widthwise.cli.options import whole_numbers
+from widthwise.cli.terminal import say_json, say_tables
 from widthwise.config_io import UserError
 from widthwise.records.dry_run import Deployment, DryRun, RankMemory, StepTraffic, Times
 from widthwise.reports.page.formats import TIMES, counted, duration, si

@@ -1,20 +1,36 @@
 """`widthwise eval`: perplexity and tasks."""
 
 import json
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import NonNegativeInt
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say, say_json
-from widthwise.config_io import UserError
+from widthwise.cli.progress import LineObserver, shown_progress
+from widthwise.cli.terminal import progress_console, say, say_json, say_tables
+from widthwise.config_io import Config, UserError
+from widthwise.runs.scoring import EvaluationConfig
 
-TEXT, TASKS, HOW = "Texts", "Tasks", "How"
+
+class EvalOptions(Config):
+    """Which checkpoints are evaluated, what each is compared with, and where the answers go."""
+
+    step: NonNegativeInt | None = None
+    """Step of each run's checkpoint; default: its newest good one."""
+    every_checkpoint: bool = False
+    """All checkpoints of each run, first to last."""
+    out: Path | None = None
+    """One JSON file for all, instead of one in each run's evaluations/; of folders nothing else is kept."""
+    report: Path | None = None
+    """Folder for a page, CSV and LaTeX with a row for each run, and what is significantly better marked."""
+    baselines: tuple[str, ...] = ()
+    """What a run is compared with, as RUN=BASELINE; default: the first; repeat for several."""
 
 
-def evaluate(
+def eval_(
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -22,141 +38,28 @@ def evaluate(
             help="Runs or Hugging Face folders; if several, each is compared with the first, or with --baseline.",
         ),
     ],
-    text: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel=TEXT, help="Raw text: .txt .md .py .jsonl .parquet, or a folder."),
-    ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(rich_help_panel=TEXT, help="Prepared folder; its held-out part is read.")
-    ] = None,
-    field: Annotated[
-        str, typer.Option(rich_help_panel=TEXT, help="Field of a JSONL or Parquet row that holds the text.")
-    ] = "text",
-    max_tokens: Annotated[
-        int | None, typer.Option(rich_help_panel=TEXT, min=1, help="Read only this many tokens of each text.")
-    ] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=TEXT,
-            min=1,
-            help="Tokens that each window predicts; fewer give more context and take longer.",
-        ),
-    ] = None,
-    task_file: Annotated[
-        list[str] | None, typer.Option(rich_help_panel=TASKS, help="JSONL file of questions and answers.")
-    ] = None,
-    tasks: Annotated[
-        str | None, typer.Option(rich_help_panel=TASKS, help="Tasks of lm-evaluation-harness, such as piqa,arc_easy.")
-    ] = None,
-    num_fewshot: Annotated[
-        int | None, typer.Option(rich_help_panel=TASKS, min=0, help="Examples before each question of --tasks.")
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=TASKS,
-            help="A paper's table: variable-width, hourglass, virtual-width-a or virtual-width-b.",
-        ),
-    ] = None,
-    local: Annotated[
-        str | None, typer.Option(rich_help_panel=TASKS, help="Folder of JSONL files to run the suite from.")
-    ] = None,
-    partial: Annotated[
-        bool,
-        typer.Option("--partial", rich_help_panel=TASKS, help="Evaluate what can be had of a suite, and say the rest."),
-    ] = False,
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel=TASKS, metavar="NAME=N", help="Weight in a mean, of a text or a suite's task."),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(rich_help_panel=TASKS, min=1, help="Use only this many items of each task.")
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(rich_help_panel=HOW, min=1, help="Longest context in tokens; default: the recipe's seq_len."),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(rich_help_panel=HOW, min=1, help="Texts per forward pass.")] = 16,
-    precision: Annotated[
-        str | None, typer.Option(rich_help_panel=HOW, help="fp32 or bf16; default: the recipe's.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(rich_help_panel=HOW, help="cpu, cuda or cuda:1; default: cuda, if there is one.")
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(rich_help_panel=HOW, min=0, help="Step of each run's checkpoint; default: its newest good one."),
-    ] = None,
-    every_checkpoint: Annotated[
-        bool,
-        typer.Option("--every-checkpoint", rich_help_panel=HOW, help="All checkpoints of each run, first to last."),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=HOW,
-            help="One JSON file for all, instead of one in each run's evaluations/; of folders nothing else is kept.",
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=HOW,
-            metavar="FOLDER",
-            help="A page, CSV and LaTeX with a row for each run, and what is significantly better marked.",
-        ),
-    ] = None,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel=HOW,
-            metavar="RUN=BASELINE",
-            help="What a run is compared with; default: the first. Repeat for several.",
-        ),
-    ] = None,
+    config: Annotated[EvaluationConfig, "Texts and tasks"],
+    options: EvalOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, without blocks and items.")] = False,
 ) -> None:
     """Perplexity and bits per byte of texts, and accuracy on tasks; by default on the run's held-out text.
 
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
-    from widthwise.cli.eval_checkpoints import tables_by_checkpoint
-    from widthwise.cli.eval_table import evaluation_tables
-    from widthwise.cli.progress import LineObserver, shown_progress
-    from widthwise.config_io import parse
+    from widthwise.cli.eval_tables import evaluation_tables, tables_by_checkpoint
     from widthwise.evaluation.differences import all_differences, baselines_of, without_items
     from widthwise.evaluation.models_table import models_table
     from widthwise.files import write_atomic
     from widthwise.records.evaluation import EvaluationTable
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
-    from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
+    from widthwise.runs.evaluate import evaluate_run, save_evaluation
     from widthwise.runs.trained import kept_steps
 
-    asked = {
-        "texts": text or [],
-        "data": data or [],
-        "task_files": task_file or [],
-        "tasks": _names(tasks),
-        "num_fewshot": num_fewshot,
-        "suite": suite,
-        "local": local,
-        "partial": partial,
-        "weights": _weights(weight or []),
-        "field": field,
-        "stride": stride,
-        "max_length": max_length,
-        "max_tokens": max_tokens,
-        "limit": limit,
-        "batch_size": batch_size,
-        "precision": precision,
-        "device": device,
-    }
-    config = parse(EvaluationConfig, asked, "eval")
+    step, every_checkpoint, out, report = options.step, options.every_checkpoint, options.out, options.report
     if every_checkpoint and step is not None:
         raise UserError(f"--step: got {step} beside --every-checkpoint; give one of them")
-    beside = baselines_of([str(run) for run in runs], _named_pairs("--baseline", "RUN=BASELINE", baseline or []))
+    beside = baselines_of([str(run) for run in runs], _baselines(options.baselines))
     if report is not None:
         check_kind(report, EvaluationTable.file_name)
     records, files, console = [], [], progress_console()
@@ -184,29 +87,12 @@ def evaluate(
         say(f"wrote {file}")
 
 
-def _weights(given: list[str]) -> dict[str, float]:
-    weights = {}
-    for name, number in _named_pairs("--weight", "NAME=NUMBER", given).items():
-        try:
-            weights[name] = float(number)
-        except ValueError:
-            raise UserError(f"--weight: got '{name}={number}'; expected NAME=NUMBER, as MMLU=2") from None
-    return weights
-
-
-def _named_pairs(option: str, form: str, given: list[str]) -> dict[str, str]:
-    """What stands before and after the last equals sign."""
+def _baselines(given: Iterable[str]) -> dict[str, str]:
+    """Run -> baseline, which stands behind the last equals sign."""
     pairs = {}
     for each in given:
         name, _, value = each.rpartition("=")
         if not (name and value):
-            raise UserError(f"{option}: got {each!r}; expected {form}")
+            raise UserError(f"--baseline: got {each!r}; expected RUN=BASELINE")
         pairs[name] = value
     return pairs
-
-
-def _names(listed: str | None) -> list[str]:
-    names = [] if listed is None else listed.split(",")
-    if not all(names):
-        raise UserError(f"--tasks: got {listed!r}; expected names with commas between them, as piqa,arc_easy")
-    return names

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.terminal import say, say_json, say_tables, table_console
 from widthwise.config_io import UserError
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, fixed, shown, si, signed

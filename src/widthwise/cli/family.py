@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from widthwise.cli.experiment import JobsOption, jobs_asked
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json, table_console
-from widthwise.cli.track import TrackOption, training_progress
+from widthwise.cli.progress import TrackOption, training_progress
+from widthwise.cli.terminal import say, say_json, say_tables, table_console
 
 
 def family(

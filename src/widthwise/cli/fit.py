@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.cli.terminal import progress_console, say, say_json, say_tables, table_console
 from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percentage
 from widthwise.reports.page.table import Table
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json
+from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.config_io import UserError
 from widthwise.experiments.ladder import Clock, Experiment, ladder_workload, read_ladder
 from widthwise.records.quantities import QUANTITY

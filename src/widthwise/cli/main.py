@@ -8,36 +8,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from widthwise import __version__
-from widthwise.cli.analyze import analyze
-from widthwise.cli.bake import bake
-from widthwise.cli.checkpoint import checkpoint_app
-from widthwise.cli.compare import compare
-from widthwise.cli.data import data_app
-from widthwise.cli.design import design
-from widthwise.cli.discover import discover
-from widthwise.cli.eval import evaluate
-from widthwise.cli.explore import explore
-from widthwise.cli.export import export
-from widthwise.cli.family import family
-from widthwise.cli.fit import fit
-from widthwise.cli.generate import generate
-from widthwise.cli.grow import grow
-from widthwise.cli.import_ import import_
-from widthwise.cli.init import init
-from widthwise.cli.inspect import inspect
-from widthwise.cli.lm_eval import PASSED_ON, lm_eval
-from widthwise.cli.pad import pad
-from widthwise.cli.paper import paper
-from widthwise.cli.plan import plan
-from widthwise.cli.report import report
-from widthwise.cli.resume import resume
-from widthwise.cli.runs import runs
-from widthwise.cli.schema import schema
-from widthwise.cli.search import search
+from widthwise.cli import compare, data, design, eval, family, fit, grow, look, paper, plan, search, ship, sweep, train
+from widthwise.cli.options import Command, with_options
 from widthwise.cli.signals import stop_by_exception
-from widthwise.cli.sweep import sweep
 from widthwise.cli.terminal import remark, say
-from widthwise.cli.train import train
 from widthwise.config_io import UserError
 from widthwise.reports.page.formats import printable
 from widthwise.run_dir import RunFailed
@@ -54,37 +28,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for verb in (
-    init,
-    inspect,
-    design,
-    explore,
-    search,
-    discover,
-    plan,
-    train,
-    resume,
-    grow,
-    family,
-    bake,
-    pad,
-    compare,
-    sweep,
-    fit,
-    analyze,
-    paper,
-    generate,
-    report,
-    runs,
-    schema,
-):
-    app.command()(verb)
-app.command("eval")(evaluate)
-app.command("lm_eval", context_settings=PASSED_ON)(lm_eval)
-app.command("import")(import_)
-app.command()(export)
-app.add_typer(checkpoint_app, name="checkpoint")
-app.add_typer(data_app, name="data")
+VERBS = {
+    "Design": (design.init, design.inspect, design.design, design.explore, search.search, search.discover, plan.plan),
+    "Train": (data.data_app, train.train, train.resume, look.runs),
+    "Compare": (compare.compare, sweep.sweep, fit.fit, paper.paper),
+    "Change": (grow.grow, family.family),
+    "Look": (eval.eval_, look.analyze, look.generate, look.report),
+    "Ship": (ship.export, ship.import_),
+    "Advanced": (grow.bake, grow.pad, ship.checkpoint_app, look.lm_eval, design.schema),
+}
+"""Title of a panel of the help -> its verbs."""
+for panel, verbs in VERBS.items():
+    for verb in verbs:
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, name=verb.info.name, rich_help_panel=panel)
+        else:
+            name, settings = verb.__name__.removesuffix("_"), look.PASSED_ON if verb is look.lm_eval else None
+            app.command(name, cls=Command, context_settings=settings, rich_help_panel=panel)(with_options(verb))
 
 
 def _print_version(is_asked: bool) -> None:

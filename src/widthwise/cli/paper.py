@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from widthwise.cli.experiment import JobsOption, jobs_asked
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json
-from widthwise.cli.track import TrackerName, TrackOption, training_progress
+from widthwise.cli.progress import TrackerName, TrackOption, training_progress
+from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.config_io import UserError
 
 if TYPE_CHECKING:

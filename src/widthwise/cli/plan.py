@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from widthwise.bundled import recipe_path
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out
+from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.records.plan import Plan, Setup
@@ -134,14 +133,14 @@ def _proposal(
     out: Path | None,
 ) -> "Proposal":
     """Proposes a recipe and writes it to `out`, if given. Raises UserError."""
-    from widthwise.recipe.design import ShapeRequest, parse_quantity
+    from widthwise.recipe.design import ShapeRequest, parse_quantity, shape_section
     from widthwise.recipe.family import Family
     from widthwise.runs.proposal import Wish, propose
     from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
 
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another --out")
-    asked = ShapeRequest(shape or "uniform", None, None, None, "params", "balanced", None).shape()
+    asked = shape_section(ShapeRequest(kind=shape or "uniform"))
     law = LAW_TOKENS_PER_PARAM if tokens_per_param is None else tokens_per_param
     n_params = None if params is None else parse_quantity(params, "--params")
     found = propose(Wish(device, n_devices, mfu, days, law, n_params), Family(changes, asked, n_devices))

@@ -1,32 +1,59 @@
-"""Progress of whatever takes long: a bar on a terminal, plain lines elsewhere."""
+"""Progress of whatever takes long: a bar on a terminal, plain lines elsewhere. Records of runs go to trackers too."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import Annotated, Any
 
-from widthwise.reports.page.formats import clock
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from widthwise.cli.terminal import progress_console
+from widthwise.reports.page.formats import clock, shorten
 from widthwise.training.launch import is_silent
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from widthwise.cli.bars import Bars
-    from widthwise.training.observer import Observer
+from widthwise.training.observer import Observer
 
 SECONDS_BETWEEN_LINES = 5.0
+WIDE = 100
+"""Columns from which on bars and names have more room."""
+
+
+class TrackerName(StrEnum):
+    """What records can be sent to; the keys of `training.tracked.TRACKERS`."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+
+
+TrackOption = Annotated[
+    list[TrackerName] | None,
+    typer.Option("--track", help="Also send the records of runs there; repeat for several.", show_default=False),
+]
 
 
 @contextmanager
-def shown_progress(console: "Console") -> Iterator["Observer"]:
+def training_progress(track: Sequence[TrackerName] | None) -> Iterator[Observer]:
+    """An observer of training that shows progress on standard error, and sends the records to trackers.
+
+    Raises UserError where the extra of a tracker is not installed.
+    """
+    from widthwise.training.tracked import tracked
+
+    with shown_progress(progress_console()) as shown, tracked(shown, [str(name) for name in track or ()]) as observer:
+        yield observer
+
+
+@contextmanager
+def shown_progress(console: Console) -> Iterator[Observer]:
     """An observer that shows preparations, runs and other work, one after the other, on a console."""
     if not console.is_terminal or console.is_dumb_terminal or is_silent():
         yield LineObserver(console)
         return
-    from widthwise.cli.bars import Bars
-
     with Bars(console) as bars:
         yield BarObserver(bars)
 
@@ -71,18 +98,60 @@ class _Pace:
         return (n_done - self._n_before) / seconds if n_done > self._n_before and seconds > 0 else None
 
 
-class BarObserver:
+class Bars(Progress):
+    """A line for each work: its name, a bar, then what is done, the rate, the time left and the loss.
+
+    `footer` is a line below all of them.
+    """
+
+    footer = ""
+
+    def __init__(self, console: Console):
+        self._is_wide = console.width >= WIDE
+        columns = (
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=30 if self._is_wide else 8),
+            _Rest(table_column=Column(no_wrap=True, overflow="ellipsis")),
+        )
+        super().__init__(*columns, console=console)
+
+    def begin(self, name: str, n_total: int | None = None, is_shown: bool = True) -> TaskID:
+        """A further line. name: is shortened, to leave room for the rest."""
+        short = shorten(name, 40 if self._is_wide else 26)
+        return self.add_task(short, total=n_total, visible=is_shown, done="", rate="", loss="")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.footer:
+            yield Text(self.footer, no_wrap=True, overflow="ellipsis")
+
+
+class _Rest(ProgressColumn):
+    """What stands behind the bar; until the time left is known, how long it has gone on."""
+
+    def render(self, task: Task) -> Text:
+        fields = task.fields
+        left = task.time_remaining
+        time = clock(task.elapsed or 0) if left is None else f"{clock(left)} left"
+        return Text("  ".join(filter(None, [fields["done"], fields["rate"], time, fields["loss"]])))
+
+
+class _Shown(Observer):
+    """What both ways of showing progress have in common."""
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        self.working(stage, n_bytes, n_bytes_total, "B")
+
+
+class BarObserver(_Shown):
     """One bar for each preparation, each run and each other work."""
 
-    def __init__(self, bars: "Bars"):
+    def __init__(self, bars: Bars):
         self._bars = bars
         self._pace, self._is_run = _Pace(), False
         self._run = ("", 0, 0)
         """Name of the run, the step after which it goes on, its number of steps."""
         self._task = bars.begin("", is_shown=False)
-
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        self.working(stage, n_bytes, n_bytes_total, "B")
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         if stage != self._pace.stage or self._is_run:
@@ -95,8 +164,6 @@ class BarObserver:
         if not self._is_run:
             self.starting(*self._run)
         self._bars.update(self._task, done=what)
-
-    def opened(self, run: Path) -> None: ...
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._run, self._is_run = (name, step, n_steps), True
@@ -135,18 +202,15 @@ class BarObserver:
         self._task = self._bars.begin(description, total)
 
 
-class LineObserver:
+class LineObserver(_Shown):
     """One line per record. Other work has one every few seconds and at its end, if it takes longer than that."""
 
-    def __init__(self, console: "Console"):
+    def __init__(self, console: Console):
         self._console = console
         self._pace, self._shown_at = _Pace(), 0.0
         self._is_open = False
         """Whether the stage has a line, and none of its end."""
         self._name, self._n_steps, self._remaining = "", 0, ""
-
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        self.working(stage, n_bytes, n_bytes_total, "B")
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         now = time.monotonic()
@@ -166,13 +230,9 @@ class LineObserver:
     def busy(self, what: str) -> None:
         self.message(f"{self._name}: {what}")
 
-    def opened(self, run: Path) -> None: ...
-
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._name, self._n_steps, self._remaining = name, n_steps, ""
         self._pace = _Pace()
-
-    def step_done(self, step: int) -> None: ...
 
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] in ("stopped", "norms"):

@@ -1,23 +1,23 @@
-"""`widthwise search`: every shape at one budget, and its other costs."""
+"""Verbs that look for a shape: among all of one budget by their costs, or by training."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
 from widthwise.bundled import recipe_name
 from widthwise.cli.compare import run_and_report
-from widthwise.cli.experiment import JobsOption
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json
-from widthwise.cli.track import TrackOption
-from widthwise.config_io import UserError, parse
+from widthwise.cli.experiment import JobsOption, jobs_asked
+from widthwise.cli.options import Changes, JsonOption
+from widthwise.cli.progress import TrackOption, training_progress
+from widthwise.cli.terminal import say, say_json, say_tables, table_console
+from widthwise.config_io import Config
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
 from widthwise.reports.page.table import Table
+from widthwise.shape.search_space import SearchSpace
 
-WHERE, LIMITS, RESULT = "What to search", "Limits", "Results"
-LONGEST_SPAN = 10_000
 SIZES = {
     "n_\nlayers": lambda row: str(row["n_layers"]),
     "d_\nmodel": lambda row: str(row["d_model"]),
@@ -32,130 +32,35 @@ COSTS = [QUANTITY[name] for name in ("layer_params", "params", "flops", "kv_byte
 
 def search(
     base: Annotated[Path, typer.Argument(help="Recipe of the baseline, whose model sets the budget.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it and to all recipes found, such as train.steps=200.")
-    ] = None,
-    match: Annotated[
-        str | None,
-        typer.Option(help="layer_params (what the paper counts), params, flops, flops_causal, kv_bytes."),
-    ] = None,
-    budget: Annotated[str | None, typer.Option(help="Such as 113M or 2.5G; default: that of the base.")] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="Largest relative miss of the budget; default: 0.001, on the hardware grid 0.01."),
-    ] = None,
-    grid: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=WHERE, help="paper, or hardware (multiples of 128 and 64, head_dim 64 or 128)."),
-    ] = None,
-    n_heads: Annotated[
-        int | None,
-        typer.Option(rich_help_panel=WHERE, help="Heads of every shape; default: the base's rule."),
-    ] = None,
-    head_dim: Annotated[
-        int | None, typer.Option(rich_help_panel=WHERE, help="Head size of every shape, instead of --n-heads.")
-    ] = None,
-    attention_ratio: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=WHERE, help="Target n_heads * head_dim / d_model, such as 0.5,1,1.5; default: the base's."
-        ),
-    ] = None,
-    n_blocks: Annotated[
-        str | None, typer.Option(rich_help_panel=WHERE, help="Blocks per feed-forward, such as 1,2,4; default: 2,4.")
-    ] = None,
-    n_layers: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=WHERE, help="Such as 6,12 or 8..16; default: every depth within --aspect."),
-    ] = None,
-    ratio: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=WHERE, help="Target d_hidden / d_model; default: 0.4,0.5,0.6,0.75."),
-    ] = None,
-    aspect: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=LIMITS, help="d_model / n_layers; default: 100..250 without --n-layers."),
-    ] = None,
-    ratio_range: Annotated[
-        str | None, typer.Option(rich_help_panel=LIMITS, help="d_hidden / d_model after rounding, such as 0.3..0.8.")
-    ] = None,
-    max_flops: Annotated[
-        float | None, typer.Option(rich_help_panel=LIMITS, help="Forward FLOPs per token, such as 5e8.")
-    ] = None,
-    max_kv_bytes: Annotated[
-        float | None, typer.Option(rich_help_panel=LIMITS, help="KV-cache bytes per token.")
-    ] = None,
-    max_residual_additions: Annotated[
-        int | None, typer.Option(rich_help_panel=LIMITS, help="Sublayers in sequence: n_layers * (1 + n_blocks).")
-    ] = None,
-    rank_by: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=RESULT, help="flops, kv_bytes, params, activation_bytes or n_residual_additions."),
-    ] = None,
-    per: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=RESULT,
-            help="Keep only the best of each n_blocks, n_layers or ratio, or combination: n_blocks,ratio.",
-        ),
-    ] = None,
-    top: Annotated[int, typer.Option(rich_help_panel=RESULT, min=1, help="How many shapes to show and write.")] = 20,
-    out: Annotated[
-        Path | None,
-        typer.Option(rich_help_panel=RESULT, help="Folder for search.json and recipes that extend the base."),
-    ] = None,
+    space: Annotated[SearchSpace, "What to search"],
+    overrides: Changes = None,
+    top: Annotated[int, typer.Option(min=1, help="How many shapes to show and write.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="Folder for search.json and recipes that extend the base.")] = None,
     train: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=RESULT, min=1, help="Train this many of the first and compare them with the base, in --out."
-        ),
+        int | None, typer.Option(min=1, help="Train this many of the first and compare them with the base, in --out.")
     ] = None,
     seed: Annotated[
-        list[int] | None,
-        typer.Option(rich_help_panel=RESULT, help="Seed for --train, repeat for several; default: 1, 2 and 3."),
+        list[int] | None, typer.Option(help="Seed for --train, repeat for several; default: 1, 2 and 3.")
     ] = None,
     jobs: JobsOption = "auto",
     track: TrackOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=RESULT, help="Print JSON; with --train, the comparison.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
 
     Costs say nothing about the loss: `--train 3 train.steps=500` finds out which of the first three is worth its cost,
-    `--per n_blocks,ratio --train 20` how the loss depends on the ratio.
+    `--per n_blocks,ratio --train 20` how the loss depends on the ratio. Changes are made in the base and in all recipes
+    found; with --train, --json prints the comparison.
 
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
     from widthwise.experiments.compare import plan_of_search
-    from widthwise.recipe.design import parse_quantity
     from widthwise.recipe.search import search_recipe, write_search
-    from widthwise.shape.search_space import SearchSpace
 
-    asked = {
-        "match": match,
-        "budget": budget and parse_quantity(budget),
-        "tolerance": tolerance,
-        "grid": grid,
-        "n_heads": n_heads,
-        "head_dim": head_dim,
-        "attention_ratio": attention_ratio and _numbers("--attention-ratio", attention_ratio, ","),
-        "n_blocks": n_blocks and whole_numbers("--n-blocks", n_blocks),
-        "n_layers": n_layers and whole_numbers("--n-layers", n_layers),
-        "ratio": ratio and _numbers("--ratio", ratio, ","),
-        "aspect": aspect and _numbers("--aspect", aspect, ".."),
-        "ratio_range": ratio_range and _numbers("--ratio-range", ratio_range, ".."),
-        "max_flops": max_flops,
-        "max_kv_bytes": max_kv_bytes,
-        "max_residual_additions": max_residual_additions,
-        "rank_by": rank_by,
-        "per": per and [name.strip() for name in per.split(",")],
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
-    result = search_recipe(base, overrides or [], parse(SearchSpace, given, "search"))
+    result = search_recipe(base, overrides or (), space)
     summary = result.summary(max(top, train or 0))
     folder = out or Path("runs") / f"{recipe_name(base)}-search"
-    recipes = write_search(base, overrides or [], summary, folder) if out or train else []
+    recipes = write_search(base, overrides or (), summary, folder) if out or train else []
     if not as_json:
         say_tables(search_table(summary, recipe_name(base)))
         if recipes:
@@ -190,24 +95,78 @@ def _totals(row: dict[str, Any]) -> list[str]:
     return [share, *(shown(row[each.name], each) for each in COSTS), str(row["n_residual_additions"])]
 
 
-def whole_numbers(option: str, text: str) -> list[int]:
-    """ "2,4" or "8..12,16" -> the numbers, those of a span with both its ends."""
-    numbers: list[int] = []
-    try:
-        for part in text.split(","):
-            first, dots, last = part.partition("..")
-            span = range(int(first), (int(last) if dots else int(first)) + 1)
-            if not 0 < span.stop - span.start <= LONGEST_SPAN:
-                raise ValueError
-            numbers += span
-    except ValueError:
-        raise UserError(f"{option}: got {text!r}; expected whole numbers such as 2,4 or 8..16") from None
-    return numbers
+class DiscoverOptions(Config):
+    """What `discover` changes in the recipe's discover section."""
+
+    budget: str | None = None
+    """Such as 30M: the uniform model is sized to it first; default: the recipe's."""
+    match: str | None = None
+    """What the budget is of: params, layer_params, active_params, flops, flops_causal, kv_bytes."""
+    steps: int | None = Field(default=None, ge=1)
+    """Training steps of the search; default: those of the recipe."""
 
 
-def _numbers(option: str, text: str, separator: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(separator)]
-    except ValueError:
-        example = separator.join(("0.4", "0.8"))
-        raise UserError(f"{option}: got {text!r}; expected numbers such as {example}") from None
+def discover(
+    recipe: Annotated[Path, typer.Argument(help="Recipe of the uniform model; a discover section says how to search.")],
+    options: DiscoverOptions,
+    overrides: Changes = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Seed of the comparison, repeat for several; default: 1, 2 and 3.")
+    ] = None,
+    only_search: Annotated[
+        bool, typer.Option("--only-search", help="Do not train the rivals; rivals.yaml says how to.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE-discovery.")] = None,
+    jobs: JobsOption = "auto",
+    track: TrackOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be searched, and train nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find which layers should be wide, under a budget, and retrain what was found beside its rivals.
+
+    Finished parts are not repeated: the same command continues an interrupted discovery. Changes may be of the search
+    too, as discover.method.n_stages=4.
+
+    Example: `widthwise discover configs/small.yaml --seed 1 --seed 2 --seed 3`
+    """
+    from widthwise.experiments.discovery.discover import COMPARISON, plan_discovery, plan_of_rivals
+    from widthwise.experiments.discovery.discover import discover as discover_shape
+    from widthwise.experiments.jobs import Jobs
+    from widthwise.experiments.running import run_plan
+    from widthwise.records.comparison import Comparison
+    from widthwise.reports.discovery.tables import cost_table, gains_table, rivals_table, sentences, sizes_table
+    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.runs.environment import command_line
+
+    plan = plan_discovery(recipe, overrides or (), options.budget, options.steps, options.match, seed or ())
+    folder = out or Path("runs") / f"{recipe_name(recipe)}-discovery"
+    check_kind(folder, "discovery.json")
+    n_at_a_time = jobs_asked(jobs)
+    if dry_run:
+        task = plan.task
+        say(
+            f"{plan.config.method.kind}: {task.steps} steps of search under {si(task.budget)} {task.match}; then "
+            f"rivals of {task.base.train.steps} steps with the seeds {', '.join(map(str, plan.config.seeds))}"
+        )
+        return
+    comparison: Comparison | None = None
+    with training_progress(track) as observer:
+        alone = Jobs.of([plan.task.base], 1, 1)
+        with alone.threads():
+            discovery = discover_shape(plan, folder, observer, command_line())
+        if not only_search:
+            rivals = plan_of_rivals(folder)
+            for line in (*rivals.adjustment_lines, rivals.in_words):
+                observer.message(line)
+            at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.order), n_at_a_time)
+            comparison = run_plan(rivals, folder / COMPARISON, command_line(), observer, jobs=at_a_time)
+            write_report([folder / COMPARISON])
+    files = write_report([folder])
+    if as_json:
+        say_json(discovery)
+        return
+    say_tables(*filter(None, [sizes_table(discovery), gains_table(discovery)]))
+    if comparison is not None:
+        say_tables(*filter(None, [cost_table(discovery, comparison), rivals_table(comparison)]))
+    table_console().print("\n".join(sentences(discovery, comparison)))
+    say(*(f"wrote {file}" for file in files))

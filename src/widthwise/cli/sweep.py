@@ -16,9 +16,8 @@ from widthwise.cli.experiment import (
     show_workload,
     workload_line,
 )
-from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import remark, say, say_json, table_console
-from widthwise.cli.track import TrackerName, TrackOption, training_progress
+from widthwise.cli.progress import TrackerName, TrackOption, training_progress
+from widthwise.cli.terminal import remark, say, say_json, say_tables, table_console
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.reports.comparison.main_table import doubts, marked

@@ -1,5 +1,5 @@
 """The border to the terminal: whatever a verb prints goes through here, and no control character reaches a screen.
-Where several processes do the same, only the first prints.
+Where several processes do the same, only the first prints. All tables look alike; their cells each verb says as text.
 
 Names of files and runs, columns of tables and generated text come from anywhere; an escape code among them could
 repaint the screen or rename its window.
@@ -9,16 +9,31 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
+from textwrap import wrap
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from widthwise.reports.page.formats import printable
+from widthwise.reports.page.table import Table
 from widthwise.training.launch import is_silent
 
 TABLE_WIDTH = 100
 """Columns that the widest tables need, if there is no terminal to fit them to."""
+TITLE_WIDTH = 8
+"""A title longer than this is broken between words, if its column does not need the room anyway."""
+WORD_WIDTH = 9
+"""What a narrow terminal leaves of a column of names or words."""
+N_LOOSE_COLUMNS = 8
+"""A table with more columns than this has one space between them instead of two."""
+_STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
+"""Word -> the style of a cell that holds it, in columns of words."""
 
 
 class _PrintableConsole(Console):
@@ -75,3 +90,63 @@ def say_json(data: Any) -> None:
     """The answer to --json, a record as its file has it. JSON writes control characters as escapes."""
     if not is_silent():
         print(json.dumps(data, indent=2, default=lambda record: record.to_data()))
+
+
+def say_tables(*tables: Table) -> None:
+    """Tables on standard output, with an empty line between two."""
+    console = table_console()
+    for i, table in enumerate(tables):
+        if i:
+            console.print()
+        console.print(laid_out(_fitted(table, console)))
+
+
+def _fitted(table: Table, console: Console) -> Table:
+    """Without the last columns that are not essential, where a line would be broken otherwise."""
+    n_columns = len(table.header)
+    unbounded = Console(width=1000)
+    while n_columns > (table.n_essential or n_columns) and unbounded.measure(laid_out(table)).maximum > console.width:
+        n_columns -= 1
+        rows = [row[:n_columns] for row in table.rows]
+        table = replace(table, header=table.header[:n_columns], rows=rows)
+    return table
+
+
+def laid_out(table: Table) -> RichTable:
+    """The table for Rich: words to the left, numbers to the right and in one piece, an empty row as an empty line."""
+    drawn = RichTable(
+        title=Text(table.caption),
+        caption=Text(table.note) if table.note else None,
+        box=SIMPLE_HEAD,
+        padding=(0, int(len(table.header) <= N_LOOSE_COLUMNS), 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        min_width=max(_width(table.caption), _width(table.note)),  # Rich breaks what is wider than the table.
+    )
+    for i, title in enumerate(table.header):
+        width = _width("\n".join(row[i] for row in table.rows if i < len(row)))
+        heading = _broken(title, max(TITLE_WIDTH, width))
+        if i == 0 or title in table.words:
+            drawn.add_column(Text(heading), overflow="fold", min_width=min(WORD_WIDTH, width))
+        else:
+            is_whole = _width(heading) <= max(TITLE_WIDTH, width)
+            drawn.add_column(Text(heading), overflow="fold", min_width=width, no_wrap=is_whole, justify="right")
+    for row in table.rows:
+        drawn.add_row(*(_cell(text, title in table.words) for text, title in zip(row, table.header)))
+    return drawn
+
+
+def _width(text: str) -> int:
+    """In columns of the terminal, of the longest line."""
+    return max(map(cell_len, text.splitlines()), default=0)
+
+
+def _broken(title: str, width: int) -> str:
+    """Between words, where it is too long, and where its own lines end."""
+    lines = title.split("\n")
+    return "\n".join("\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)) for line in lines)
+
+
+def _cell(text: str, is_words: bool) -> Text:
+    value, newline, detail = text.partition("\n")
+    return Text(value, _STYLES.get(value, "") if is_words else "").append(newline + detail, style="dim")

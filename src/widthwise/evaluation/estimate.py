@@ -82,17 +82,17 @@ def mean(values: np.ndarray) -> SampleEstimate:
     return SampleEstimate(float(values.mean()), float(spread / math.sqrt(len(values))), len(values) - 1)
 
 
-def weighted_mean(estimates: Sequence[SampleEstimate], weights: Sequence[float]) -> SampleEstimate:
-    """sum(weight * value) / sum(weight) of independent estimates.
+def mean_of(estimates: Sequence[SampleEstimate]) -> SampleEstimate:
+    """Return the mean of independent estimates.
 
     The degrees of freedom are those of Welch and Satterthwaite (Satterthwaite 1946, Biometrics Bulletin 2).
     """
-    shares = [weight / sum(weights) for weight in weights]
-    variances = [(share * estimate.stderr) ** 2 for share, estimate in zip(shares, estimates)]
+    share = 1 / len(estimates)
+    variances = [(share * estimate.stderr) ** 2 for estimate in estimates]
     variance = sum(variances)
     uncertainty = sum(part**2 / max(estimate.df, 1) for part, estimate in zip(variances, estimates))
     return SampleEstimate(
-        sum(share * estimate.value for share, estimate in zip(shares, estimates)),
+        sum(share * estimate.value for estimate in estimates),
         math.sqrt(variance),
         variance**2 / uncertainty if uncertainty else math.inf,
     )

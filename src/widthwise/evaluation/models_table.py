@@ -136,7 +136,7 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
 
 def _suite_columns(evaluation: Evaluation) -> Iterator[_Column]:
     suite = evaluation["suite"]
-    averaged = [] if suite["average"] is None else [*suite["average"]["weights"], *suite["average"]["missing"]]
+    averaged = [] if suite["average"] is None else [*suite["average"]["tasks"], *suite["average"]["missing"]]
     n_items = {name: task["n_items"] for name, task in evaluation["tasks"].items()}
     for i, row in enumerate(suite["rows"]):
         shown = TableColumn(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.evaluation.estimate import SampleEstimate, mean, ratio, weighted_mean
+from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
 
 LENGTHS = {
     "nats_per_token": ("n_tokens", 1.0),
@@ -62,19 +62,18 @@ def mean_differences(baseline: Record, other: Record) -> dict[str, SampleEstimat
     A mean is left out where a text has no difference of that kind, as per token with another tokenizer.
     """
     means = baseline["text_means"], other["text_means"]
-    if None in means or means[0]["weights"] != means[1]["weights"]:
+    if None in means or baseline["texts"].keys() != other["texts"].keys():
         return None
-    names, weights = list(means[0]["weights"]), list(means[0]["weights"].values())
-    texts = [(baseline["texts"][name], other["texts"][name]) for name in names]
+    texts = [(text, other["texts"][name]) for name, text in baseline["texts"].items()]
     differences = [text_differences(*pair) for pair in texts]
     found = {}
     for metric in ("nats_per_token", "token_perplexity", "bits_per_byte"):
         estimates = [each[metric] for each in differences if each is not None and metric in each]
-        if len(estimates) == len(names):
-            found[f"mean_{metric}"] = weighted_mean(estimates, weights)
+        if len(estimates) == len(texts):
+            found[f"mean_{metric}"] = mean_of(estimates)
     if "mean_nats_per_token" in found:
         ends = [each["metrics"]["exp_mean_nats_per_token"]["value"] for each in means]
-        linear = weighted_mean([_perplexity_difference(*pair, *ends) for pair in texts], weights)
+        linear = mean_of([_perplexity_difference(*pair, *ends) for pair in texts])
         value = math.nan if None in ends else ends[1] - ends[0]
         found["exp_mean_nats_per_token"] = SampleEstimate(value, linear.stderr, linear.df)
     return found or None
@@ -132,13 +131,12 @@ def average_difference(baseline: Record, other: Record, paired: Mapping[tuple[st
     has no standard error.
     """
     averages = baseline["average"], other["average"]
-    if None in averages or averages[0]["weights"] != averages[1]["weights"]:
+    if None in averages or averages[0]["tasks"] != averages[1]["tasks"]:
         return None
-    weights = averages[0]["weights"]
-    rows = [row for row in other["rows"] if row["name"] in weights]
+    rows = [row for row in other["rows"] if row["name"] in averages[0]["tasks"]]
     estimates = [paired.get((row["answers"], row["metric"])) for row in rows]
     value = averages[1]["value"] - averages[0]["value"]
     if None in estimates:
         return SampleEstimate(value, math.nan)
-    found = weighted_mean([each for each in estimates if each is not None], [weights[row["name"]] for row in rows])
+    found = mean_of([each for each in estimates if each is not None])
     return SampleEstimate(value, found.stderr, found.df)

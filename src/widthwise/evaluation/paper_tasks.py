@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from widthwise.evaluation.estimate import Metrics, SampleEstimate, weighted_mean
+from widthwise.evaluation.estimate import Metrics, SampleEstimate, mean_of
 
 UNITS = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
 """Metrics from 0 to 1 that are averaged over tasks; a filter of lm-evaluation-harness may follow behind a comma."""
@@ -66,17 +66,11 @@ class Suite:
     prints_average: bool = True
     """Whether the paper prints the average over tasks."""
     has_unknown_weights: bool = False
-    """Whether the paper weights its average and does not say how; here all tasks count the same unless weights are
-    given."""
+    """Whether the paper weights its average and does not say how; here all tasks count the same."""
 
     def answers(self, stem: str) -> str:
         """What the answers to one of its files are called in an evaluation."""
         return f"{self.name}/{stem}"
-
-    @property
-    def averaged(self) -> list[str]:
-        """The names of the tasks that are averaged."""
-        return [task.name for task in self.tasks if task.is_averaged]
 
 
 def harness_answers(task: str) -> str:
@@ -89,14 +83,12 @@ def suite_table(
     local: Mapping[str, Metrics],
     lm_eval: Mapping[str, Metrics],
     text_means: Metrics | None = None,
-    weights: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """`rows`, one for each column of the paper's table, and `average`, over the tasks with a result.
 
-    local: by the stem of the file; lm_eval: by task; text_means: over the suite's texts, None where one is missing;
-    weights: of tasks by name, 1 where not given. The source of a row without a result is "not evaluated"; `answers` is
-    what its answers are called among differences. The average says how many tasks it is over, of how many, and which
-    are missing; it is None where no task has a result.
+    local: by the stem of the file; lm_eval: by task; text_means: over the suite's texts, None where one is missing.
+    The source of a row without a result is "not evaluated"; `answers` is what its answers are called among differences.
+    The average names the `tasks` it is over and those that are `missing`; it is None where no task has a result.
     """
     rows = [_row(suite, task, local, lm_eval) for task in suite.tasks]
     averaged = [row for row, task in zip(rows, suite.tasks) if task.is_averaged]
@@ -105,7 +97,7 @@ def suite_table(
         source = f"mean of {len(suite.texts)} texts" if metric in means else "not evaluated"
         row = {"name": name, "metric": metric, "source": source, "answers": None, "paper_items": None}
         rows.append(_filled(row, means))
-    return {"name": suite.name, "rows": rows, "average": _average(suite, averaged, weights or {})}
+    return {"name": suite.name, "rows": rows, "average": _average(suite, averaged)}
 
 
 def _row(suite: Suite, task: PaperTask, local: Mapping[str, Metrics], lm_eval: Mapping[str, Metrics]) -> dict[str, Any]:
@@ -124,18 +116,16 @@ def _filled(row: dict[str, Any], found: Metrics) -> dict[str, Any]:
     return row | dict(found.get(row["metric"], {"value": None, "stderr": None}))
 
 
-def _average(suite: Suite, rows: Sequence[dict[str, Any]], weights: Mapping[str, float]) -> dict[str, Any] | None:
+def _average(suite: Suite, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     answered = [row for row in rows if row["value"] is not None]
     if not answered:
         return None
-    estimates = [SampleEstimate.of_record(row) for row in answered]
-    of_rows = [weights.get(row["name"], 1.0) for row in answered]
     return {
-        **weighted_mean(estimates, of_rows).record(),
+        **mean_of([SampleEstimate.of_record(row) for row in answered]).record(),
         "n_tasks": len(answered),
         "n_tasks_of_suite": len(rows),
         "missing": [row["name"] for row in rows if row["value"] is None],
-        "weights": {row["name"]: weight for row, weight in zip(answered, of_rows)},
+        "tasks": [row["name"] for row in answered],
         "is_printed": suite.prints_average,
         "has_unknown_weights": suite.has_unknown_weights,
     }

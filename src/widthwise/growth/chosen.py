@@ -1,10 +1,9 @@
 """The plan of a growth from what a recipe or the options of a verb choose."""
 
 from dataclasses import replace
-from typing import Protocol
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import NewLayers, NewStd, NewWeights, ZeroSide
+from widthwise.growth.choices import GrowthChoices
 from widthwise.growth.gradmax import new_units
 from widthwise.growth.maps.correspondence import align, stacked
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
@@ -12,26 +11,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 
 
-class Choices(Protocol):
-    """What a growth leaves open; `GrowthEvent` explains each."""
-
-    @property
-    def layers(self) -> tuple[int | None, ...] | None: ...
-
-    @property
-    def new_layers(self) -> NewLayers: ...
-
-    @property
-    def zero_side(self) -> ZeroSide: ...
-
-    @property
-    def new_std(self) -> NewStd | None: ...
-
-    @property
-    def new_weights(self) -> NewWeights: ...
-
-
-def chosen_plan(old: ModelConfig, wanted: ModelConfig, choices: Choices) -> GrowthPlan:
+def chosen_plan(old: ModelConfig, wanted: ModelConfig, choices: GrowthChoices) -> GrowthPlan:
     """The plan whose constants keep the function.
 
     Raises UserError where there is none, and for `gradmax` where it has no units to choose.

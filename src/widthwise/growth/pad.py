@@ -4,9 +4,8 @@ Kernels want whole tiles, and tensor parallelism wants as many heads on every de
 entries are 0. Real growth avoids just that, because a product of two zeros has no gradient.
 """
 
-from dataclasses import dataclass
-
 from widthwise.config_io import UserError, checked_copy
+from widthwise.growth.choices import Multiples
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
@@ -20,21 +19,6 @@ PADDING = Constant(0.0)
 """The `fresh` to give to `GrowthPlan.weights` for padding."""
 
 
-@dataclass(frozen=True)
-class Multiples:
-    """The multiples that sizes are rounded up to; 1 leaves a size unchanged."""
-
-    d_ff: int = 1
-    """Hidden units of every feed-forward, expert and block."""
-    head_dim: int = 1
-    """Head size of queries and keys, and of values."""
-    n_heads: int = 1
-    """Query heads, added in whole groups, since a new head on an old key-value head would learn. Key-value heads become
-    a multiple or a divisor of this number, so that as many devices share them evenly."""
-    d_model: int = 1
-    """All widths of the stream."""
-
-
 def pad_plan(model: ModelConfig, multiples: Multiples) -> GrowthPlan:
     """The plan that pads a model; its weights are `plan.weights(old, fresh=PADDING)`.
 
@@ -45,7 +29,7 @@ def pad_plan(model: ModelConfig, multiples: Multiples) -> GrowthPlan:
 
 def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
     """The config with its sizes rounded up. Raises UserError if one cannot be."""
-    d_model = multiples.d_model
+    d_model = multiples.d_model_multiple
     if d_model > 1 and isinstance(model.residual.layout, SlotLayout):
         raise UserError(f"d_model: cannot be padded in a stream of slots ({model.residual.kind}); pad the other sizes")
     if d_model > 1 and model.final_norm.kind == "layer":
@@ -71,22 +55,22 @@ def _up(size: int, multiple: int) -> int:
 
 
 def _layer(layer: LayerConfig, multiples: Multiples, where: str) -> LayerConfig:
-    widths = {name: _up(getattr(layer, name), multiples.d_model) for name in ("d_model", "d_in", "d_out")}
+    widths = {name: _up(getattr(layer, name), multiples.d_model_multiple) for name in ("d_model", "d_in", "d_out")}
     return layer.model_copy(
         update={
             **widths,
             "attention": _attention(layer.attention, multiples, f"{where}.attention"),
-            "ffn": _ffn(layer.ffn, multiples.d_ff, f"{where}.ffn"),
+            "ffn": _ffn(layer.ffn, multiples.d_ff_multiple, f"{where}.ffn"),
         }
     )
 
 
 def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> AttentionConfig:
-    head_dim, value_dim = (_up(size, multiples.head_dim) for size in (old.head_dim, old.value_dim))
+    head_dim, value_dim = (_up(size, multiples.head_dim_multiple) for size in (old.head_dim, old.value_dim))
     if old.rope is not None and head_dim % 2:
         raise UserError(f"{where}.head_dim: {head_dim} is odd, which rotary heads cannot be; pad to an even multiple")
     group = old.n_heads // old.n_kv_heads
-    n_kv_heads = _shared_evenly(old.n_kv_heads, group, multiples.n_heads)
+    n_kv_heads = _shared_evenly(old.n_kv_heads, group, multiples.heads_multiple)
     n_heads = n_kv_heads * group
     if old.qk_norm is not None and head_dim != old.head_dim:
         raise UserError(

@@ -6,34 +6,16 @@ follow the new size here; growth then reports where it keeps the old constant in
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at
+from widthwise.growth.choices import NewSizes
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import SlotLayout
-
-
-@dataclass(frozen=True)
-class NewSizes:
-    """Sizes of a larger model; None leaves a size as it is."""
-
-    d_model: int | None = None
-    """Width of embedding and head; every other width of the stream grows in proportion."""
-    n_heads: int | None = None
-    """Query heads of every layer. Without n_kv_heads, groups keep their size."""
-    n_kv_heads: int | None = None
-    head_dim: int | None = None
-    """Head size of queries and keys, and of values unless `v_head_dim` is set."""
-    d_ff: int | None = None
-    """Hidden units of every feed-forward (of each expert, of each block)."""
-    add_layers: int = 0
-    """Number of layers to add, evenly spaced between the first and the last, each configured as its predecessor."""
-
 
 SAME_SIZES = NewSizes()
 

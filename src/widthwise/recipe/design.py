@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,47 +15,28 @@ from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.search_space import ShapeRequest
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 from widthwise.yaml_io import dump_yaml, read_recipe
 
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
-@dataclass(frozen=True)
-class ShapeRequest:
-    """What `widthwise design` was asked for; None leaves the shape's default."""
-
-    kind: str = "x"
-    turn_layer: float | None = None
-    """Depth of the narrowest or widest layer, as a share of n_layers."""
-    turn_width: float | None = None
-    """Width of that layer, as a share of d_model."""
-    quantum: int | None = None
-    """Widths are multiples of this."""
-    match: str = "params"
-    """What is matched: params, layer_params, active_params, flops, flops_causal or kv_bytes."""
-    rounding: str = "balanced"
-    """`nearest` (the paper's) or `balanced` (closer to the budget)."""
-    budget: str | None = None
-    """How much of it, such as "30M"; that of the base where not given."""
-
-    def shape(self) -> dict[str, Any]:
-        """The `model.shape` section of the new recipe. Raises UserError for an option the kind does not have."""
-        schedule = SCHEDULES.get(self.kind)
-        layer_key, width_key = (schedule.layer_key, schedule.ratio_key) if schedule else (None, None)
+def shape_section(request: ShapeRequest) -> dict[str, Any]:
+    """Return the `model.shape` section of the new recipe. Raises UserError for an option the kind does not have."""
+    schedule = SCHEDULES.get(request.kind)
+    layer_key, width_key = (schedule.layer_key, schedule.ratio_key) if schedule else (None, None)
+    asked = {layer_key: request.turn_layer, width_key: request.turn_width, "quantum": request.quantum}
+    if request.kind in (*SCHEDULES, "uniform"):
         for option, value, key in (
-            ("--turn-layer", self.turn_layer, layer_key),
-            ("--turn-width", self.turn_width, width_key),
+            ("--turn-layer", request.turn_layer, layer_key),
+            ("--turn-width", request.turn_width, width_key),
         ):
-            if value is not None and key is None and self.kind in (*SCHEDULES, "uniform"):
-                raise UserError(f"{option}: got {value}; shape kind '{self.kind}' has none")
-        asked = {layer_key: self.turn_layer, width_key: self.turn_width, "quantum": self.quantum}
-        solved = {} if self.kind == "uniform" else {"match": self.match, "rounding": self.rounding}
-        return {
-            "kind": self.kind,
-            **{key: value for key, value in asked.items() if key and value is not None},
-            **solved,
-        }
+            if value is not None and key is None:
+                raise UserError(f"{option}: got {value}; shape kind '{request.kind}' has none")
+    solved = {} if request.kind == "uniform" else {"match": request.match, "rounding": request.rounding}
+    given = {key: value for key, value in asked.items() if key and value is not None}
+    return {"kind": request.kind, **given, **solved}
 
 
 def design_recipe(
@@ -84,7 +64,7 @@ def design_recipe(
 
 def solved_change(base: Recipe, request: ShapeRequest) -> dict[str, Any]:
     """What a request changes in a recipe, to be laid over its data. Raises UserError where it cannot be met."""
-    section: dict[str, Any] = {"shape": request.shape()}
+    section: dict[str, Any] = {"shape": shape_section(request)}
     if request.budget is not None:
         section["d_model"] = fitting_d_model(base, request)
     return {"model": section}

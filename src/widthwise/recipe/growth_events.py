@@ -8,17 +8,17 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
-from widthwise.growth.choices import CHANGING, NewLayers, NewStd, NewWeights, Reset, ZeroSide
+from widthwise.growth.choices import CHANGING, GrowthChoices
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
-from widthwise.recipe.pace import Pace, RewarmupOf, usual_rewarmup
+from widthwise.recipe.pace import Pace, usual_rewarmup
 
 if TYPE_CHECKING:
     from widthwise.growth.plan.model_plan import GrowthPlan
 
 
-class GrowthEvent(Config):
-    """The model becomes a larger one between two steps, and goes on with its weights and the optimizer's state."""
+class _Moment(Config):
+    """When a model grows, and into what: a class of its own, so that recipes are written with this first."""
 
     at_step: pydantic.PositiveInt | None = None
     """Steps done before the growth; give this or `at_tokens`."""
@@ -27,33 +27,11 @@ class GrowthEvent(Config):
     model: ModelChange
     """Changes to the model section, laid over it as those of a child recipe are, and over those of the events before;
     or every layer."""
-    new_layers: NewLayers = "drawn"
-    """What the parts of added layers are that do not have to be 0: drawn like those of an untrained model, or copies of
-    those of the layer before. As a baseline, whole copies, with `preserve: false`: `stacked` behind all old layers, or
-    `duplicated` behind each."""
-    zero_side: ZeroSide = "outputs"
-    """Which of two new factors starts at 0, so that their product is 0: what reads the new units, heads and coordinates
-    of queries (w_down, w_o, w_k), or what makes them (w_up, w_v, w_q). New coordinates of the stream always start with
-    what writes them at 0, because norms measure them."""
-    new_std: NewStd | None = None
-    """Standard deviation of the new weights that are drawn, gains excepted; where not given, that of the old entries
-    of their tensor, and in added layers as in an untrained model, which `initial` says of all."""
-    new_weights: NewWeights = "drawn"
-    """Whether new hidden units are drawn, chosen for the largest gradient (`gradmax`, in gated feed-forwards), or
-    copies of all old ones, equally often."""
-    layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
-    """For each layer of the larger model the one that it comes from, counted from 0, or null for one that is added;
-    where not given, added layers lie evenly among the others."""
-    reset: Reset = "none"
-    """What the optimizer forgets: nothing, where new entries of a tensor get no momentum and the mean of the squares of
-    the old ones; of new entries also the squares; or everything."""
-    rewarmup_steps: pydantic.NonNegativeInt | None = None
-    """Steps over which rates rise linearly from 0 to those of the schedule; where not given, the steps that the
-    optimizer's averages look back (`settling_steps`), but no more than are left."""
-    rewarmup_of: RewarmupOf = "all"
-    """Whose rates rise: those of all entries, or of the new ones alone."""
-    freeze_steps: pydantic.NonNegativeInt = 0
-    """Steps in which the old entries stay as they are, and only the new ones learn."""
+
+
+class GrowthEvent(GrowthChoices, _Moment):
+    """The model becomes a larger one between two steps, and goes on with its weights and the optimizer's state."""
+
     preserve: bool = True
     """Whether constants stay those that keep the function. false: attention scale, divisors of norms and frequencies of
     rotation become those of the larger model's recipe, so that the loss jumps: to show what growth costs without."""

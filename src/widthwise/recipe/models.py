@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import CHANGING, NewLayers, NewStd, ZeroSide
+from widthwise.growth.choices import CHANGING, NewLayers, NewSizes, NewStd, ZeroSide
 from widthwise.growth.plan.model_plan import plan_growth
-from widthwise.growth.resized import NewSizes, resized
+from widthwise.growth.resized import resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.decoder import build as build_decoder

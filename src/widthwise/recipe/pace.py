@@ -2,18 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import pydantic
 
 from widthwise.config_io import Config, UserError
+from widthwise.growth.choices import RewarmupOf
 from widthwise.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from widthwise.growth.plan.model_plan import GrowthPlan
-
-RewarmupOf = Literal["all", "new"]
-"""Whose rates rise again from 0: those of all entries, or of the new ones alone."""
 
 
 @dataclass(frozen=True)

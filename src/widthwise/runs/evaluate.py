@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import pydantic
 
 from widthwise.config_io import UserError, to_data
 from widthwise.data.prepared import PreparedData
@@ -15,77 +13,16 @@ from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import Metrics
 from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
 from widthwise.evaluation.means import text_means
-from widthwise.evaluation.paper_suites import suite_named
 from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
 from widthwise.runs.environment import environment
 from widthwise.runs.scored import Scored, load_scored
-from widthwise.runs.scoring import ScoringOptions
+from widthwise.runs.scoring import EvaluationConfig
 from widthwise.runs.suite_plan import SuitePlan, plan_suite
 
 Working = Callable[[str, int, int | None, str], None]
 """Told what is being read, how much of it is done, of how much, and in which unit."""
-
-
-class EvaluationConfig(ScoringOptions):
-    """The texts and tasks of an evaluation. Where none is named, the held-out text of the run's own data."""
-
-    texts: tuple[str, ...] = ()
-    """Files or folders of raw text, as `data prepare` reads them; every document counts for itself."""
-    data: tuple[str, ...] = ()
-    """Prepared folders, whose held-out part is read as one stream."""
-    task_files: tuple[str, ...] = ()
-    """Files of questions; see `evaluation.local_tasks`."""
-    tasks: tuple[str, ...] = ()
-    """Names in lm-evaluation-harness (extra `eval`)."""
-    num_fewshot: pydantic.NonNegativeInt | None = None
-    """Examples before each question of those; what a task says where not given."""
-    suite: str | None = None
-    """A paper's table; see `evaluation.paper_suites`."""
-    local: str | None = None
-    """Folder of task files, from which the suite is answered without lm-evaluation-harness."""
-    partial: bool = False
-    """Whether a suite may be answered in part; its average is marked then."""
-    weights: dict[str, pydantic.PositiveFloat] = pydantic.Field(default_factory=dict)
-    """Name of a text or of a task of the suite -> its weight in their mean; 1 where not given."""
-    field: str = "text"
-    """Key of the text in JSONL, or column in Parquet."""
-    stride: pydantic.PositiveInt | None = None
-    """Tokens predicted by a window over a text; as many as it holds where not given."""
-    max_tokens: pydantic.PositiveInt | None = None
-    """Tokens of each text, from the front; for the run's own held-out text what its validations use where not given."""
-    limit: pydantic.PositiveInt | None = None
-    """Items of each task, from the front."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "EvaluationConfig":
-        if self.suite is not None:
-            suite_named(self.suite)
-        if self.local is not None and self.suite is None:
-            raise ValueError(f"local: got {self.local!r} without a suite; name task files with task_files")
-        if self.partial and self.suite is None:
-            raise ValueError("partial: got true without a suite, and has no effect on the rest")
-        reads_text = bool(self.texts or self.data) or self.names_nothing
-        for key, has_effect, needed in (
-            ("num_fewshot", self.asks_harness, "tasks of lm-evaluation-harness"),
-            ("limit", self.asks_harness or self.task_files or self.suite, "a task"),
-            ("stride", reads_text, "a text"),
-            ("max_tokens", reads_text, "a text"),
-        ):
-            if getattr(self, key) is not None and not has_effect:
-                raise ValueError(f"{key}: got {getattr(self, key)} without {needed}, and has no effect on the rest")
-        return self
-
-    @property
-    def asks_harness(self) -> bool:
-        """Whether lm-evaluation-harness answers something."""
-        return bool(self.tasks) or (self.suite is not None and self.local is None)
-
-    @property
-    def names_nothing(self) -> bool:
-        """Whether it names neither text nor task."""
-        return not (self.texts or self.data or self.task_files or self.tasks or self.suite)
 
 
 def evaluate_run(
@@ -114,11 +51,10 @@ def evaluate_run(
     scored = load_scored(path, config.device, step)
     for damage in scored.damages:
         say(damage)
-    scorer = config.scorer(scored)
+    scorer = scored.scorer(config)
     suite_files = [] if suite is None else suite.files
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
     texts, readings = {}, _texts(scored, scorer, config)
-    _check_weights(config.weights, readings, suite)
     for name, score in readings.items():
         say(f"reading {name}")
         _report(scorer, name, working)
@@ -128,7 +64,7 @@ def evaluate_run(
     names = [*config.tasks, *([] if suite is None else suite.harness)]
     harness, harness_items = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
     of_texts, local = ({name: each["metrics"] for name, each in found.items()} for found in (texts, of_suite))
-    means = text_means(of_texts, config.weights)
+    means = text_means(of_texts)
     bits = means["metrics"]["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
     return {
         "run": str(path),
@@ -138,14 +74,14 @@ def evaluate_run(
         "tokenizer": scored.tokenizer.spec,
         "max_length": scorer.max_length,
         "stride": config.stride or scorer.max_length,
-        "precision": config.precision_of(scored),
+        "precision": scored.precision_for(config),
         "texts": texts,
         "text_means": means,
         "bits_per_byte": bits["value"] if bits else None,
         "tasks": tasks if suite is None else tasks | {suite.suite.answers(name): of_suite[name] for name in of_suite},
         "lm_eval": harness,
         "lm_eval_items": harness_items,
-        "suite": None if suite is None else suite.table(local, harness, of_texts, config.weights),
+        "suite": None if suite is None else suite.table(local, harness, of_texts),
         "damages": list(scored.damages),
         "environment": environment(),
     }
@@ -191,14 +127,6 @@ def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, 
     if max_tokens is not None:
         n_tokens = min(n_tokens, max_tokens + 1)
     return score_stream(scorer, data.held_out.tokens(0, n_tokens), stride, str(data.path))
-
-
-def _check_weights(weights: Mapping[str, float], texts: Collection[str], suite: SuitePlan | None) -> None:
-    """Raises UserError for the weight of something that is not averaged."""
-    names = [*(texts if len(texts) > 1 else ()), *([] if suite is None else suite.suite.averaged)]
-    wrong = next((name for name in weights if name not in names), None)
-    if wrong is not None:
-        raise UserError(f"weights: got one of {wrong!r}; averaged are {', '.join(names) or 'no texts or tasks'}")
 
 
 def _report(scorer: Scorer, name: str, working: Working) -> None:

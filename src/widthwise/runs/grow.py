@@ -1,22 +1,21 @@
 """Growing the model of a run into that of another recipe, or by changes to its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
-from widthwise.growth.choices import CHANGING, NewLayers, NewStd, NewWeights, Reset, ZeroSide
+from widthwise.growth.choices import CHANGING, GrowOptions, NewSizes
 from widthwise.growth.chosen import chosen_plan, with_constants_of
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.plan.model_plan import GrowthPlan
-from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
+from widthwise.growth.resized import SAME_SIZES, resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.flop_budget import FlopBudget
-from widthwise.recipe.pace import Pace, Rewarmup, RewarmupOf, usual_rewarmup
+from widthwise.recipe.pace import Pace, Rewarmup, usual_rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending
 from widthwise.runs.source import Source
@@ -25,34 +24,6 @@ from widthwise.yaml_io import apply_overrides, read_recipe
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
 """Keys that describe all layers at once; a model with every layer written out has none of them."""
-
-
-@dataclass(frozen=True)
-class GrowOptions:
-    """How a model grows; the recipe gives the sizes."""
-
-    layers: tuple[int | None, ...] | None = None
-    """For each layer of the larger model the one that it comes from, or None for one that is added; where not given,
-    added layers lie evenly among the others."""
-    new_layers: NewLayers = "drawn"
-    zero_side: ZeroSide = "outputs"
-    new_std: NewStd | None = None
-    new_weights: NewWeights = "drawn"
-    reset: Reset = "none"
-    """Which state of the optimizer is reset; see `grown_state`."""
-    seed: int = 0
-    """Seed of the new entries that are drawn."""
-    allow_change: bool = False
-    """Whether constants become those of the recipe although that changes the function."""
-    rewarmup_steps: int | None = None
-    """Steps over which rates rise again from 0; where not given, the steps that the optimizer's averages look back,
-    but no more than are left."""
-    rewarmup_of: RewarmupOf = "all"
-    """Whose rates: of all entries, or of the new ones alone."""
-    freeze_steps: int = 0
-    """Steps in which the old entries stay as they are."""
-
-
 DEFAULT = GrowOptions()
 
 

@@ -1,7 +1,8 @@
 """Padding the model of a run to sizes that suit the hardware."""
 
 from widthwise.config_io import UserError
-from widthwise.growth.pad import PADDING, Multiples, pad_plan
+from widthwise.growth.choices import Multiples
+from widthwise.growth.pad import PADDING, pad_plan
 from widthwise.runs.conversion import Intention, pending, recipe_with
 from widthwise.runs.source import Source
 

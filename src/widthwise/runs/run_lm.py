@@ -51,7 +51,7 @@ class RunLM(ScorerLM):
         """options: of `RunOptions`. Raises UserError for others, and where the run has no model or no tokenizer."""
         asked = parse(RunOptions, options, "model_args")
         scored = load_scored(asked.run, asked.device)
-        super().__init__(asked.scorer(scored))
+        super().__init__(scored.scorer(asked))
         self.step = scored.step
 
     @classmethod

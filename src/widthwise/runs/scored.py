@@ -15,11 +15,13 @@ from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.hf_model import HFModel
+from widthwise.evaluation.scorer import Scorer
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity
 from widthwise.runs.hf_folder import is_model_folder, is_own_format, loading, read_own_model, read_with_transformers
+from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.trained import load_trained, spent_by
 
 HELD_OUT = "held-out"
@@ -47,6 +49,15 @@ class Scored:
     """Newer checkpoints that could not be used, in words."""
     own_texts: Callable[[], OwnTexts]
     """The texts to read if the user names none. Raises UserError where there are none."""
+
+    def precision_for(self, options: ScoringOptions) -> Precision:
+        """Return the precision that is asked for, or else its own."""
+        return options.precision or self.precision
+
+    def scorer(self, options: ScoringOptions) -> Scorer:
+        """Return what scores texts with the model. Raises UserError where it reads fewer tokens than max_length."""
+        dtype = torch.bfloat16 if self.precision_for(options) == "bf16" else None
+        return Scorer(self.model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
 
 
 def load_scored(path: Path | str, device: torch.device | str | None = None, step: int | None = None) -> Scored:

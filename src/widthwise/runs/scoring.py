@@ -1,19 +1,19 @@
-"""Options of scoring texts with a model."""
+"""What an evaluation is asked for: how texts are scored, and which texts and tasks."""
 
 from typing import Annotated
 
 import pydantic
-import torch
+from pydantic import Field
 
 from widthwise.computing import Precision
 from widthwise.config_io import Config
-from widthwise.evaluation.scorer import Scorer
-from widthwise.runs.scored import Scored
 from widthwise.sizes import Count, NTokens
 
 
 def _known_device(name: str) -> str:
     """Raises ValueError for a device that torch has not here, or that holds no numbers."""
+    import torch
+
     try:
         has_numbers = torch.empty(0, device=name).device.type != "meta"
     except (RuntimeError, AssertionError, NotImplementedError):
@@ -33,17 +33,65 @@ class ScoringOptions(Config):
     batch_size: Count = 16
     """Windows or answers per forward pass."""
     max_length: NTokens | None = None
-    """Most tokens read at once; by default the recipe's seq_len, of a Hugging Face folder at most 1024."""
+    """Longest context in tokens; default: the recipe's seq_len, of a Hugging Face folder at most 1024."""
     precision: Precision | None = None
-    """Type of the matrix products; by default the recipe's, of a Hugging Face folder fp32."""
+    """Type of the matrix products; default: the recipe's, of a Hugging Face folder fp32."""
     device: TorchDevice | None = None
-    """Where the model computes; by default cuda, if there is one."""
+    """cpu, cuda or cuda:1; default: cuda, if there is one."""
 
-    def precision_of(self, scored: Scored) -> Precision:
-        return self.precision or scored.precision
 
-    def scorer(self, scored: Scored) -> Scorer:
-        """Raises UserError where the model reads fewer tokens than max_length."""
-        dtype = torch.bfloat16 if self.precision_of(scored) == "bf16" else None
-        max_length = self.max_length or scored.seq_len
-        return Scorer(scored.model, scored.tokenizer, max_length, self.batch_size, dtype)
+class EvaluationConfig(ScoringOptions):
+    """The texts and tasks of an evaluation. Where none is named, the held-out text of the run's own data."""
+
+    texts: tuple[str, ...] = ()
+    """Raw text, as `data prepare` reads it: .txt .md .py .jsonl .parquet, or a folder; repeat for several. Every
+    document counts for itself."""
+    data: tuple[str, ...] = ()
+    """Prepared folder, whose held-out part is read as one stream; repeat for several."""
+    task_files: tuple[str, ...] = ()
+    """JSONL file of questions and answers; repeat for several."""
+    tasks: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Tasks of lm-evaluation-harness (extra `eval`), such as piqa,arc_easy."""
+    num_fewshot: pydantic.NonNegativeInt | None = None
+    """Examples before each question of those; default: what the task says."""
+    suite: str | None = None
+    """A paper's table: variable-width, hourglass, virtual-width-a or virtual-width-b."""
+    local: str | None = None
+    """Folder of JSONL files to answer the suite from, without lm-evaluation-harness."""
+    partial: bool = False
+    """Evaluate what can be had of a suite, mark its average, and say the rest."""
+    field: str = "text"
+    """Field of a JSONL or Parquet row that holds the text."""
+    stride: pydantic.PositiveInt | None = None
+    """Tokens that each window over a text predicts; fewer give more context and take longer; default: all it holds."""
+    max_tokens: pydantic.PositiveInt | None = None
+    """Read only so many tokens of each text; default: all, of the run's own held-out text what its validations use."""
+    limit: pydantic.PositiveInt | None = None
+    """Use only so many items of each task, from the front."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "EvaluationConfig":
+        if self.local is not None and self.suite is None:
+            raise ValueError(f"local: got {self.local!r} without a suite; name task files with task_files")
+        if self.partial and self.suite is None:
+            raise ValueError("partial: got true without a suite, and has no effect on the rest")
+        reads_text = bool(self.texts or self.data) or self.names_nothing
+        for key, has_effect, needed in (
+            ("num_fewshot", self.asks_harness, "tasks of lm-evaluation-harness"),
+            ("limit", self.asks_harness or self.task_files or self.suite, "a task"),
+            ("stride", reads_text, "a text"),
+            ("max_tokens", reads_text, "a text"),
+        ):
+            if getattr(self, key) is not None and not has_effect:
+                raise ValueError(f"{key}: got {getattr(self, key)} without {needed}, and has no effect on the rest")
+        return self
+
+    @property
+    def asks_harness(self) -> bool:
+        """Whether lm-evaluation-harness answers something."""
+        return bool(self.tasks) or (self.suite is not None and self.local is None)
+
+    @property
+    def names_nothing(self) -> bool:
+        """Whether it names neither text nor task."""
+        return not (self.texts or self.data or self.task_files or self.tasks or self.suite)

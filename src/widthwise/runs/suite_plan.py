@@ -26,12 +26,13 @@ class SuitePlan:
     missing: list[str]
     """What cannot be had, each with its reason."""
 
-    def table(self, local: Mapping[str, Metrics], harness: Mapping[str, Metrics], texts: Mapping[str, Metrics],
-              weights: Mapping[str, float]) -> dict[str, Any]:  # fmt: skip
-        """See `suite_table`. local: by file; harness: by task; texts: by name; weights: of tasks and texts by name."""
+    def table(
+        self, local: Mapping[str, Metrics], harness: Mapping[str, Metrics], texts: Mapping[str, Metrics]
+    ) -> dict[str, Any]:
+        """Return the `suite_table`. local: by file; harness: by task; texts: by name."""
         own = {name: texts[name] for name in self.texts.values()}
-        means = text_means(own, weights) if len(own) == len(self.suite.texts) else None
-        table = suite_table(self.suite, local, harness, None if means is None else means["metrics"], weights)
+        means = text_means(own) if len(own) == len(self.suite.texts) else None
+        table = suite_table(self.suite, local, harness, None if means is None else means["metrics"])
         return {**table, "missing": self.missing}
 
 

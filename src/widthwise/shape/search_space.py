@@ -1,4 +1,4 @@
-"""What a search for shapes is asked for."""
+"""What a design and a search for shapes are asked for."""
 
 import math
 from dataclasses import dataclass
@@ -38,6 +38,26 @@ ASPECT = (100.0, 250.0)
 """Where n_layers is left open: the d_model / n_layers at which the hourglass paper's Figure 4 has its lowest losses."""
 
 
+class ShapeRequest(Config):
+    """What `widthwise design` is asked for; None leaves the shape's default."""
+
+    kind: str = "x"
+    """x, diamond, growing, narrowing, or uniform."""
+    turn_layer: float | None = None
+    """Depth of the narrowest (or widest) layer, as a share of n_layers."""
+    turn_width: float | None = None
+    """Width of that layer, as a share of d_model."""
+    quantum: int | None = None
+    """Widths are multiples of this."""
+    match: str = "params"
+    """What to match: params, layer_params (attention and feed-forward), active_params, flops, flops_causal or
+    kv_bytes."""
+    rounding: str = "balanced"
+    """nearest (the paper's) or balanced (closer to the budget)."""
+    budget: str | None = None
+    """Size the model first, to the nearest: 30M parameters, 2G FLOPs, ...; default: that of the base."""
+
+
 class SearchSpace(Config):
     """What to match, and where to look.
 
@@ -46,40 +66,40 @@ class SearchSpace(Config):
     """
 
     match: Literal["layer_params", "params", "flops", "flops_causal", "kv_bytes"] = "layer_params"
-    """The total that equals the budget, see `shape.totals`."""
+    """The total that equals the budget; layer_params is what the paper counts."""
     budget: float | None = Field(default=None, gt=0, le=1e15)
-    """null: what the base model has."""
+    """How much of it, such as 113M or 2.5G; default: what the base has."""
     tolerance: float | None = Field(default=None, gt=0, lt=1)
-    """Largest miss of the budget, as a fraction. null: 0.001 on the paper's grid, 0.01 on the hardware grid."""
+    """Largest miss of the budget, as a fraction; default: 0.001, on the hardware grid 0.01."""
     grid: Literal["paper", "hardware"] = "paper"
     """paper: d_model a multiple of 2 * n_heads, d_hidden any. hardware: multiples of 128 and 64, heads of 64 or 128."""
     n_heads: Count | None = None
-    """As many heads in every candidate. Where neither this nor head_dim is given, heads follow the base's rule."""
+    """Heads of every shape; default: the base's rule."""
     head_dim: Width | None = None
-    """Heads of this size in every candidate."""
+    """Head size of every shape, instead of their number."""
     attention_ratio: tuple[pydantic.PositiveFloat, ...] | None = Field(default=None, min_length=1)
-    """n_heads * head_dim over d_model aimed at, in whole heads. null: as the base's rule says, usually 1."""
+    """Target n_heads * head_dim / d_model, in whole heads, such as 0.5,1,1.5; default: the base's, usually 1."""
     n_blocks: tuple[NBlocks, ...] = Field(default=(2, 4), min_length=1)
-    """Blocks of a feed-forward; 1 is a SwiGLU. Tables 2 and 3: 2 and 4, but 1 for the model of 1074M."""
+    """Blocks per feed-forward, such as 1,2,4; 1 is a SwiGLU. The paper's tables 2 and 3: 2 and 4, but 1 at 1074M."""
     n_layers: tuple[NLayers, ...] | None = Field(default=None, min_length=1)
-    """null: every depth at which d_model / n_layers is within `aspect`."""
+    """Such as 6,12 or 8..16; default: every depth within the aspect."""
     ratio: tuple[pydantic.PositiveFloat, ...] = Field(default=(0.4, 0.5, 0.6, 0.75), min_length=1)
-    """d_hidden / d_model aimed at; the budget then sets the hidden width. Table 2: about 0.4 to 0.75."""
+    """Target d_hidden / d_model; the budget then sets the hidden width. The paper's table 2: about 0.4 to 0.75."""
     aspect: Range | None = None
-    """Least and largest d_model / n_layers. null: 100 to 250 where n_layers is left open, else any."""
+    """Least and largest d_model / n_layers; default: 100..250 where n_layers is left open, else any."""
     ratio_range: Range | None = None
-    """Least and largest d_hidden / d_model, after rounding."""
+    """Least and largest d_hidden / d_model after rounding, such as 0.3..0.8."""
     max_flops: pydantic.PositiveFloat | None = None
-    """Forward FLOPs per token at the recipe's seq_len, attention in full."""
+    """Most forward FLOPs per token at the recipe's seq_len, attention in full, such as 5e8."""
     max_kv_bytes: pydantic.PositiveFloat | None = None
-    """Bytes the KV cache keeps per token."""
+    """Most bytes that the KV cache keeps per token."""
     max_residual_additions: pydantic.PositiveInt | None = None
-    """n_layers * (1 + n_blocks): how many sublayers a token passes one after another."""
+    """Most sublayers in sequence: n_layers * (1 + n_blocks)."""
     rank_by: CostName | None = None
-    """null: the first of flops, kv_bytes, ... that is not matched."""
+    """What the best has least of; default: the first of these that is not matched."""
     per: tuple[Literal["n_blocks", "n_layers", "ratio"], ...] = ()
-    """Keeps only the best of each of these, or of each combination: the first as they are ranked, with `ratio` the one
-    nearest to each ratio aimed at."""
+    """Keep only the best of each n_blocks, n_layers or ratio, or combination, such as n_blocks,ratio: the first as they
+    are ranked, with ratio the one nearest to each target."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SearchSpace":

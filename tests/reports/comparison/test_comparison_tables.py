@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 from rich.console import Console
 
-from widthwise.cli.tables import laid_out
+from widthwise.cli.terminal import laid_out
 from widthwise.records.comparison import Comparison
 from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.comparison.main_table import cells, main_columns, main_tables

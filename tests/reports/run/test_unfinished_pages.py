@@ -8,7 +8,7 @@ from page_section import rows_of
 from tiny_runs import Listener, tiny_recipe
 from typer.testing import CliRunner
 
-from widthwise.cli import report as report_module
+from widthwise.cli import look as report_module
 from widthwise.cli.main import app
 from widthwise.experiments.experiment import Experiment, Point
 from widthwise.experiments.running import run_plan

@@ -1,15 +1,16 @@
-"""Results of an evaluation, for the terminal."""
+"""Results of an evaluation, for the terminal: of runs side by side, or of every checkpoint of a run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from widthwise.evaluation.differences import MEAN_OVER_TEXTS
 from widthwise.evaluation.estimate import FEWEST_BLOCKS, Metrics
-from widthwise.evaluation.paper_tasks import is_share
+from widthwise.evaluation.paper_tasks import harness_answers, is_share
 from widthwise.evaluation.perplexity import BLOCK_BYTES
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.reports.page.formats import MISSING, clean, counted, fixed, percentage, signed
+from widthwise.reports.page.formats import MISSING, clean, counted, fixed, percentage, si, signed
 from widthwise.reports.page.table import Table
 
 N_DECIMALS = 4
@@ -18,6 +19,10 @@ LARGE = 1e6
 NAME_LETTERS = 32
 NAMES, ERROR = ("", "metric"), "std. error"
 FLIPPED = ("gained", "lost", "p")
+
+
+Row = tuple[int, int | None, Mapping[str, float | None]]
+"""Step and tokens of a checkpoint, and its values by metric."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,7 @@ def _answers(record: dict[str, Any]) -> Iterator[_Answers]:
         yield _Answers(f"{_tail(name)} ({text['n_bytes']:,} bytes)", text["metrics"], remarks)
     means = record["text_means"]
     if means is not None:
-        weights = means["weights"].values()
-        weighted = "" if len(set(weights)) == 1 else f", weights {', '.join(f'{each:g}' for each in weights)}"
-        yield _Answers(f"mean over {len(weights)} texts{weighted}", means["metrics"])
+        yield _Answers(f"mean over {len(record['texts'])} texts", means["metrics"])
     for name, task in record["tasks"].items():
         chance = f", chance {fixed(100 * task['chance'], 1)}%" if task["chance"] else ""
         cut = f"{task['n_cut_contexts']:,} contexts cut to {record['max_length']:,} tokens"
@@ -95,10 +98,9 @@ def _titles(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _average_name(average: dict[str, Any]) -> str:
-    """Says where it is over a part of the tasks, weighted, or not the paper's."""
+    """Says where it is over a part of the tasks, or not the paper's."""
     is_partial = average["n_tasks"] < average["n_tasks_of_suite"]
     remarks = [f"{average['n_tasks']} of {average['n_tasks_of_suite']} tasks"] if is_partial else []
-    remarks += ["weighted"] if len(set(average["weights"].values())) > 1 else []
     remarks += [] if average["is_printed"] else ["not in the paper"]
     return "Avg." + (f" ({', '.join(remarks)})" if remarks else "")
 
@@ -197,3 +199,51 @@ def _tail(name: str) -> str:
     """The end of a long name, because the end of a path says more than its beginning."""
     name = clean(name)
     return name if len(name) <= NAME_LETTERS else "…" + name[1 - NAME_LETTERS :]
+
+
+def tables_by_checkpoint(records: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]]) -> list[Table]:
+    """A table for each text and task of each run, with a row for each checkpoint, and such tables of differences.
+
+    records: from `evaluate_run`; differences: of `all_differences`.
+    """
+    rows: dict[str, list[Row]] = {}
+    tokens = {(record["run"], record["step"]): record["tokens"] for record in records}
+    for record in records:
+        for name, values in _values(record).items():
+            row = (record["step"], record["tokens"], values)
+            rows.setdefault(f"{record['run']}: {name}", []).append(row)
+    for each in differences:
+        for name, values in _differing(each["differences"]).items():
+            row = (each["step"], tokens[each["run"], each["step"]], values)
+            rows.setdefault(f"{each['run']} minus {each['baseline']}: {name}", []).append(row)
+    return [_table(caption, own) for caption, own in rows.items()]
+
+
+def _values(record: dict[str, Any]) -> Mapping[str, Mapping[str, float | None]]:
+    """Text or task -> metric -> value."""
+    found = {name: each["metrics"] for part in ("texts", "tasks") for name, each in record[part].items()}
+    found |= {harness_answers(name): metrics for name, metrics in record["lm_eval"].items()}
+    if record["text_means"] is not None:
+        found[MEAN_OVER_TEXTS] = record["text_means"]["metrics"]
+    if record["suite"] is not None and record["suite"]["average"] is not None:
+        found[record["suite"]["name"]] = {"average": record["suite"]["average"]}
+    return {name: {metric: score["value"] for metric, score in metrics.items()} for name, metrics in found.items()}
+
+
+def _differing(entries: Iterable[dict[str, Any]]) -> Mapping[str, Mapping[str, float | None]]:
+    """Text or task -> metric -> difference; without metrics where the questions differ."""
+    found: dict[str, dict[str, float | None]] = {}
+    for entry in entries:
+        found.setdefault(entry["on"], {})
+        if entry["metric"] is not None:
+            found[entry["on"]][entry["metric"]] = entry["value"]
+    return found
+
+
+def _table(caption: str, rows: Sequence[Row]) -> Table:
+    metrics = list(dict.fromkeys(metric for *_, values in rows for metric in values))
+    cells = [
+        [str(step), si(tokens), *(_number(values.get(each), N_DECIMALS) for each in metrics)]
+        for step, tokens, values in rows
+    ]
+    return Table(clean(caption), ["step", "tokens", *metrics], cells)

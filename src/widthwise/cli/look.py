@@ -1,0 +1,271 @@
+"""Verbs that look at what was trained: activations, texts, pages, and what there is."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from widthwise.cli.options import JsonOption, RunArgument, StepOption
+from widthwise.cli.progress import shown_progress
+from widthwise.cli.terminal import progress_console, remark, say, say_json, say_tables, say_text, table_console
+from widthwise.config_io import Config, UserError
+from widthwise.records.listing import ListedRun
+from widthwise.reports.page.formats import MISSING, counted, duration, fixed, si
+from widthwise.reports.page.table import Table
+
+PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Settings that pass all arguments of the verb on to the harness."""
+
+
+class AnalyzeOptions(Config):
+    """What models read for an analysis, which of their checkpoints do, and where it is written."""
+
+    text: Path | None = None
+    """Text to read: .txt, .jsonl, .parquet, or a folder; default: the first run's held-out documents."""
+    tokens: PositiveInt = 2**16
+    """Amount of text, in tokens of the first model; all models read the same text."""
+    seq_len: int | None = Field(default=None, ge=2)
+    """Tokens per window; default: the first run's seq_len."""
+    batch_size: PositiveInt | None = None
+    """Windows per pass; default: 4096 tokens."""
+    step: int | None = Field(default=None, ge=0)
+    """Step of each run's checkpoint; default: its newest good one."""
+    every_checkpoint: bool = False
+    """All checkpoints of each run, as curves over tokens."""
+    out: Path | None = None
+    """Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis; behind it -step-N or -of-checkpoints."""
+    parquet: bool = False
+    """Also write analysis.parquet, one number per row."""
+
+
+def analyze(
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run directories or Hugging Face folders; several are overlaid."),
+    ],
+    options: AnalyzeOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Look inside trained models as they read a text: activations, entropy of the stream, logit lens, attention sinks.
+
+    Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
+    """
+    from widthwise.analysis.rows import check_parquet, write_parquet
+    from widthwise.reports.analysis.report import write_analysis_report
+    from widthwise.reports.analysis.tables import checkpoints_table, summary_table
+    from widthwise.reports.writing import check_kind
+    from widthwise.run_dir import RunDir
+    from widthwise.runs.analyse import analyse, write_analysis
+
+    step, every_checkpoint, out = options.step, options.every_checkpoint, options.out
+    if every_checkpoint and step is not None:
+        raise UserError(f"--step: got {step} beside --every-checkpoint; give one of them")
+    if options.parquet:
+        check_parquet()
+    if out is not None:
+        check_kind(out, "analysis.json")
+    with shown_progress(progress_console()) as observer:
+        analysis = analyse(
+            models, options.text, options.tokens, options.seq_len, options.batch_size, observer, step, every_checkpoint
+        )
+    if out is None:
+        kind = "-of-checkpoints" if every_checkpoint else "" if step is None else f"-step-{step}"
+        name = f"analysis{kind}"
+        is_one_run = len(models) == 1 and RunDir(models[0]).exists
+        out = models[0] / name if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-{name}"
+    files = [write_analysis(analysis, out)]
+    if options.parquet:
+        files.append(write_parquet(analysis, out))
+    files += write_analysis_report(out).values()
+    if as_json:
+        say_json(analysis)
+        return
+    say_tables(checkpoints_table(analysis) if every_checkpoint else summary_table(analysis))
+    table_console().print(analysis.sentence)
+    for file in files:
+        say(f"wrote {file}")
+
+
+class GenerateOptions(Config):
+    """How texts are continued."""
+
+    prompts: tuple[str, ...] = ()
+    """Text to continue; repeat for a batch."""
+    max_new_tokens: int = Field(default=128, ge=1, lt=2**31)
+    """Tokens to add."""
+    temperature: NonNegativeFloat | None = None
+    """0 takes the most probable token; default: 0.8, or 0 with speculative decoding."""
+    top_k: PositiveInt | None = None
+    """Sample from the k most probable tokens."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the fewest tokens that together reach this probability."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of the sampling."""
+    speculative: bool = False
+    """Decode greedily with drafts from the heads of multi-token prediction (`model.mtp`)."""
+
+
+def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None, as_json: JsonOption = False) -> None:
+    """Continue texts with the model of a run; without a prompt, start a new document.
+
+    Example: `widthwise generate runs/quickstart/runs/x-seed1 --prompt "def main("`
+    """
+    from widthwise.model.generate import SamplingConfig
+    from widthwise.model.generate import generate as continue_prompts
+    from widthwise.model.speculative import generate_drafted
+    from widthwise.runs.trained import load_trained
+
+    temperature = options.temperature
+    if temperature is None:
+        temperature = 0.0 if options.speculative else 0.8
+    if options.speculative and temperature != 0:
+        raise UserError(
+            f"--speculative: got --temperature {temperature:g}; drafts are checked greedily, so it must be 0"
+        )
+    sampling = SamplingConfig(temperature=temperature, top_k=options.top_k, top_p=options.top_p)
+    trained, drafting = load_trained(run, step=step), {}
+    for damage in trained.damages:
+        remark(str(damage))
+    tokenizer, texts = trained.tokenizer, options.prompts or [""]
+    prompts = [tokenizer.encode(_utf8(text)) or [tokenizer.eos_id] for text in texts]
+    if options.speculative:
+        answers, counts = generate_drafted(trained.model, prompts, options.max_new_tokens, tokenizer.eos_id)
+        drafting = {"speculative": counts.record()}
+    else:
+        answers = continue_prompts(
+            trained.model, prompts, options.max_new_tokens, sampling, options.seed, tokenizer.eos_id
+        )
+    continuations = [tokenizer.decode(answer) for answer in answers]
+    if as_json:
+        rows = [{"prompt": text, "continuation": answer} for text, answer in zip(texts, continuations)]
+        say_json({"run": str(run), "step": trained.step, "continuations": rows, **drafting})
+        return
+    say_text("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
+    if drafting:
+        remark(_shown(drafting["speculative"]))
+
+
+def _shown(drafting: dict[str, float | None]) -> str:
+    rate = drafting["accept_rate"]
+    accepted = "no drafts" if rate is None else f"{rate:.1%} of the drafts accepted"
+    return f"{accepted}, {drafting['tokens_per_pass']:.2f} tokens a pass, {drafting['tokens_per_second']:,.1f} tokens/s"
+
+
+def _utf8(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"--prompt: {prompt!r} is not UTF-8 text") from None
+    return prompt
+
+
+class ReportOptions(Config):
+    """Where a report is written, and what it has besides its page."""
+
+    out: Path | None = None
+    """Folder to write into; required for several runs or comparisons."""
+    figures: Literal["svg", "pdf"] | None = None
+    """Also write each figure of the page to a file."""
+    columns: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+    """Quantities of the main table of a comparison, sweep or family, such as val_loss,layer_params."""
+    watch: PositiveInt | None = None
+    """Write it anew every so many seconds until training ends; the page loads itself again."""
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="One folder of a comparison, discovery, sweep, family, fit, analysis or evaluation, or several "
+            "comparisons, or run directories.",
+        ),
+    ],
+    options: ReportOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
+
+    Example: `widthwise report runs/quickstart --figures pdf`
+    """
+    from widthwise.reports.writing import write_report
+
+    write = partial(write_report, paths, options.out, options.figures, options.columns)
+    if options.watch is not None:
+        _follow(paths, write, options.watch)
+    files = [str(path) for path in write()]
+    if as_json:
+        say_json({"files": files})
+    else:
+        say(*files)
+
+
+def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -> None:
+    """Writes a page again and again until what it shows has finished. Ctrl-C leaves one that stays as it is."""
+    from widthwise.reports.writing import is_at_work
+
+    if not is_at_work(paths):
+        return
+    page, *_ = write(refresh_seconds=seconds)
+    remark(f"{page}: written every {seconds} s until training ends")
+    try:
+        while is_at_work(paths):
+            time.sleep(seconds)
+            with suppress(UserError):  # files that belong together may just be written
+                write(refresh_seconds=seconds)
+    except BaseException:
+        write()
+        raise
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds runs or experiments.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List runs: which are running, finished, stopped, failed or waiting, their steps, losses, rate, age and size.
+
+    Example: `widthwise runs runs/quickstart`
+    """
+    from widthwise.runs.listing import list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        say_json({"runs": [each.to_data() for each in found]})
+        return
+    header = ["Run", "State", "Step", "Loss", "Held-out loss", "Tokens/s", "Age", "Size"]
+    rows = [_row(each, folder) for each in found]
+    say_tables(Table(f"{counted(len(found), 'run')} in {folder}", header, rows, words=["State"]))
+    for each in found:
+        if each.reason is not None:
+            remark(each.reason if each.state == "unreadable" else f"{each.path}: {each.reason}")
+
+
+def _row(run: ListedRun, folder: Path) -> list[str]:
+    path = Path(run.path)
+    step = MISSING if run.step is None else f"{run.step:,}"
+    return [
+        str(path.relative_to(folder)) if path != folder else str(path),
+        run.state,
+        step if run.n_steps is None else f"{step}/{run.n_steps:,}",
+        fixed(run.loss, 4),
+        fixed(run.val_loss, 4),
+        si(run.tokens_per_second),
+        duration(None if run.age_seconds is None else run.age_seconds / 3600),
+        MISSING if run.n_bytes is None else f"{si(run.n_bytes)}B",
+    ]
+
+
+def lm_eval(context: typer.Context) -> None:
+    """Call lm-evaluation-harness (extra `eval`) with its own arguments; `--model widthwise` evaluates a run, and a task
+    NAME.jsonl reads a file of local questions. `widthwise lm_eval run --help` lists the arguments.
+
+    Example: `widthwise lm_eval --model widthwise --model_args run=runs/x,batch_size=8 --tasks arc_easy`
+    """
+    from widthwise.runs.harness import harness_command_line
+
+    harness_command_line(context.args)

@@ -1,0 +1,165 @@
+"""Options of verbs: one for each field of a config class, and those that many verbs share."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from typer.core import TyperCommand, TyperOption
+
+from widthwise.config_io import Config, ConfigT, UserError, mistakes_at
+
+REPEATED = (tuple[str, ...], tuple[Path, ...])
+LONGEST_SPAN = 10_000
+BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/x_200m.")]
+Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as train.steps=2000.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StepOption = Annotated[
+    int | None, typer.Option(min=0, help="Step of the run's checkpoint; default: its newest good one.")
+]
+
+
+def with_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a command of typer with an option for each field of the verb's parameters that are configs.
+
+    A field gives name, type, default, allowed values and, by its docstring, help. Where it holds several texts or
+    paths, the option is in the singular and repeated; other values stand in a list, as `2,4` or `8..16`, and limits as
+    `0.3..0.8`. `Annotated[SomeConfig, "Title"]` puts the options under a title.
+    """
+    parameters, configs = [], {}
+    for each in inspect.signature(verb).parameters.values():
+        config, *title = get_args(each.annotation) or [each.annotation]
+        if isinstance(config, type) and issubclass(config, Config):
+            configs[each.name] = config
+            parameters += [_parameter(*field, *title) for field in config.model_fields.items()]
+        else:
+            parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @wraps(verb)
+    def command(**given: Any) -> None:
+        for name, config in configs.items():
+            given[name] = _read(config, {field: given.pop(field) for field in config.model_fields})
+        verb(**given)
+
+    vars(command).update(__signature__=inspect.Signature(parameters), configs=[*configs.values()])
+    return command
+
+
+class Command(TyperCommand):
+    """A command that reads what its fields say when it is asked for help: that takes longer than most answers."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.describe()
+        super().format_help(ctx, formatter)
+
+    def describe(self) -> None:
+        """Give the option of each field the field's docstring as its help, and a number its bounds."""
+        for config in vars(self.callback).get("configs", ()):
+            said = config.model_json_schema()["properties"]
+            for param in (each for each in self.params if isinstance(each, TyperOption) and each.name in said):
+                field = said[param.name]
+                kinds = (field, *field.get("anyOf", ()))
+                bounds = [f"x{sign}{kind[key]:.10g}" for kind in kinds for key, sign in BOUNDS.items() if key in kind]
+                param.help = field.get("description")
+                if bounds and param.metavar:
+                    param.metavar = f"{param.metavar.partition(' ')[0]} [{', '.join(bounds)}]"
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """ "2,4" or "8..12,16" -> the numbers, those of a span with both its ends. Raises UserError."""
+    numbers: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dots, last = part.partition("..")
+            span = range(int(first), (int(last) if dots else int(first)) + 1)
+            if not 0 < span.stop - span.start <= LONGEST_SPAN:
+                raise ValueError
+            numbers += span
+    except ValueError:
+        raise UserError(f"{option}: got {text!r}; expected whole numbers such as 2,4 or 8..16") from None
+    return numbers
+
+
+def _kind(annotation: Any) -> Any:
+    """The type of values that are not None, without what bounds them."""
+    while get_origin(annotation) in (Union, UnionType, Annotated):
+        kinds = [each for each in get_args(annotation) if each is not NoneType]
+        if get_origin(annotation) is not Annotated and len(kinds) > 1:
+            break
+        annotation = kinds[0]
+    return annotation
+
+
+def _option(name: str, kind: Any) -> str:
+    """`bottleneck_layer` -> `--bottleneck-layer`."""
+    return f"--{(name.removesuffix('s') if kind in REPEATED else name).replace('_', '-')}"
+
+
+def _parameter(name: str, info: FieldInfo, title: str | None = None) -> inspect.Parameter:
+    """What typer makes the option of a field from."""
+    kind = _kind(info.annotation)
+    option = typer.Option(_option(name, kind), rich_help_panel=title)
+    default = inspect.Parameter.empty if info.is_required() else info.default
+    if kind in REPEATED:
+        kind, default = list[get_args(kind)[0]], default or None
+    elif kind not in (bool, str, Path):
+        option.metavar, values = _metavar(kind), get_args(kind)
+        option.autocompletion = (lambda: values) if get_origin(kind) is Literal else None
+        kind, default = str, ",".join(map(str, default)) or None if isinstance(default, tuple) else default
+    annotation = Annotated[kind if kind is bool else kind | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"<{'|'.join(map(str, get_args(kind)))}>"
+    if get_origin(kind) is tuple:
+        return "<list>" if ... in get_args(kind) else "<low..high>"
+    return {int: "<int>", float: "<float>"}.get(kind, "<value>")
+
+
+def _read(config: type[ConfigT], given: dict[str, Any]) -> ConfigT:
+    """The config of what was given. Raises UserError `--option: ...`."""
+    kinds = {name: _kind(info.annotation) for name, info in config.model_fields.items()}
+    options = {name: _option(name, kind) for name, kind in kinds.items()}
+    said = {name: value for name, value in given.items() if value is not None}
+    data = {name: _data(kinds[name], value, options[name]) for name, value in said.items()}
+    try:
+        with mistakes_at("options"):
+            return config.model_validate(data)
+    except UserError as error:
+        path, colon, rest = str(error).removeprefix("options.").partition(": ")
+        raise UserError(f"{options.get(path.partition('.')[0], path)}{colon}{rest}") from None
+
+
+def _data(kind: Any, given: Any, option: str) -> Any:
+    """Plain data from what stands behind an option."""
+    if not isinstance(given, str) or kind is str or get_origin(kind) is Literal:
+        return given
+    if get_origin(kind) is not tuple:
+        return _word(given)
+    first, *others = get_args(kind)
+    if others == [...]:
+        is_whole = first is int or (get_origin(first) is Annotated and get_args(first)[0] is int)
+        return whole_numbers(option, given) if is_whole else [_word(word.strip()) for word in given.split(",")]
+    words = given.split("..")
+    if len(words) <= len(others):
+        raise UserError(f"{option}: got {given!r}; expected two numbers such as 0.4..0.8")
+    return [_word(word) for word in words]
+
+
+def _word(text: str) -> float | str | None:
+    """ "2" -> 2, "0.5" -> 0.5, "30M" -> 3e7; "null" -> None; other words stay."""
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    from widthwise.recipe.design import is_quantity, parse_quantity
+
+    return None if text == "null" else parse_quantity(text) if is_quantity(text) else text
