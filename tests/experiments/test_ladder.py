@@ -10,13 +10,14 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments.ladder import Clock, LadderPlan, ladder_workload, read_ladder
+from widthwise.experiments.ladder import LadderPlan, ladder_workload, read_ladder
 from widthwise.experiments.scaling.fitting import fit_groups, gather
 from widthwise.experiments.scaling.points import Axes
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.model.config import cost_summary
 from widthwise.records.sweep import Sweep
 from widthwise.reports.writing import write_report
+from widthwise.runs.devices import Device
 
 RECIPE: dict[str, Any] = {
     **TINY,
@@ -79,7 +80,7 @@ def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path) -> None:
 
 def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
     plan = read(tmp_path, tokens_per_param=2.0)
-    workload = ladder_workload(plan, Clock.at_rate(2e6))
+    workload = ladder_workload(plan, Device.at_rate(2e6))
     assert workload["n_runs"] == 12
     for row, point in zip(workload["points"], plan.grid.values()):
         summary = cost_summary(point.recipe.final_model, 17)
