@@ -136,7 +136,6 @@ class _Launch:
 
         def take_up() -> None:
             self._check_same_data(data)
-            self.run.add_to_environment({})  # the recipe, where an older version began the run without it
             self.run.check_checkpoints_are_own()
             checkpoint_folder.remove_partial(self.run.checkpoints)
 
