@@ -10,8 +10,15 @@ import torch
 
 from widthwise.runs import environment as module
 from widthwise.runs import other_work
-from widthwise.runs.environment import REPRODUCED_WITH, command_line, environment
-from widthwise.runs.other_work import LARGEST_SHARE, Clocks, OtherWork, is_shared
+from widthwise.runs.environment import (
+    LARGEST_SHARE,
+    REPRODUCED_WITH,
+    Clocks,
+    OtherWork,
+    command_line,
+    environment,
+    is_shared,
+)
 
 
 def test_environment_is_plain_data_with_what_reproduces_a_run():

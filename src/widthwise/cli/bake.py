@@ -23,9 +23,9 @@ def bake(
     Example: `widthwise bake runs/large --out runs/large-baked`
     """
     from widthwise.cli.progress import shown_progress
-    from widthwise.runs.bake import bake_intended
     from widthwise.runs.conversion import carry_out
-    from widthwise.runs.source import Source
+    from widthwise.runs.grow import bake_intended
+    from widthwise.runs.trained import Source
 
     source = Source.of(run)
     with shown_progress(progress_console()) as observer:

@@ -25,7 +25,7 @@ def merge(run: Annotated[Path, typer.Argument(help="Run directory, such as runs/
 
     Example: `widthwise checkpoint merge runs/x_2b`
     """
-    from widthwise.runs.merge import merge as merge_checkpoints
+    from widthwise.runs.trained import merge as merge_checkpoints
 
     merged = merge_checkpoints(run)
     say(*(f"{path}: merged" for path in merged))

@@ -92,7 +92,7 @@ def grow(
     from widthwise.growth.resized import NewSizes
     from widthwise.runs.conversion import carry_out
     from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
-    from widthwise.runs.source import Source
+    from widthwise.runs.trained import Source
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")

@@ -26,7 +26,7 @@ def import_(
 
     Example: `widthwise import models/Llama-3.2-1B runs/llama && widthwise generate runs/llama --prompt "Once"`
     """
-    from widthwise.runs.import_ import import_run
+    from widthwise.runs.save import import_run
 
     summary = import_run(source, run, recipe, overrides or ())
     if as_json:

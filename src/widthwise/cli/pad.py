@@ -38,8 +38,8 @@ def pad(
     from widthwise.cli.progress import shown_progress
     from widthwise.growth.pad import Multiples
     from widthwise.runs.conversion import carry_out
-    from widthwise.runs.pad import pad_intended
-    from widthwise.runs.source import Source
+    from widthwise.runs.grow import pad_intended
+    from widthwise.runs.trained import Source
 
     source = Source.of(run)
     multiples = Multiples(d_ff_multiple, head_dim_multiple, heads_multiple, d_model_multiple)

@@ -5,7 +5,7 @@ from pathlib import Path
 from widthwise.cli.terminal import say, say_json
 from widthwise.records.run import RunResult
 from widthwise.reports.page.formats import fixed
-from widthwise.runs.other_work import is_shared
+from widthwise.runs.environment import is_shared
 
 
 def show_result(result: RunResult, folder: Path, as_json: bool) -> None:

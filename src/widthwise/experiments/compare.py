@@ -32,7 +32,7 @@ from widthwise.records.listing import PlannedRuns
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_shelf import DataShelf
+from widthwise.runs.data_identity import DataShelf
 from widthwise.runs.environment import command_line
 from widthwise.runs.speed import chosen_precision, step_seconds
 from widthwise.runs.train import train_or_resume

@@ -20,7 +20,7 @@ from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import VALIDATION_KEY, recorded_identity
-from widthwise.runs.other_work import is_shared
+from widthwise.runs.environment import is_shared
 from widthwise.shape.breakdown import ratios
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")

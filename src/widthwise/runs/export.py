@@ -20,8 +20,8 @@ from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import shown_path
-from widthwise.runs.import_ import IMPORTED
 from widthwise.runs.model_card import Folder, model_card
+from widthwise.runs.save import IMPORTED
 from widthwise.runs.trained import chosen_checkpoint, tokenizer_of
 from widthwise.training import checkpoint, checkpoint_folder
 
@@ -59,15 +59,20 @@ def export_run(
     weights = checkpoint.read_weights(found, blueprint(model))
     for plan in (padding, leaving.plan):
         weights = weights if plan is None else dict(plan.weights(weights))
-    tokenizer = _tokenizer_if_any(run)
+    tokenizer = tokenizer_of(run) if any(run.tokenizer_folder.glob("*.json")) else None
     surroundings = _surroundings(tokenizer, n_positions, origin.get("token_ids"))
     is_own = leaving.reason is not None
     has_code = is_own and standalone
     folder = Folder(str(shown_path(Path(out))), leaving.model_type, has_code, surroundings.tokenizer is not None)
-    card = model_card(run, folder, leaving.config, recipe, step)
-    surroundings = replace(surroundings, texts={CARD: card})
+    texts = {CARD: model_card(run, folder, leaving.config, recipe, step)}
     if has_code:
-        surroundings = replace(surroundings, model_keys=AUTO_MAP, texts={CARD: card, **model_code()})
+        surroundings, texts = replace(surroundings, model_keys=AUTO_MAP), texts | model_code()
+    surroundings = replace(surroundings, texts=texts)
+    padded = None
+    if padding is not None:  # the head size of all layers, and the bytes of a token in the cache
+        before, after = (cost_summary(each, recipe.seq_len).kv_bytes_per_token for each in (model, padding.new))
+        head_dim = padding.new.layers[0].attention.head_dim
+        padded = {"head_dim": head_dim, "kv_bytes_per_token": after, "kv_bytes_per_token_before": before}
     export_hf(leaving.config, weights, out, surroundings, DTYPES[dtype], is_own)
     return {
         "folder": str(out),
@@ -78,7 +83,7 @@ def export_run(
         "n_positions": n_positions,
         "tokenizer": surroundings.tokenizer is not None,
         "standalone": has_code,
-        "padded": None if padding is None else _padding(padding, recipe.seq_len),
+        "padded": padded,
         "damages": [str(damage) for damage in damages],
     }
 
@@ -104,17 +109,6 @@ def _leaving(config: ModelConfig, n_positions: int) -> Leaving:
     except UserError as error:
         architecture, _ = hf_config(config, n_positions, own=True)
         return Leaving(architecture.model_type, config, None, str(error))
-
-
-def _padding(plan: GrowthPlan, seq_len: int) -> dict[str, float]:
-    """The head size of all layers, and what a token takes in the cache, before and after."""
-    before, after = (cost_summary(model, seq_len).kv_bytes_per_token for model in (plan.old, plan.new))
-    head_dim = plan.new.layers[0].attention.head_dim
-    return {"head_dim": head_dim, "kv_bytes_per_token": after, "kv_bytes_per_token_before": before}
-
-
-def _tokenizer_if_any(run: RunDir) -> Tokenizer | None:
-    return tokenizer_of(run) if any(run.tokenizer_folder.glob("*.json")) else None
 
 
 def _surroundings(

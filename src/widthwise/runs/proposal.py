@@ -92,9 +92,11 @@ def propose(asked: Request, family: Family) -> Proposal:
         law = "the largest model" + (" that fits into the memory" if is_short or flops == math.inf else "")
     tokens_per_param = affordable(size) if is_short else asked.tokens_per_param
     uniform, n_tokens = family.uniform(size), tokens_per_param * params(size)
-    kind: ActivationCheckpointing = next(
-        (kind for kind in CHEAPEST_FIRST if asked.fits(uniform, kind)), CHEAPEST_FIRST[-1]
-    )
+    kind = CHEAPEST_FIRST[-1]  # needs the least memory
+    for each in CHEAPEST_FIRST[:-1]:
+        if asked.fits(uniform, each):
+            kind = each
+            break
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
     pass_of = Planner(recipe, asked.n_devices).setup(device, kind).micro_batch_size or 1
     changes = {"activation_checkpointing": kind, "micro_batch_size": pass_of}

@@ -18,7 +18,7 @@ from widthwise.experiments.sweep.summary import Findings
 from widthwise.records.record import finite
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunFailed
-from widthwise.runs.data_shelf import DataShelf
+from widthwise.runs.data_identity import DataShelf
 from widthwise.runs.speed import chosen_precision
 from widthwise.training.launch import OfOneProcess
 from widthwise.training.observer import Observer, Silence

@@ -1,7 +1,7 @@
-"""Hugging Face folders read for use: the model, ours or that of transformers, and its tokenizer."""
+"""Models read for use, with their tokenizers: of runs, and of Hugging Face folders, ours or those of transformers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,31 +18,75 @@ from widthwise.interop.architectures import WIDTHWISE
 from widthwise.interop.fields import Fields
 from widthwise.interop.hf_import import CONFIG, TOKENIZER, import_hf, token_named
 from widthwise.model.decoder import build
+from widthwise.recipe.recipe import Recipe
+from widthwise.run_dir import RunDir
+from widthwise.runs.trained import load_trained, spent_by
 
 LONGEST_WINDOW = 1024
 """Most tokens per window, if no recipe gives their number."""
 
 
 @dataclass(frozen=True)
-class FolderModel:
+class LoadedModel:
     """A model in memory, in evaluation mode and fp32."""
 
+    path: Path
     model: Any
     """A `Decoder`, or a `PreTrainedModel` of transformers."""
     tokenizer: Tokenizer
     device: torch.device
     n_positions: int | None
     """Tokens of the longest text it was made for; None: any."""
+    recipe: Recipe | None = None
+    """None for a Hugging Face folder, as the rest."""
+    step: int | None = None
+    """Step of the checkpoint."""
+    tokens: int | None = None
+    """Tokens that it was trained on by that step, those of a run that it comes from included."""
+    damages: Sequence[str] = ()
+    """Newer checkpoints that could not be used, in words."""
 
     @property
     def seq_len(self) -> int:
         """Tokens per window if the user does not give it."""
+        if self.recipe is not None:
+            return self.recipe.seq_len
         return min(LONGEST_WINDOW, self.n_positions or LONGEST_WINDOW)
 
 
-def is_model_folder(path: Path) -> bool:
-    """Whether it looks like a Hugging Face folder."""
-    return (path / CONFIG).is_file()
+def load_model(
+    path: Path | str, device: torch.device | str | None = None, step: int | None = None, attention: str | None = None
+) -> LoadedModel:
+    """The model of a run directory or of a Hugging Face folder. Raises UserError where it is neither, or damaged.
+
+    A `widthwise` folder is read as a model of ours, any other by transformers. step: of the checkpoint of a run; its
+    newest good one where not given. attention: as for `read_with_transformers`.
+    """
+    path = Path(path)
+    if not is_run(path, step):
+        return read_own_model(path, device) if is_own_format(path) else read_with_transformers(path, device, attention)
+    trained = load_trained(path, device, step)
+    model, positions = trained.model, trained.model.config.positions
+    return LoadedModel(
+        path,
+        model,
+        trained.tokenizer,
+        model.embedding.weight.device,
+        None if positions is None else positions.n_positions,
+        trained.recipe,
+        trained.step,
+        spent_by(RunDir(path), trained.recipe, trained.step).tokens,
+        [str(damage) for damage in trained.damages],
+    )
+
+
+def is_run(path: Path, step: int | None) -> bool:
+    """Whether a path is to be read as a run, and not as a Hugging Face folder. Raises UserError for a step of one."""
+    if RunDir(path).exists or not (path / CONFIG).is_file():
+        return True
+    if step is not None:
+        raise UserError(f"{path}: step: got {step}; a Hugging Face folder holds one model and knows no steps")
+    return False
 
 
 def is_own_format(path: Path) -> bool:
@@ -56,7 +100,7 @@ def check_tokenizer(path: Path) -> None:
         raise UserError(f"{path}: has no {TOKENIZER}, which text needs")
 
 
-def read_own_model(path: Path, device: torch.device | str | None = None) -> FolderModel:
+def read_own_model(path: Path, device: torch.device | str | None = None) -> LoadedModel:
     """A `widthwise` folder, without transformers. Raises UserError where it is damaged."""
     check_tokenizer(path)
     device = _device(device)
@@ -65,12 +109,12 @@ def read_own_model(path: Path, device: torch.device | str | None = None) -> Fold
     _check_known(tokenizer, tokenizer_path, imported.config.vocab_size)
     model = build(imported.config, seed=0, device=device)
     model.set_weights(imported.weights.items())
-    return FolderModel(model.eval(), tokenizer, device, imported.n_positions)
+    return LoadedModel(path, model.eval(), tokenizer, device, imported.n_positions)
 
 
 def read_with_transformers(
     path: Path, device: torch.device | str | None = None, attention: str | None = None
-) -> FolderModel:
+) -> LoadedModel:
     """The causal language model that transformers makes of a folder, from safetensors and with its own code only.
 
     attention: its name for a way to compute attention; None: the one it prefers. Raises UserError for a folder of which
@@ -94,9 +138,12 @@ def read_with_transformers(
         if found["missing_keys"]:  # transformers would make them up
             raise UserError(f"{path}: has no tensor {min(found['missing_keys'])}, which {CONFIG} asks for")
         model.to(device).eval()
-    tokenizer = _tokenizer(model, path / TOKENIZER)
+    definition = read_text(path / TOKENIZER)
+    ids = (config.eos_token_id for config in (model.generation_config, model.config))
+    eos = token_named(definition, next((index for index in ids if index is not None), None), str(path / TOKENIZER))
+    tokenizer = JsonTokenizer(str(path / TOKENIZER), definition, str(path / TOKENIZER), eos)
     _check_known(tokenizer, path / TOKENIZER, model.get_input_embeddings().num_embeddings)
-    return FolderModel(model, tokenizer, device, getattr(model.config, "max_position_embeddings", None))
+    return LoadedModel(path, model, tokenizer, device, getattr(model.config, "max_position_embeddings", None))
 
 
 @contextmanager
@@ -127,13 +174,6 @@ def _check_config(path: Path) -> None:
     for key in ("max_position_embeddings", "n_positions"):
         if fields.get(key) is not None:
             fields.size(key)
-
-
-def _tokenizer(model: Any, path: Path) -> Tokenizer:
-    definition = read_text(path)
-    ids = (config.eos_token_id for config in (model.generation_config, model.config))
-    eos = token_named(definition, next((index for index in ids if index is not None), None), str(path))
-    return JsonTokenizer(str(path), definition, str(path), eos)
 
 
 def _check_known(tokenizer: Tokenizer, path: Path, vocab_size: int) -> None:
