@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads", "n_processes", "n_shards")
 """Keys of `environment` that must stay the same for a resumed run to be bitwise the run it would have been."""
 
@@ -27,6 +25,8 @@ def command_line() -> str:
 
 def environment() -> dict[str, Any]:
     """Versions, machine, commit and command as plain data; no path outside the working folder is shown."""
+    import torch  # takes long, and verbs that only ask for the command line need none
+
     return {
         "command": command_line(),
         "python": platform.python_version(),
