@@ -57,6 +57,18 @@ def test_what_is_no_run_is_a_user_error(tmp_path):
             getattr(RunDir(tmp_path), name)()
 
 
+def test_what_an_older_version_wrote_is_refused_in_one_line(tmp_path):
+    run = RunDir(tmp_path)
+    run.begin("a: 1\n", {})
+    with pytest.raises(UserError, match="the checkpoint does not say to which run it belongs; an older version"):
+        run.check_seal(None, "the checkpoint")
+    (tmp_path / "environment.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"environment\.json: has no recipe; an older version began the run, in a format"
+    ):
+        run.config_yaml()
+
+
 def test_another_folder_is_told_what_it_is(tmp_path):
     for number, (file, content, remedy) in enumerate(
         (

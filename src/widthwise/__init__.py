@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
     from widthwise.runs.export import export_run
     from widthwise.runs.grow import grow_run
-    from widthwise.runs.import_ import import_run
-    from widthwise.runs.save import save_run
+    from widthwise.runs.save import import_run, save_run
     from widthwise.runs.train import resume, train
     from widthwise.runs.trained import Trained, load_trained
     from widthwise.shape.search import search

@@ -123,8 +123,7 @@ class RunDir:
         """The resolved recipe. Raises UserError where `path` is no run directory, or its recipe was changed later."""
         if not self.exists:
             raise UserError(f"{self.path}: is not a run directory (no config.yaml){other_folder(self.path)}")
-        text = read_text(self.path / "config.yaml")
-        begun_with = self._begun_with(text)
+        text, begun_with = read_text(self.path / "config.yaml"), self._begun_with()
         if text == begun_with:
             return text
         begun, now, known = parse_yaml(begun_with, RECIPE), parse_yaml(text, "config.yaml"), self.continuations()
@@ -140,10 +139,14 @@ class RunDir:
             )
         return text
 
-    def _begun_with(self, config_yaml: str) -> str:
-        """The recipe that the run was begun with; config_yaml where it comes from a version that did not keep it."""
+    def _begun_with(self) -> str:
+        """The recipe that the run was begun with. Raises UserError where it was not kept."""
         path = self.path / "environment.json"
-        recipe = read_json_mapping(path).get(RECIPE, config_yaml) if path.is_file() else config_yaml
+        recipe = read_json_mapping(path).get(RECIPE)
+        if recipe is None:
+            raise UserError(
+                f"{path}: has no {RECIPE}; an older version began the run, in a format that is not read now"
+            )
         if not isinstance(recipe, str):
             raise UserError(f"{path}: {RECIPE}: holds {type(recipe).__name__}, not text")
         return recipe
@@ -173,10 +176,9 @@ class RunDir:
 
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
         """Writes down what was not known when the run was begun."""
-        recipe = self._begun_with(read_text(self.path / "config.yaml"))
         known = [each.to_data() for each in self.continuations()]
         continued_with = {CONTINUED: known} if known else {}
-        self._write_environment({**self.environment(), **continued_with, **records, RECIPE: recipe})
+        self._write_environment({**self.environment(), **continued_with, **records, RECIPE: self._begun_with()})
 
     def _write_environment(self, environment: Mapping[str, Any]) -> None:
         write_atomic(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
@@ -186,22 +188,20 @@ class RunDir:
         return Seal(recipe=self._recipe_sha256(), metrics=self.metrics_file.front())
 
     def check_recipe_of(self, seal: Seal | None, of: str) -> None:
-        """Raises UserError where what is sealed belongs to another recipe.
-
-        seal: None of what a version wrote that had none; of: what is sealed, for errors.
-        """
-        if seal is not None and seal.recipe != self._recipe_sha256():
+        """Raises UserError where what is sealed belongs to another recipe, or has no seal. of: its name, for errors."""
+        if seal is None:
+            raise UserError(f"{self.path}: {of} does not say to which run it belongs; an older version wrote it")
+        if seal.recipe != self._recipe_sha256():
             raise UserError(f"{self.path}: {of} belongs to a run of another recipe than config.yaml")
 
     def check_seal(self, seal: Seal | None, of: str) -> None:
         """As `check_recipe_of`; raises UserError too where records of that time are missing or others now."""
         self.check_recipe_of(seal, of)
-        if seal is None:
-            return
+        assert seal is not None
         self.metrics_file.check_front(seal.metrics, of)
 
     def _recipe_sha256(self) -> str:
-        return hashlib.sha256(self._begun_with(self.config_yaml()).encode()).hexdigest()
+        return hashlib.sha256(self._begun_with().encode()).hexdigest()
 
     @property
     def has_result(self) -> bool:
@@ -217,9 +217,7 @@ class RunDir:
         if not path.is_file():
             return None
         found = read_json_mapping(path)
-        if CHECKSUMS not in found:  # of a version that wrote none
-            return parse(RunResult, found, str(path))
-        checksums = parse(_Checksums, found.pop(CHECKSUMS), f"{path}: {CHECKSUMS}")
+        checksums = parse(_Checksums, found.pop(CHECKSUMS, None), f"{path}: {CHECKSUMS}")
         check_unchanged(found, checksums.entries, path)
         self.check_seal(checksums.seal, "the result")
         return parse(RunResult, found, str(path))

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-WRITTEN = Path(__file__).parents[1] / "data_files" / "version_0_1"
+from widthwise.run_dir import RunDir
+
+WRITTEN = Path(__file__).parents[1] / "data_files"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    (tmp_path / "config.yaml").write_text("train: {seed: 1}\n")
-    (tmp_path / "environment.json").write_text("{}")
+    RunDir(tmp_path).begin("train: {seed: 1}\n", {})
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "event": "train", "loss": 9.0}\n')
     return tmp_path
 

@@ -114,7 +114,7 @@ MISTAKES = {
         (f"sweep base.yaml {OVER} --dry-run --device L4", "--device: goes with --ladder --dry-run"),
         ("sweep ladder.yaml --ladder --dry-run --days 3", "--days: got 3; it needs a --device or --flops-per-second"),
         ("sweep ladder.yaml --ladder --days 3 --device L4", "--device: goes with --ladder --dry-run"),
-        ("sweep ladder.yaml --ladder --dry-run --device tpu", "--device: got 'tpu'; allowed: A100"),
+        ("sweep ladder.yaml --ladder --dry-run --device tpu", "--device: got 'tpu'; allowed: A10, L4"),
         ("sweep ladder.yaml --ladder --dry-run --mfu 0.3", "--mfu: got 0.3; it is a share of the peak of a --device"),
         ("sweep ladder.yaml --ladder --dry-run --device L4 --flops-per-second 1e9", "give one of the two"),
         (f"sweep ladder.yaml --ladder {OVER}", "--ladder: the ladder section of the recipe says"),

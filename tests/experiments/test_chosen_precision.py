@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from tiny_runs import Listener, tiny_recipe
 from tiny_sweeps import RECIPE, recipe_file
 
@@ -16,6 +15,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs import speed
 from widthwise.runs.speed import bf16_gain, chosen_precision, faster_precision, seconds
 from widthwise.runs.train import resume, train
+from widthwise.yaml_io import to_yaml
 
 AUTO = {**RECIPE, "train": {**RECIPE["train"], "precision": "auto"}}
 
@@ -96,9 +96,7 @@ def test_what_an_experiment_has_begun_with_is_kept(gain, tmp_path):
     gain(2.0)
     assert chosen_precision(tmp_path) == "bf16"
     for name in ("runs/uniform-seed1", "search/stage-1"):
-        (tmp_path / name).mkdir(parents=True)
-        config = tiny_recipe("train.precision=fp32")
-        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        RunDir(tmp_path / name).begin(to_yaml(tiny_recipe("train.precision=fp32").resolved()), {})
         assert chosen_precision(tmp_path) == "fp32"
         (tmp_path / name / "config.yaml").unlink()
     assert chosen_precision(tmp_path) == "bf16"

@@ -16,9 +16,8 @@ from widthwise.recipe.recipe import parse_recipe
 from widthwise.records.family import Family
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
-from widthwise.runs.source import Source
 from widthwise.runs.train import train
-from widthwise.runs.trained import load_trained
+from widthwise.runs.trained import Source, load_trained
 from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import Silence
 from widthwise.training.stopping import Interrupted

@@ -11,13 +11,14 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.experiment import Experiment
-from widthwise.experiments.ladder import Clock, ladder_workload, read_ladder
+from widthwise.experiments.ladder import ladder_workload, read_ladder
 from widthwise.experiments.running import run_sweep
 from widthwise.experiments.scaling.fitting import fit_groups
 from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.model.config import cost_summary
 from widthwise.records.sweep import Sweep
 from widthwise.reports.writing import write_report
+from widthwise.runs.devices import Device
 
 RECIPE: dict[str, Any] = {
     **TINY,
@@ -82,7 +83,7 @@ def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path) -> None:
 
 def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
     plan = read(tmp_path, tokens_per_param=2.0)
-    workload = ladder_workload(plan, Clock.at_rate(2e6))
+    workload = ladder_workload(plan, Device.at_rate(2e6))
     assert workload["n_runs"] == 12
     for row, point in zip(workload["points"], plan.points.values()):
         summary = cost_summary(point.recipe.final_model, 17)

@@ -185,15 +185,15 @@ def test_nobody_waits_for_the_answer_of_another_setting() -> None:
 
 
 def test_memory_is_that_of_plan(answers: Answers) -> None:
-    from widthwise.runs.devices import DEVICES
-    from widthwise.runs.plan import plan
+    from widthwise.runs.devices import WITH_MEMORY
+    from widthwise.runs.plan import Planner
 
     setting = Setting(n_layers=5, turn_layer=0.5)
     recipe = answers.recipe(setting)
     rows = {row[0]: row[1:] for row in answers.memory(setting)["rows"]}
-    assert set(rows) == {device.name for device in DEVICES}
-    for device in (DEVICES[0], DEVICES[-1]):
-        (none,) = (each for each in plan(recipe, device).setups if each.activation_checkpointing == "none")
+    assert set(rows) == {device.name for device in WITH_MEMORY}
+    for device in (WITH_MEMORY[0], WITH_MEMORY[-1]):
+        (none,) = (each for each in Planner(recipe).plan(device).setups if each.activation_checkpointing == "none")
         size = MISSING if none.micro_batch_size is None else str(none.micro_batch_size)
         hours = MISSING if none.micro_batch_size is None else duration(none.run_hours)
         assert rows[device.name] == [f"{si(device.memory_bytes)}B", size, f"{si(none.memory.total_bytes)}B", hours]

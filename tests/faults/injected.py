@@ -121,7 +121,7 @@ def at_start(event: Fault) -> None:
 @fault
 def before_data(event: Fault) -> None:
     """Before the process opens the data, which the first one does while the others wait."""
-    from widthwise.runs import data_shelf as module
+    from widthwise.runs import data_identity as module
 
     open_data = module.open_data
 

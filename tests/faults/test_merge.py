@@ -12,8 +12,8 @@ from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from typer.testing import CliRunner
 
 from widthwise.cli.main import app
-from widthwise.runs.merge import merge
 from widthwise.runs.train import train_or_resume
+from widthwise.runs.trained import merge
 from widthwise.training.checkpoint_folder import MANIFEST, checkpoint_paths, files, find_damage, manifest_of
 from widthwise.training.saved_tensors import SavedTensors
 

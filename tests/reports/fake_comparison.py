@@ -6,6 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from widthwise.records.run import RunResult
+from widthwise.run_dir import RunDir
+
 SHAPES = {"uniform": [576] * 7, "x": [640, 576, 448, 320, 448, 576, 640], "hourglass": [608] * 5}
 RATIOS = {"average_width": "average_width", "kv_bytes": "kv_bytes_per_token"}
 RATIOS |= {"activation_bytes": "activation_bytes_per_token"}
@@ -40,10 +43,6 @@ def token_widths(n_layers: int) -> dict[str, Any]:
             | {"histogram": histogram, "floor_share": 0.0, "ceiling_share": 0.01, "dead_share": 0.125, "max_units": 448}
             | {"gain": 1.0, "bias": -0.3, "temperature": 16.0}
         )
-        layers[-1]["correlations"] = {
-            "loss": {"spearman": 0.21, "low": 0.18, "high": 0.24, "pearson": 0.2},
-            "position": None,
-        }
     return {
         "n_tokens": 8192,
         "mean_fraction": 0.6,
@@ -63,8 +62,7 @@ def write_run(
     folder.mkdir(parents=True)
     noise = random.Random(f"{name}-{seed}")
     environment = {"python": "3.11.7", "torch": "2.13.0", "cpu": "test machine", "n_cpus": 2, "gpu": None}
-    (folder / "environment.json").write_text(json.dumps(environment))
-    (folder / "config.yaml").write_text(f"name: x\nmodel: {{layers: {shape}}}\ntrain: {{seed: {seed}}}\n")
+    RunDir(folder).begin(f"name: x\nmodel: {{layers: {shape}}}\ntrain: {{seed: {seed}}}\n", environment)
     records: list[dict[str, Any]] = []
     for step in range(6000 // n_records, 6001, 6000 // n_records):
         loss = 3 + offset + 6 * math.exp(-step / 400) + 2 / math.sqrt(step) + noise.gauss(0, 0.03)
@@ -79,7 +77,7 @@ def write_run(
         result = {"status": "finished", "name": name, "seed": seed, "steps": 6000, "tokens": 6000 * 4096}
         result |= {"train_loss": 3.02, "val_loss": 3.04 + offset, "val_perplexity": 20.9, "val_bits_per_byte": 1.2}
         result |= {"cost": cost(shape), "tokens_per_second": 41e3, "wall_seconds": 599.2}
-        (folder / "result.json").write_text(json.dumps(result))
+        RunDir(folder).write_result(RunResult.model_validate(result))
 
 
 def estimate(mean: float, half_width: float) -> dict[str, Any]:
@@ -89,8 +87,9 @@ def estimate(mean: float, half_width: float) -> dict[str, Any]:
 
 def add_to_result(run: Path, **changes: Any) -> None:
     """What a run found besides. changes: of the fields of its result."""
-    file = run / "result.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    result = RunDir(run).result()
+    assert result is not None
+    RunDir(run).write_result(result.with_changes(**changes))
 
 
 def write_comparison(folder: Path, names: tuple[str, str, str] = ("uniform", "x", "hourglass")) -> Path:

@@ -6,6 +6,8 @@ from typing import Any
 
 from fake_comparison import write_run
 
+from widthwise.run_dir import RunDir
+
 CERTIFICATE: dict[str, Any] = {
     "is_preserved": True,
     "dtype": "float64",
@@ -42,10 +44,12 @@ EVENT = {
 def write_grown_run(folder: Path, finished: bool = True) -> Path:
     """Its source was validated at the step of the growth, as runs are that come to their end."""
     write_run(folder, "large", 1, [64, 48, 64], 0.0, finished)
-    metrics = folder / "metrics.jsonl"
+    metrics, result = folder / "metrics.jsonl", RunDir(folder).result()
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     index = next(i for i, record in enumerate(records) if record["step"] > STEP)
     records.insert(index, EVENT)
     metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    if result is not None:
+        RunDir(folder).write_result(result)
     (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
     return folder

@@ -12,8 +12,7 @@ from widthwise.data.mixture import MixedData
 from widthwise.data.names import ENDING
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
-from widthwise.runs.data_identity import identity_of
-from widthwise.runs.data_shelf import DataShelf
+from widthwise.runs.data_identity import DataShelf, identity_of
 
 SYNTHETIC = DataConfig(corpus="synthetic", tokenizer="bytes")
 CHECKS = ["checking the data", "checking the tokens"]

@@ -1,5 +1,6 @@
 """What a dry run predicts, from formulas; what processes really hold and send is in test_rank_memory.py."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,15 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.runs.dry_run import dry_run
-from widthwise.runs.machines import Machines
+from widthwise.runs.devices import Device
+from widthwise.runs.plan import dry_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-H100 = Machines.named("h100", mfu=0.5)
+H100 = Device.linked("h100", mfu=0.5)
 
 
-def machines(memory_bytes: int) -> Machines:
-    return Machines("H100", memory_bytes, 450e9, 50e9)
+def of_memory(memory_bytes: int) -> Device:
+    return replace(H100, memory_bytes=memory_bytes)
 
 
 def large(*overrides: str) -> Recipe:
@@ -95,9 +96,9 @@ def test_the_smallest_remedy_is_named() -> None:
         base = ("train.batch_size=32", "train.micro_batch_size=2")
         recipe, mended = tiny_recipe(*base, *overrides), tiny_recipe(*base, *overrides, remedy)
         there = dry_run(mended, [8]).deployments[0].memory.total_bytes
-        (found,) = dry_run(recipe, [8], machines(there)).deployments
+        (found,) = dry_run(recipe, [8], of_memory(there)).deployments
         assert (found.fits, found.remedy) == (False, remedy)
-        (fitting,) = dry_run(mended, [8], machines(there)).deployments
+        (fitting,) = dry_run(mended, [8], of_memory(there)).deployments
         assert (fitting.fits, fitting.remedy) == (True, None)
 
 

@@ -9,9 +9,15 @@ import pytest
 import torch
 
 from widthwise.runs import environment as module
-from widthwise.runs import other_work
-from widthwise.runs.environment import REPRODUCED_WITH, command_line, environment
-from widthwise.runs.other_work import LARGEST_SHARE, Clocks, OtherWork, is_shared
+from widthwise.runs.environment import (
+    LARGEST_SHARE,
+    REPRODUCED_WITH,
+    Clocks,
+    OtherWork,
+    command_line,
+    environment,
+    is_shared,
+)
 
 
 def test_environment_is_plain_data_with_what_reproduces_a_run():
@@ -55,7 +61,7 @@ def test_commit_of_a_repository_that_merely_contains_the_package_is_not_reported
 
 def test_it_is_what_all_did_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = iter([Clocks(busy=1000.0, own=7.0, wall=50.0), Clocks(busy=1024.0, own=22.0, wall=60.0)])
-    monkeypatch.setattr(other_work, "read_clocks", lambda: next(clocks))
+    monkeypatch.setattr(module, "read_clocks", lambda: next(clocks))
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert OtherWork().share() == pytest.approx((24 - 15) / 10 / 3)
 

@@ -13,13 +13,13 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError, parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.lm_eval_model import ScorerLM
-from widthwise.evaluation.scorer import Scorer
 from widthwise.interop.architectures import WIDTHWISE
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.export import export_run
-from widthwise.runs.scored import load_scored
+from widthwise.runs.loaded import load_model
+from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.train import train
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
@@ -68,9 +68,9 @@ def test_what_transformers_runs_does_not_write_texts(folder: Path) -> None:
     from lm_eval.api.instance import Instance
 
     def asked(name: str) -> list[str]:
-        scored = load_scored(folder / name)
+        scorer = ScoringOptions(max_length=17).scorer(load_model(folder / name))
         request = Instance("generate_until", {}, ("one", {"until": ["\n"], "max_gen_toks": 3}), 0)
-        return ScorerLM(Scorer(scored.model, scored.tokenizer, 17)).generate_until([request], disable_tqdm=True)
+        return ScorerLM(scorer).generate_until([request], disable_tqdm=True)
 
     assert asked("widthwise") == asked("widthwise-run")
     with pytest.raises(UserError, match=r"^a llama of transformers does not write texts here, only scores them; "):

@@ -12,12 +12,10 @@ from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.choices import Multiples
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.bake import bake_intended
 from widthwise.runs.conversion import carry_out
-from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
-from widthwise.runs.pad import pad_intended
-from widthwise.runs.source import Source
+from widthwise.runs.grow import GrowOptions, bake_intended, growth_intended, pad_intended, wanted_recipe
 from widthwise.runs.train import resume, train
+from widthwise.runs.trained import Source
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage
 
 STEP = 5

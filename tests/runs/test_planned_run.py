@@ -12,12 +12,17 @@ from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.recipe.recipe import load_recipe
+from widthwise.recipe.recipe import Recipe, load_recipe
+from widthwise.records.plan import Plan
 from widthwise.runs.devices import Device
-from widthwise.runs.plan import data_cost, plan
+from widthwise.runs.plan import Planner, data_cost
 from widthwise.runs.remarks import remarks
 
 DEVICE = Device("a device", 10**9, peak_flops_per_second=1e12)
+
+
+def plan(recipe: Recipe, device: Device, n_devices: int = 1) -> Plan:
+    return Planner(recipe, n_devices).plan(device)
 
 
 @in_turn(
@@ -61,9 +66,10 @@ def test_the_largest_pass_is_the_largest_that_fits() -> None:
 def test_hours_follow_from_the_rate() -> None:
     recipe = tiny_recipe("train.batch_size=8")
     seconds = recipe.training_flops / (0.25 * 1e12)
-    assert plan(recipe, DEVICE, mfu=0.25).run_hours == pytest.approx(seconds / 3600)
-    assert plan(recipe, DEVICE, n_devices=4, mfu=0.25).run_hours == pytest.approx(seconds / 4 / 3600)
-    none, layer, selective = plan(recipe, DEVICE, mfu=0.25).setups
+    device = replace(DEVICE, mfu=0.25)
+    assert plan(recipe, device).run_hours == pytest.approx(seconds / 3600)
+    assert plan(recipe, device, n_devices=4).run_hours == pytest.approx(seconds / 4 / 3600)
+    none, layer, selective = plan(recipe, device).setups
     assert none.run_hours == pytest.approx(seconds / 3600)
     assert none.run_hours < selective.run_hours < layer.run_hours < 4 / 3 * none.run_hours  # type: ignore
     assert plan(recipe, Device("memory alone", 10**9)).run_hours is None
@@ -89,21 +95,21 @@ def test_peaks_of_geforce_are_twice_those_of_their_cores() -> None:
         ("RTX 5080", 10752, 2.617e9),
         ("RTX 5090", 21760, 2.407e9),
     ):
-        assert Device.named(name).peak_flops_per_second == pytest.approx(2 * 2 * n_cores * boost_clock, rel=0.005)
+        assert Device.asked(name).peak_flops_per_second == pytest.approx(2 * 2 * n_cores * boost_clock, rel=0.005)
 
 
 def test_any_device_has_the_numbers_that_are_given_else_those_of_its_data_sheet() -> None:
-    found = Device.asked(None, "24GiB", 82.0, "1TB/s")
+    found = Device.asked(None, "24GiB", 82.0, "1TB/s", mfu=0.5)
     assert (found.memory_bytes, found.peak_flops_per_second, found.memory_bytes_per_second) == (24 * 2**30, 82e12, 1e12)
-    assert found.rate(0.5) == 41e12
-    found = Device.asked("rtx3060", "11GB", 20.0, None)
-    assert (found.name, found.memory_bytes, found.rate(0.5)) == ("RTX 3060", 11e9, 10e12)
+    assert found.flops_per_second == 41e12
+    found = Device.asked("rtx3060", "11GB", 20.0, mfu=0.5)
+    assert (found.name, found.memory_bytes, found.flops_per_second) == ("RTX 3060", 11e9, 10e12)
     assert found.memory_bytes_per_second == 360e9
 
 
 def test_of_an_ambiguous_name_the_possible_ones_are_named() -> None:
     with pytest.raises(UserError, match=r"got 'rtx4060ti'; allowed: RTX 4060 Ti 8GB, RTX 4060 Ti 16GB; for any other"):
-        Device.named("rtx4060ti")
+        Device.asked("rtx4060ti")
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

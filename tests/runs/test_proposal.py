@@ -6,66 +6,67 @@ import pytest
 
 from widthwise.recipe.family import WIDTH_PER_LAYER, Family
 from widthwise.runs.devices import Device
-from widthwise.runs.plan import plan
-from widthwise.runs.proposal import Proposal, Wish, propose
+from widthwise.runs.plan import Planner
+from widthwise.runs.proposal import Proposal, Request, propose
 
 SMALL = ("seq_len=512", "model.vocab_size=512", "data.tokenizer=bpe-512")
-WISH = Wish(Device("a device", 10**12, 1e12), 1, 0.5, days=1, tokens_per_param=20.0, n_params=None)
+DEVICE = Device("a device", 10**12, 1e12, mfu=0.5)
+REQUEST = Request(DEVICE, 1, days=1, tokens_per_param=20.0, n_params=None)
 
 
-def proposed(wish: Wish, shape: str = "uniform", n_devices: int = 1) -> Proposal:
-    return propose(wish, Family(SMALL, {"kind": shape}, n_devices))
+def proposed(asked: Request, shape: str = "uniform", n_devices: int = 1) -> Proposal:
+    return propose(asked, Family(SMALL, {"kind": shape}, n_devices))
 
 
-def days(proposal: Proposal, wish: Wish) -> float:
-    hours = plan(proposal.recipe, wish.device, wish.n_devices, wish.mfu).run_hours
+def days(proposal: Proposal, asked: Request) -> float:
+    hours = Planner(proposal.recipe, asked.n_devices).plan(asked.device).run_hours
     assert hours is not None
     return hours / 24
 
 
 @pytest.mark.parametrize("tokens_per_param", [20.0, 5.0])
 def test_compute_is_spent_at_the_tokens_of_the_law(tokens_per_param: float) -> None:
-    wish = replace(WISH, tokens_per_param=tokens_per_param)
-    found = proposed(wish)
+    asked = replace(REQUEST, tokens_per_param=tokens_per_param)
+    found = proposed(asked)
     model, n_params = found.recipe.final_model, found.recipe.final_model.cost().params
     assert found.recipe.n_tokens / n_params == pytest.approx(tokens_per_param, rel=0.02)
-    assert 0.4 < days(found, wish) < 1.02
+    assert 0.4 < days(found, asked) < 1.02
     assert model.n_layers == pytest.approx(model.d_model / WIDTH_PER_LAYER, abs=0.5)
 
 
 def test_twice_the_devices_are_four_times_the_days_of_a_model_of_half_the_size() -> None:
     """Compute grows with the square of the size where tokens are in proportion to it."""
-    one = proposed(WISH).recipe.final_model.cost()
-    two = proposed(replace(WISH, n_devices=8, days=2), n_devices=8).recipe.final_model.cost()
+    one = proposed(REQUEST).recipe.final_model.cost()
+    two = proposed(replace(REQUEST, n_devices=8, days=2), n_devices=8).recipe.final_model.cost()
     assert two.params / one.params == pytest.approx(4, rel=0.35)
 
 
 def test_where_memory_is_the_bound_compute_goes_into_tokens() -> None:
-    wish = replace(WISH, device=replace(WISH.device, memory_bytes=3 * 10**8))
-    found = proposed(wish)
-    assert found.recipe.final_model.cost().params < proposed(WISH).recipe.final_model.cost().params
+    asked = replace(REQUEST, device=replace(REQUEST.device, memory_bytes=3 * 10**8))
+    found = proposed(asked)
+    assert found.recipe.final_model.cost().params < proposed(REQUEST).recipe.final_model.cost().params
     assert "that fits into the memory" in found.law
-    assert plan(found.recipe, wish.device).fits
-    assert days(found, wish) > 0.9
+    assert Planner(found.recipe).plan(asked.device).fits
+    assert days(found, asked) > 0.9
 
 
 def test_a_size_of_ones_own_gets_no_more_tokens_than_the_days_have_compute_for() -> None:
     """Half of the days that the law needs are half of its tokens."""
-    wish = replace(WISH, days=100, n_params=2e6)
-    needed = days(proposed(wish), wish)
-    half = proposed(replace(wish, days=needed / 2))
+    asked = replace(REQUEST, days=100, n_params=2e6)
+    needed = days(proposed(asked), asked)
+    half = proposed(replace(asked, days=needed / 2))
     assert half.recipe.n_tokens == pytest.approx(10 * half.recipe.final_model.cost().params, rel=0.02)
-    assert days(half, wish) <= 1.001 * needed / 2
+    assert days(half, asked) <= 1.001 * needed / 2
 
 
 def test_a_device_without_flops_gets_the_largest_model_that_fits() -> None:
-    wish = replace(WISH, device=Device("memory", 3 * 10**8), days=None)
-    found = proposed(wish)
-    assert plan(found.recipe, wish.device).fits
+    asked = replace(REQUEST, device=Device("memory", 3 * 10**8), days=None)
+    found = proposed(asked)
+    assert Planner(found.recipe).plan(asked.device).fits
     assert found.recipe.n_tokens == pytest.approx(20 * found.recipe.final_model.cost().params, rel=0.02)
 
 
 def test_a_shape_has_the_parameters_of_the_uniform_model() -> None:
-    uniform, shaped = (proposed(WISH, shape).recipe.final_model for shape in ("uniform", "x"))
+    uniform, shaped = (proposed(REQUEST, shape).recipe.final_model for shape in ("uniform", "x"))
     assert len(set(shaped.widths)) > 1
     assert shaped.cost().params == pytest.approx(uniform.cost().params, rel=0.03)

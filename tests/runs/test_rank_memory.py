@@ -22,9 +22,8 @@ from widthwise.model.sharded_units import sharded_units
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
 from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.dry_run import RankMemory
-from widthwise.runs.layout import Layout
-from widthwise.runs.rank_memory import ShardedModel
+from widthwise.records.plan import RankMemory
+from widthwise.runs.rank_memory import Layout, ShardedModel
 from widthwise.training.entry_rates import EntryRates
 
 N_RANKS = 3
@@ -59,8 +58,7 @@ class Real(NamedTuple):
 
 def sharded_model(config: ModelConfig, optimizer: Optimizer) -> ShardedModel:
     """On the CPU, whose loss works in smaller chunks than a GPU's."""
-    model = blueprint(config)
-    return ShardedModel(model, sharded_units(model), optimizer, device_type="cpu")
+    return ShardedModel(blueprint(config), optimizer, device_type="cpu")
 
 
 def recipe_of(n_devices: int, n_shards: int, precision: str, n_passes: int, changes: tuple[str, ...]) -> Recipe:
@@ -209,7 +207,7 @@ def test_autograd_keeps_what_was_said_to_tell_documents_apart(name: str, told: s
         measured = kept_by_rows(precision, boundaries) - kept_by_rows(precision, UNTOLD)
         blank = blueprint(resolved)
         said = [
-            ShardedModel(blank, sharded_units(blank), recipe.optimizer, "cpu", packing)
+            ShardedModel(blank, recipe.optimizer, "cpu", packing)
             .memory(recipe.train, length, Layout.of(recipe.train, 1))
             .buffer_bytes
             for packing in (recipe.data, AS_ONE_DOCUMENT)

@@ -15,11 +15,9 @@ from widthwise.runs.conversion import carry_out
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.export import export_run
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
-from widthwise.runs.import_ import import_run
-from widthwise.runs.save import save_run
-from widthwise.runs.source import Source
+from widthwise.runs.save import import_run, save_run
 from widthwise.runs.train import resume
-from widthwise.runs.trained import load_trained
+from widthwise.runs.trained import Source, load_trained
 
 TEXT = "A river is wider where it is slow.\n" * 40
 TOKENS = torch.arange(3, 14)[None]

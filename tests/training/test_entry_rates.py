@@ -18,8 +18,8 @@ from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
-from widthwise.runs.source import Source
 from widthwise.runs.train import resume, train
+from widthwise.runs.trained import Source
 from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
 from widthwise.training.entry_rates import EntryRates
 

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 from widthwise.cli.options import whole_numbers
 from widthwise.cli.terminal import say_json, say_tables
 from widthwise.config_io import UserError
-from widthwise.records.dry_run import Deployment, DryRun, RankMemory, StepTraffic, Times
+from widthwise.records.plan import Deployment, DryRun, RankMemory, StepTraffic, Times
 from widthwise.reports.page.formats import TIMES, counted, duration, si
 from widthwise.reports.page.table import Table
 
 if TYPE_CHECKING:
     from widthwise.recipe.recipe import Recipe
-    from widthwise.runs.machines import Machines
 
 DIVISION: Mapping[str, Callable[[Deployment], str]] = {
     f"shards {TIMES} copies of the model": lambda each: f"{each.n_shards}{TIMES}{each.n_devices // each.n_shards}",
@@ -48,11 +47,16 @@ def show_dry_run(recipe: "Recipe", asked: Mapping[str, Any], as_json: bool) -> N
 
     Raises UserError for options that make no sense, and, after printing, where a device has too little memory.
     """
-    from widthwise.runs.dry_run import dry_run
+    from widthwise.runs.devices import Device
+    from widthwise.runs.plan import dry_run
 
-    machines = _machines(asked["device"], asked["mfu"], asked["bandwidth"])
+    mfu, bandwidth = asked["mfu"], asked["bandwidth"]
+    for option, value in (("--mfu", mfu), ("--bandwidth", bandwidth)):
+        if value is not None and asked["device"] is None:
+            raise UserError(f"{option}: got {value}; it needs a --device")
+    device = None if asked["device"] is None else Device.linked(asked["device"], mfu, bandwidth)
     n_devices = whole_numbers("--devices", asked["devices"] or "1")
-    found = dry_run(recipe, n_devices, machines)
+    found = dry_run(recipe, n_devices, device)
     if as_json:
         say_json(found)
     else:
@@ -95,23 +99,3 @@ def _refusal(found: DryRun, deployment: Deployment) -> str:
         remedy = f"{deployment.remedy} would fit"
     where = counted(deployment.n_devices, "device")
     return f"{where}: each needs {_bytes(n_bytes)}, an {found.device} has {_bytes(there)}; {remedy}"
-
-
-def _machines(device: str | None, mfu: float | None, bandwidth: str | None) -> "Machines | None":
-    from widthwise.runs.machines import Machines
-
-    for option, value in (("--mfu", mfu), ("--bandwidth", bandwidth)):
-        if value is not None and device is None:
-            raise UserError(f"{option}: got {value}; it needs a --device")
-    return (
-        None if device is None else Machines.named(device, mfu, None if bandwidth is None else _bandwidths(bandwidth))
-    )
-
-
-def _bandwidths(text: str) -> tuple[float, float]:
-    """Bytes per second in a node and between nodes."""
-    try:
-        node, network = (1e9 * float(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"--bandwidth: got {text!r}; expected GB/s in a node and between nodes, as 450,50") from None
-    return node, network

@@ -40,7 +40,7 @@ def family(
     from widthwise.reports.family.tables import control_table, member_table, sentences, size_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
-    from widthwise.runs.source import Source
+    from widthwise.runs.trained import Source
 
     if not to:
         raise UserError("--to: is required; give the recipe of a larger model, one --to for each")

@@ -13,7 +13,7 @@ from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
 
 if TYPE_CHECKING:
     from widthwise.runs.conversion import Intention
-    from widthwise.runs.source import Source
+    from widthwise.runs.trained import Source
 
 
 def grow(
@@ -37,7 +37,7 @@ def grow(
     runs/large`, or `--to configs/large.yaml` instead of the sizes.
     """
     from widthwise.runs.grow import growth_intended, wanted_recipe
-    from widthwise.runs.source import Source
+    from widthwise.runs.trained import Source
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
@@ -62,8 +62,8 @@ def bake(
 
     Example: `widthwise bake runs/large --out runs/large-baked`
     """
-    from widthwise.runs.bake import bake_intended
-    from widthwise.runs.source import Source
+    from widthwise.runs.grow import bake_intended
+    from widthwise.runs.trained import Source
 
     source = Source.of(run)
     _carry_out(source, bake_intended(source, one_eps), out, as_json)
@@ -79,8 +79,8 @@ def pad(
 
     Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
     """
-    from widthwise.runs.pad import pad_intended
-    from widthwise.runs.source import Source
+    from widthwise.runs.grow import pad_intended
+    from widthwise.runs.trained import Source
 
     source = Source.of(run)
     _carry_out(source, pad_intended(source, multiples), out, as_json)

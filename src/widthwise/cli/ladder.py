@@ -1,23 +1,25 @@
 """The options of `widthwise sweep --ladder`, and its plan on the terminal."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.config_io import UserError
-from widthwise.experiments.ladder import Clock, Experiment, ladder_workload, read_ladder
+from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.ladder import ladder_workload, read_ladder
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, duration, shown
 from widthwise.reports.page.table import Table
-from widthwise.runs.devices import DEFAULT_MFU
+from widthwise.runs.devices import DEVICES, Device
 
 COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
 
 
 def clock_asked(
     device: str | None, mfu: float | None, flops_per_second: float | None, days: float | None, is_wanted: bool
-) -> Clock | None:
+) -> Device | None:
     """The device for which hours are counted, if any. Raises UserError if options conflict."""
     given = {"--device": device, "--mfu": mfu, "--flops-per-second": flops_per_second, "--days": days}
     named = [option for option, value in given.items() if value is not None]
@@ -32,8 +34,11 @@ def clock_asked(
     if days is not None and device is None and flops_per_second is None:
         raise UserError(f"--days: got {days:g}; it needs a --device or --flops-per-second")
     if flops_per_second is not None:
-        return Clock.at_rate(flops_per_second)
-    return None if device is None else Clock.named(device, DEFAULT_MFU if mfu is None else mfu)
+        return Device.at_rate(flops_per_second)
+    if device is None:
+        return None
+    found = Device.named(device, mfu, DEVICES, "; for any other device give --flops-per-second")
+    return replace(found, name=found.speed)
 
 
 def ladder_asked(recipe: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> Experiment:
@@ -43,7 +48,7 @@ def ladder_asked(recipe: Path, overrides: Sequence[str], asked: Mapping[str, Any
     return read_ladder(recipe, overrides, asked.get("seeds", ()))
 
 
-def show_ladder(plan: Experiment, clock: Clock | None, days: float | None, as_json: bool) -> None:
+def show_ladder(plan: Experiment, clock: Device | None, days: float | None, as_json: bool) -> None:
     """Prints the planned work. days: what a run may take."""
     workload = ladder_workload(plan, clock, days)
     if as_json:

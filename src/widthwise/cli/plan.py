@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,14 +10,10 @@ from widthwise.bundled import recipe_path
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
-from widthwise.records.plan import Plan, Setup
+from widthwise.records.plan import Plan
 from widthwise.reports.page.formats import counted, duration, si
 from widthwise.reports.page.table import Table
 from widthwise.yaml_io import dump_yaml
-
-if TYPE_CHECKING:
-    from widthwise.runs.devices import Device
-    from widthwise.runs.proposal import Proposal
 
 DEVICE, WITHOUT = "Device", "Without a recipe"
 
@@ -68,31 +64,45 @@ def plan(
     `widthwise plan --params 350M --device 24GB`
     """
     from widthwise.experiments.recipes import read_one
+    from widthwise.recipe.design import ShapeRequest, parse_quantity, shape_section
+    from widthwise.recipe.family import Family
     from widthwise.runs.devices import Device
-    from widthwise.runs.plan import hours_on_known
-    from widthwise.runs.plan import plan as plan_of
+    from widthwise.runs.plan import Planner
+    from widthwise.runs.proposal import Request, propose
+    from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
 
     recipe, overrides = _recipe_and_overrides(arguments or [])
-    on = Device.asked(device, memory, tflops, bandwidth)
-    _check_positive({"--days": days, "--n-devices": n_devices, "--tokens-per-param": tokens_per_param})
+    on = Device.asked(device, memory, tflops, bandwidth, mfu)
+    for option, value in (("--days", days), ("--n-devices", n_devices), ("--tokens-per-param", tokens_per_param)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"{option}: got {value:g}; must be above 0")
     without = {"--shape": shape, "--params": params, "--tokens-per-param": tokens_per_param, "--out": out}
+    proposal = None
     if recipe is not None:
         if given := [option for option, value in without.items() if value is not None]:
             raise UserError(f"{given[0]}: goes without a recipe")
-        proposal, planned = None, read_one(recipe, overrides, variant)
+        planned = read_one(recipe, overrides, variant)
     elif variant is not None:
         raise UserError(f"--variant: got {variant!r}; goes with a recipe")
     else:
-        proposal = _proposal(on, n_devices, mfu, days, shape, params, tokens_per_param, overrides, out)
+        if out is not None and out.exists():
+            raise UserError(f"{out}: exists already; choose another --out")
+        asked_shape = shape_section(ShapeRequest(kind=shape or "uniform"))
+        law = LAW_TOKENS_PER_PARAM if tokens_per_param is None else tokens_per_param
+        n_params = None if params is None else parse_quantity(params, "--params")
+        family = Family(overrides, asked_shape, n_devices)
+        proposal = propose(Request(on, n_devices, days, law, n_params), family)
+        if out is not None:
+            write_atomic(out, dump_yaml(proposal.data))
         planned = proposal.recipe
-    found = plan_of(planned, on, n_devices, mfu, days)
+    planner = Planner(planned, n_devices)
+    found = planner.plan(on, days)
     if as_json:
         say_json(found if proposal is None else {**found.to_data(), "law": proposal.law, "recipe": proposal.data})
     else:
         if proposal is not None:
             say(f"proposed: {proposal.law}")
-        is_unknown = on.peak_flops_per_second is None and days is not None
-        show_plan(found, hours_on_known(planned, on.memory_bytes, n_devices, mfu) if is_unknown else ())
+        show_plan(found, planner.hours_on_known(on) if found.run_hours is None and days is not None else ())
         if proposal is not None:
             say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
         if any(setup.micro_batch_size for setup in found.setups):
@@ -113,40 +123,6 @@ def _recipe_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]
             )
         return Path(arguments[0]), arguments[1:]
     return None, arguments
-
-
-def _check_positive(options: dict[str, float | None]) -> None:
-    for option, value in options.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"{option}: got {value:g}; must be above 0")
-
-
-def _proposal(
-    device: "Device",
-    n_devices: int,
-    mfu: float | None,
-    days: float | None,
-    shape: str | None,
-    params: str | None,
-    tokens_per_param: float | None,
-    changes: list[str],
-    out: Path | None,
-) -> "Proposal":
-    """Proposes a recipe and writes it to `out`, if given. Raises UserError."""
-    from widthwise.recipe.design import ShapeRequest, parse_quantity, shape_section
-    from widthwise.recipe.family import Family
-    from widthwise.runs.proposal import Wish, propose
-    from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
-
-    if out is not None and out.exists():
-        raise UserError(f"{out}: exists already; choose another --out")
-    asked = shape_section(ShapeRequest(kind=shape or "uniform"))
-    law = LAW_TOKENS_PER_PARAM if tokens_per_param is None else tokens_per_param
-    n_params = None if params is None else parse_quantity(params, "--params")
-    found = propose(Wish(device, n_devices, mfu, days, law, n_params), Family(changes, asked, n_devices))
-    if out is not None:
-        write_atomic(out, dump_yaml(found.data))
-    return found
 
 
 def show_plan(found: Plan, known: Sequence[tuple[str, float]]) -> None:
@@ -251,14 +227,18 @@ def part_table(found: Plan) -> Table:
 
 
 def setup_table(found: Plan) -> Table:
-    """What fits with each kind of activation checkpointing."""
+    """The largest pass that fits with each kind of activation checkpointing."""
     header = ["activation checkpointing", "largest micro_batch_size", "memory", "time of the run"]
-    return Table(f"what fits into {found.device}", header, [_setup_row(each) for each in found.setups])
-
-
-def _setup_row(each: Setup) -> list[str]:
-    size = "none" if each.micro_batch_size is None else str(each.micro_batch_size)
-    return [each.activation_checkpointing, size, _bytes(each.memory.total_bytes), duration(each.run_hours)]
+    rows = [
+        [
+            each.activation_checkpointing,
+            str(each.micro_batch_size or "none"),
+            _bytes(each.memory.total_bytes),
+            duration(each.run_hours),
+        ]
+        for each in found.setups
+    ]
+    return Table(f"what fits into {found.device}", header, rows)
 
 
 def _bytes(n_bytes: int) -> str:

@@ -79,7 +79,7 @@ def import_(
 
     Example: `widthwise import models/Llama-3.2-1B runs/llama && widthwise generate runs/llama --prompt "Once"`
     """
-    from widthwise.runs.import_ import import_run
+    from widthwise.runs.save import import_run
 
     summary = import_run(source, run, recipe, overrides or ())
     if as_json:
@@ -104,7 +104,7 @@ def merge(run: RunArgument) -> None:
 
     Example: `widthwise checkpoint merge runs/x_2b`
     """
-    from widthwise.runs.merge import merge as merge_checkpoints
+    from widthwise.runs.trained import merge as merge_checkpoints
 
     merged = merge_checkpoints(run)
     say(*(f"{path}: merged" for path in merged))

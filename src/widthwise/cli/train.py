@@ -12,7 +12,7 @@ from widthwise.cli.terminal import say, say_json
 from widthwise.config_io import Config, UserError
 from widthwise.records.run import RunResult
 from widthwise.reports.page.formats import fixed
-from widthwise.runs.other_work import is_shared
+from widthwise.runs.environment import is_shared
 
 DRY = "Dry run"
 

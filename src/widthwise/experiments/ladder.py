@@ -3,7 +3,6 @@ for a scaling law.
 """
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +29,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
-from widthwise.runs.devices import DEVICES
-from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
+from widthwise.runs.devices import Device
 from widthwise.yaml_io import read_recipe
 
 RUNG = "rung"
@@ -123,40 +121,7 @@ def _point(
     return Point(name, recipe, variant, values, adjustment)
 
 
-class Clock:
-    """What a plan's hours are counted by: a device, or a rate."""
-
-    def __init__(self, name: str, flops_per_second: float):
-        self.name, self.flops_per_second = name, flops_per_second
-
-    @classmethod
-    def named(cls, name: str, mfu: float) -> "Clock":
-        """A GPU of `PEAK_BF16_FLOPS_PER_SECOND` or `DEVICES`, in upper or lower case. Raises UserError.
-
-        mfu: the share of its dense bf16 peak that training uses.
-        """
-        by_name = PEAK_BF16_FLOPS_PER_SECOND | {
-            each.name: each.peak_flops_per_second for each in DEVICES if each.peak_flops_per_second is not None
-        }
-        peaks = {each.casefold().replace(" ", ""): (each, peak) for each, peak in by_name.items()}
-        key = name.casefold().replace(" ", "")
-        if key not in peaks:
-            allowed = ", ".join(by_name)
-            raise UserError(f"--device: got {name!r}; allowed: {allowed}; for any other device give --flops-per-second")
-        if not 0 < mfu <= 1:
-            raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
-        known, peak = peaks[key]
-        return cls(f"{known} at {mfu:.0%} of {peak / 1e12:g} TFLOP/s", mfu * peak)
-
-    @classmethod
-    def at_rate(cls, flops_per_second: float) -> "Clock":
-        """Any device with this measured rate of training FLOPs. Raises UserError."""
-        if not 0 < flops_per_second < math.inf:
-            raise UserError(f"--flops-per-second: got {flops_per_second:g}; must be a number above 0")
-        return cls(f"{flops_per_second:.3g} FLOP/s", flops_per_second)
-
-
-def ladder_workload(plan: Experiment, clock: Clock | None, days: float | None = None) -> dict[str, Any]:
+def ladder_workload(plan: Experiment, clock: Device | None, days: float | None = None) -> dict[str, Any]:
     """The planned work as data: one row per point, for one run; totals over all seeds. Hours only with a
     clock. days: what a run may take; remarks name the rungs whose run takes longer."""
     n_seeds, section = len(plan.seeds), plan.section

@@ -17,7 +17,7 @@ from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import VALIDATION_KEY, recorded_identity
-from widthwise.runs.other_work import is_shared
+from widthwise.runs.environment import is_shared
 from widthwise.shape.breakdown import ratios
 
 ARRIVAL_SECONDS = 60.0

@@ -11,7 +11,7 @@ from widthwise.config_io import UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunFailed
-from widthwise.runs.data_shelf import DataShelf
+from widthwise.runs.data_identity import DataShelf
 from widthwise.runs.train import resume, train_or_resume
 from widthwise.training.joining import joined
 from widthwise.training.launch import OfOneProcess

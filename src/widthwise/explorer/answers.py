@@ -59,12 +59,12 @@ class Answers:
 
     def memory(self, setting: Setting) -> dict[str, Any]:
         """What fits on every device known by name, as `plan` says; imports torch."""
-        from widthwise.runs.devices import DEVICES
-        from widthwise.runs.plan import setups_on
+        from widthwise.runs.devices import WITH_MEMORY
+        from widthwise.runs.plan import Planner
 
         recipe = self.recipe(setting)
-        kind = recipe.train.activation_checkpointing
-        devices = sorted(DEVICES, key=lambda device: device.memory_bytes)
+        kind, planner = recipe.train.activation_checkpointing, Planner(recipe)
+        devices = sorted(WITH_MEMORY, key=lambda device: device.memory_bytes)
         rows = [
             [
                 device.name,
@@ -73,7 +73,8 @@ class Answers:
                 f"{si(found.memory.total_bytes)}B",
                 MISSING if found.micro_batch_size is None else duration(found.run_hours),
             ]
-            for device, found in zip(devices, setups_on(recipe, devices), strict=True)
+            for device in devices
+            for found in [planner.setup(device, kind)]
         ]
         header = ["one device", "has", "largest pass", "needs", "time of the run"]
         caption = f"training memory, activation checkpointing {kind}; a pass in sequences of {recipe.seq_len:,} tokens"

@@ -8,16 +8,6 @@ import pydantic
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 
-class Correlation(Record):
-    """Correlation of a layer's width with a property of the token."""
-
-    spearman: float
-    low: Known = None
-    high: Known = None
-    """Ends of the interval; None if there is only one window of text."""
-    pearson: float
-
-
 class LayerWidths(Record):
     """The widths that one dynamic-width layer chose for held-out tokens, as fractions of d_ff."""
 
@@ -37,8 +27,6 @@ class LayerWidths(Record):
     gain: Known = None
     bias: Known = None
     temperature: Known = None
-    correlations: Mapping[str, Correlation | None] = pydantic.Field(default_factory=dict)
-    """Property of the token -> correlation; None if one of the two does not vary."""
 
 
 class ForcedLoss(Record):

@@ -2,26 +2,38 @@
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from widthwise.analysis.decoder_subject import DecoderSubject
+from widthwise.analysis.hf_subject import HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.analysis.sentence import sentence
 from widthwise.config_io import UserError
+from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
+from widthwise.data.extras import require
 from widthwise.data.held_out import HeldOut, TokenisedText
 from widthwise.data.readers import read_documents
 from widthwise.files import listed
+from widthwise.interop.hf_import import CONFIG
+from widthwise.model.decoder import Decoder
+from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.model.eval_mode import repeatable
+from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
-from widthwise.runs.analysed_models import LoadedModel, ModelSource, RunSource, model_source
-from widthwise.runs.analysed_text import Excerpt, excerpt
+from widthwise.records.other_folders import other_folder
+from widthwise.run_dir import RunDir
+from widthwise.runs.analysed_text import Excerpt, excerpt, held_out_text
 from widthwise.runs.environment import command_line, shown_path
-from widthwise.runs.trained import kept_steps
+from widthwise.runs.loaded import LoadedModel, check_tokenizer, is_own_format, is_run, load_model, loading
+from widthwise.runs.result import model_analyses
+from widthwise.runs.trained import chosen_checkpoint, kept_steps, tokenizer_of
 from widthwise.training.observer import Observer, Silence
+from widthwise.training.validation import validate
 
 N_TOKENS = 2**16
 TOKENS_AT_ONCE = 4096
@@ -50,17 +62,19 @@ def analyse(
     Raises UserError for what cannot be read.
     """
     observer, options = observer or Silence(), ProfileOptions()
-    of_paths = _named([model_source(path, step) for path in listed(sources)])
-    named = {
-        name: source
-        for path, found in of_paths.items()
-        for name, source in (_checkpoints(path, found, observer) if every_checkpoint else {path: found}).items()
-    }
+    of_paths = _named([ModelSource.at(Path(path), step) for path in listed(sources)])
+    named = of_paths
+    if every_checkpoint:
+        named = {
+            f"{name}, step {step}": ModelSource(source.path, True, step, name)
+            for name, source in of_paths.items()
+            for step in kept_steps(source.path, observer.message)
+        }
     for source in named.values():
         source.check()
     first, *others = named
     with tempfile.TemporaryDirectory() as folder:
-        corpus = named[first].text(observer) if text is None else _named_text(Path(text))
+        corpus = named[first].text(observer) if text is None else _corpus(Path(text))
         model = named[first].load()
         reading = _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
         models = [_analysed(first, named[first], model, reading.held_out(first, model), options, observer)]
@@ -83,6 +97,51 @@ def analyse(
 def write_analysis(analysis: Analysis, folder: Path | str) -> Path:
     """Writes `folder/analysis.json`. Raises UserError where it cannot be written."""
     return analysis.write(Path(folder))
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A path that holds a model to analyse: a run, or a Hugging Face folder with safetensors and a tokenizer.json."""
+
+    path: Path
+    is_run: bool
+    step: int | None = None
+    """Step of the checkpoint of a run; the newest good one where not given."""
+    run: str | None = None
+    """Name of the run, of which this is one checkpoint among others."""
+
+    @classmethod
+    def at(cls, path: Path, step: int | None) -> "ModelSource":
+        """Raises UserError for a path that is neither a run nor a Hugging Face folder, and for a step of a folder."""
+        found = cls(path, is_run(path, step), step)
+        if found.is_run and not RunDir(path).exists:
+            raise UserError(
+                f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG})"
+                f"{other_folder(path)}"
+            )
+        return found
+
+    def check(self) -> None:
+        """Raises UserError for mistakes that can be found quickly, before `load` does."""
+        if not self.is_run:
+            if not is_own_format(self.path):
+                require("transformers", "hf")
+            check_tokenizer(self.path)
+            return
+        run = RunDir(self.path)
+        if self.run is None:  # whoever asks for all checkpoints has looked at each
+            chosen_checkpoint(run, self.step)
+        tokenizer_of(run)
+
+    def load(self) -> LoadedModel:
+        """The model. Raises UserError if there is none, or one that cannot be analysed."""
+        return load_model(self.path, step=self.step, attention="sdpa")
+
+    def text(self, observer: Observer) -> Corpus:
+        """The held-out documents of the run's data, if the user names no text. Raises UserError if there are none."""
+        if not self.is_run:
+            raise UserError(f"{self.path}: a Hugging Face folder brings no held-out text; name a text with --text")
+        return held_out_text(open_data(saved_recipe(RunDir(self.path)).data, observer.preparing))
 
 
 @dataclass(frozen=True)
@@ -132,35 +191,40 @@ class _Reading:
 def _analysed(
     name: str, source: ModelSource, model: LoadedModel, held_out: HeldOut, options: ProfileOptions, observer: Observer
 ) -> AnalysedModel:
-    for note in model.notes:
-        observer.message(note)
-    profile = Profile(model.subject, options)
+    for damage in model.damages:
+        observer.message(damage)
+    decoder = model.model if isinstance(model.model, Decoder) else None
+    with loading(model.path) if decoder is None else nullcontext():
+        subject = HFSubject(model.model) if decoder is None else DecoderSubject(decoder)
+    profile = Profile(subject, options)
     n_batches = math.ceil(held_out.n_windows / held_out.batch_size)
     with repeatable(model.device):
         for n_done, windows in enumerate(held_out.batches(), start=1):
-            with _naming(name):
+            try:
                 profile.add(windows.to(model.device))
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from None
             observer.working(name, n_done, n_batches, "batches")
-        beside = model.beside(held_out)
+        widths = validate(decoder, held_out).token_widths if decoder and dynamic_layers(decoder.config) else None
+        found = {"token_widths": None, "virtual_width": None}
+        if decoder is not None:
+            found = model_analyses(decoder, held_out, widths) | {
+                "exit_flops": decoder.config.exit_flops(held_out.seq_len),
+                "block_exit_flops": decoder.config.block_exit_flops(held_out.seq_len),
+            }
     described = {
         "name": name,
         "source": shown_path(source.path),
-        "kind": source.kind,
+        "kind": "widthwise" if source.is_run else "hf",
         "step": model.step,
         "tokens": model.tokens,
         "run": source.run,
     }
-    return AnalysedModel.model_validate({**described, **profile.summary(), **beside})
+    return AnalysedModel.model_validate({**described, **profile.summary(), **found})
 
 
 def _title(names: list[str]) -> str:
     return "-vs-".join(names) if len(names) <= N_IN_TITLE else f"{names[0]}-vs-{len(names) - 1}-others"
-
-
-def _checkpoints(name: str, source: ModelSource, observer: Observer) -> dict[str, ModelSource]:
-    """The good checkpoints of a run, each under a name of its own. Raises UserError for what is no run."""
-    steps = kept_steps(source.path, observer.message)
-    return {f"{name}, step {step}": RunSource(source.path, step, name) for step in steps}
 
 
 def _spoken_of(models: Sequence[AnalysedModel]) -> Sequence[AnalysedModel]:
@@ -169,14 +233,6 @@ def _spoken_of(models: Sequence[AnalysedModel]) -> Sequence[AnalysedModel]:
     if not last:
         return models
     return list(last.values()) if len(last) > 1 or len(models) == 1 else [models[0], models[-1]]
-
-
-@contextmanager
-def _naming(model: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{model}: {error}") from None
 
 
 def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
@@ -193,5 +249,5 @@ def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
     return {"/".join(path.parts[-n_parts:]): source for path, source in zip(paths, sources)}
 
 
-def _named_text(path: Path) -> Corpus:
+def _corpus(path: Path) -> Corpus:
     return Corpus(shown_path(path), lambda: read_documents(path))

@@ -1,5 +1,6 @@
 """A run directory from another: a checkpoint grown, baked or padded, to be trained on from the same step."""
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.files import check_free
+from widthwise.data.config import open_data
+from widthwise.data.loader import Loader
+from widthwise.files import check_free, new_folder, write_atomic
 from widthwise.growth.certify.certificate import certify, model_size
 from widthwise.growth.choices import NewWeights, Reset
 from widthwise.growth.describe import KeptConstant, expansions
@@ -21,10 +24,17 @@ from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.run import Descent
-from widthwise.runs.descendant import batches_from, continued_feed, continued_state, write_run
-from widthwise.runs.source import Source
+from widthwise.run_dir import RunDir
+from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of
+from widthwise.runs.environment import environment
+from widthwise.runs.save import IMPORTED
+from widthwise.runs.trained import Source, check_tokenizer
+from widthwise.training import checkpoint
 from widthwise.training.growth_step import adopt
+from widthwise.training.objective import carried_state
 from widthwise.training.observer import Observer, Silence
+from widthwise.training.state import RunState
+from widthwise.yaml_io import to_yaml
 
 
 @dataclass(frozen=True)
@@ -49,13 +59,13 @@ class Intention:
 
     def record(self) -> dict[str, Any]:
         """The conversion as plain data."""
-        sizes = [model_size(model, self.recipe.seq_len).to_data() for model in (self.plan.old, self.plan.new)]
+        before, after = (model_size(each, self.recipe.seq_len).to_data() for each in (self.plan.old, self.plan.new))
         return {
             "expansions": expansions(self.plan),
             "constants": [str(constant) for constant in self.constants],
             "changes": list(self.changes),
-            "before": sizes[0],
-            "after": sizes[1],
+            "before": before,
+            "after": after,
             "bake_helps": any(constant.is_baked for constant in self.constants),
             "notes": list(self.notes),
         }
@@ -92,9 +102,8 @@ def carry_out(
     observer, out = observer or Silence(), Path(out)
     check_free(out)
     plan = intention.plan
-    factors = grown_factors(plan, source.optimizer.factors)
-    optimizer_config = intention.recipe.optimizer.with_factors(factors)
-    recipe = checked_copy(intention.recipe, "recipe", optimizer=optimizer_config).resolved()
+    optimizer = intention.recipe.optimizer.with_factors(grown_factors(plan, source.optimizer.factors))
+    recipe = checked_copy(intention.recipe, "recipe", optimizer=optimizer).resolved()
     recipe.check()
     n_params = f"{plan.new.cost().params:,.0f} parameters"
     with torch.random.fork_rng(), allocating(f"{source.run.path}: a model of {n_params} does not fit into memory"):
@@ -111,24 +120,36 @@ def carry_out(
         if recipe.optimizer.kind == source.recipe.optimizer.kind:
             adopt(optimizer, model, grown_states(plan, optimizer_state, intention.reset))
         notes = [*intention.notes, *feed.notes, *_said_of(source, intention, recipe)]
-        state = continued_state(state, recipe, plan, feed, source.recipe.train)
+        state = RunState(
+            **{
+                **state.as_data(),
+                "window_steps": recipe.train.loss_window_steps,
+                "loader": feed.loader,
+                "width_prices": carried_state(state.width_prices, source.recipe.train, recipe.train, plan),
+                "grad_norms": [],
+                "n_skipped": 0,
+            }
+        )
         state.notes += notes
-        files = {Certificate.file_name: certificate.to_json() + "\n"}
-        write_run(source.run, out, recipe, feed.identity, model, optimizer, state, _event(source, intention), files)
+        between = {  # the records of the old and of the new model
+            "event": intention.verb,
+            "source": source.run.path.resolve().name,
+            **source.spent._asdict(),
+            "params_before": plan.old.cost().params,
+            "params_after": plan.new.cost().params,
+        }
+        with new_folder(out) as folder:
+            run = RunDir(folder)
+            if source.run.tokenizer_folder.is_dir():
+                shutil.copytree(source.run.tokenizer_folder, run.tokenizer_folder)
+            earlier = [each for each in source.run.metrics() if each["step"] <= state.step]
+            run.metrics_file.append([*earlier, between])
+            run.metrics_file.fsync()
+            run.begin(to_yaml(recipe), {**environment(), **feed.identity})
+            checkpoint.save(run.checkpoints, state.step, model, optimizer, state.as_data(), run.seal())
+            write_atomic(run.path / Certificate.file_name, certificate.to_json() + "\n")
     found = {**intention.record(), "notes": notes, "certificate": certificate.to_data(), "lines": certificate.lines()}
     return {"out": str(out), "step": source.step, **found}
-
-
-def _event(source: Source, intention: Intention) -> dict[str, Any]:
-    """The record of metrics.jsonl between those of the old and of the new model."""
-    sizes = (intention.plan.old.cost().params, intention.plan.new.cost().params)
-    return {
-        "event": intention.verb,
-        "source": source.run.path.resolve().name,
-        **source.spent._asdict(),
-        "params_before": sizes[0],
-        "params_after": sizes[1],
-    }
 
 
 def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: Source) -> Certificate:
@@ -165,3 +186,49 @@ def _said_of(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
             "trains only with more"
         )
     return notes
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The data of a run that continues another one."""
+
+    loader: dict[str, int]
+    """State of the data loader; empty if the data begin anew."""
+    identity: dict[str, Any]
+    """The entries of environment.json on the data, and on what the model was imported from."""
+    notes: tuple[str, ...] = ()
+
+
+def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer) -> Feed:
+    """Continues the data of a run where it stands if the recipes agree, and begins other data from the start.
+
+    Data that stay the same need not be there. loader: the state of the run's loader, empty where it has seen no data.
+    Raises UserError where the data cannot be had, or have another tokenizer.
+    """
+    recorded = run.environment()
+    origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
+    if not has_seen_data(run):
+        if old.data != new.data and origin.get(TOKENIZER_KEY) is not None:
+            check_tokenizer(run, open_data(new.data, observer.preparing).tokenizer)
+        return Feed(loader, origin)
+    settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
+    if settings[0] == settings[1]:
+        return Feed(loader, origin)
+    data = open_data(new.data, observer.preparing)
+    check_tokenizer(run, data.tokenizer)
+    identity, train = {**origin, **identity_of(data).record()}, new.train
+    new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
+    fresh, differing = new_loader.state_dict(), new_loader.differing(loader)
+    if not differing:
+        return Feed(loader, identity)
+    if differing == ["batch_size"]:
+        seen = loader["step"] * loader["batch_size"]
+        return Feed({**fresh, "step": -(-seen // fresh["batch_size"])}, identity)
+    return Feed(fresh, identity, (f"data begin anew: other {', '.join(differing)} than before",))
+
+
+def batches_from(recipe: Recipe, step: int, n: int, observer: Observer) -> list[Tensor]:
+    """The n batches after so many steps: integers (batch_size, seq_len + 1). Raises UserError without data."""
+    data, train = open_data(recipe.data, observer.preparing), recipe.train
+    loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
+    return [loader.batch(step + place) for place in range(n)]

@@ -1,14 +1,15 @@
-"""The devices that a prediction assumes: what one holds, computes and moves, by its data sheet or as somebody says."""
+"""The devices that a prediction assumes: what one holds, computes and moves, by its data sheet or as the user says."""
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 from widthwise.config_io import UserError
 from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
 
 DEFAULT_MFU = 0.4
+DEVICES_PER_NODE = 8
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B)")
@@ -18,63 +19,125 @@ ABOUT_AS_MUCH = 0.1
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator. What is None is not known, and nothing is predicted from it."""
+    """An accelerator, one of several of a kind. What is 0 is not known, and nothing is predicted from it."""
 
     name: str
-    memory_bytes: int
-    """Gigabytes of the data sheet, 10^9 bytes each. Drivers show up to 7% more, which leaves room for the CUDA context
-    and what libraries keep."""
-    peak_flops_per_second: float | None = None
+    memory_bytes: int = 0
+    """Gigabytes of the data sheet, 10^9 bytes each. Drivers show up to 7% more, which leaves room for the CUDA context,
+    the buffers of NCCL and what libraries keep."""
+    peak_flops_per_second: float = 0
     """Dense matrix products in bf16 that are summed in fp32."""
-    memory_bytes_per_second: float | None = None
+    memory_bytes_per_second: float = 0
+    node_bytes_per_second: float = 0
+    """Sent to the other devices of its node; a link carries as much in the other direction."""
+    network_bytes_per_second: float = 0
+    """Sent to other nodes."""
+    mfu: float = DEFAULT_MFU
+    """The share of the peak that training uses."""
 
     @classmethod
-    def named(cls, name: str) -> Self:
-        """A device of DEVICES, in upper or lower case, with or without spaces. Raises UserError."""
-        key = _key(name)
-        found = [each for each in DEVICES if _key(each.name) == key]
-        if not found:
-            allowed = ", ".join(_similar(name) or [each.name for each in DEVICES])
-            raise UserError(
-                f"--device: got {name!r}; allowed: {allowed}; for any other: its memory, as 24GB, and --tflops"
-            )
-        return cls(**vars(found[0]))
+    def named(cls, name: str, mfu: float | None, among: Sequence["Device"], otherwise: str = "") -> "Device":
+        """A known device, in upper or lower case, with or without spaces. otherwise: what to do with any other device,
+        for the error. Raises UserError."""
+        found = next((each for each in among if _key(each.name) == _key(name)), None)
+        if found is None:
+            allowed = ", ".join(each.name for each in among)
+            raise UserError(f"--device: got {name!r}; allowed: {allowed}{otherwise}")
+        return found.used(mfu)
 
     @classmethod
-    def asked(cls, device: str | None, memory: str | None, tflops: float | None, bandwidth: str | None) -> Self:
-        """What the options say, numbers over the data sheet's. device: a name, or a memory. Raises UserError."""
+    def asked(
+        cls,
+        device: str | None,
+        memory: str | None = None,
+        tflops: float | None = None,
+        bandwidth: str | None = None,
+        mfu: float | None = None,
+    ) -> "Device":
+        """The device of the options of `plan`, whose numbers precede the data sheet's. Raises UserError.
+
+        device: a name, or a memory; bandwidth: between it and its memory.
+        """
         if device is None and memory is None:
             raise UserError("--device: is required; give a name, as rtx4090, or a memory, as 24GB")
+        similar = [] if device is None else _similar(device)
         is_number = device is not None and device[:1].isdigit()
-        if device is None or (is_number and (memory or SIZE.fullmatch(device) or not _similar(device))):
-            size = memory or device
-            assert size is not None
-            found = cls("the device", parse_bytes("--memory" if memory else "--device", size))
+        if device is None or (is_number and (memory or SIZE.fullmatch(device) or not similar)):
+            found = cls("the device", parse_bytes("--device", device or "")) if memory is None else cls("the device")
         else:
-            found = cls.named(device)
-            if memory is not None:
-                found = replace(found, memory_bytes=parse_bytes("--memory", memory))
+            otherwise = "; for any other: its memory, as 24GB, and --tflops"
+            found = cls.named(device, None, similar or WITH_MEMORY, otherwise)
+        if memory is not None:
+            found = replace(found, memory_bytes=parse_bytes("--memory", memory))
         if tflops is not None:
             if not 0 < tflops < math.inf:
                 raise UserError(f"--tflops: got {tflops:g}; must be a number above 0")
             found = replace(found, peak_flops_per_second=1e12 * tflops)
         if bandwidth is not None:
             found = replace(found, memory_bytes_per_second=parse_bytes("--bandwidth", bandwidth.removesuffix("/s")))
-        return found
+        return found.used(mfu)
 
-    def rate(self, mfu: float | None) -> float | None:
-        """FLOPs per second that training uses. mfu: its share of the peak. Raises UserError."""
-        used, peak = checked_mfu(mfu), self.peak_flops_per_second
-        return None if peak is None else peak * used
+    @classmethod
+    def linked(cls, name: str, mfu: float | None = None, bandwidth: str | None = None) -> "Device":
+        """A known device of nodes of DEVICES_PER_NODE, for a dry run. Raises UserError.
 
+        bandwidth: GB/s in a node and between nodes, as 450,50, instead of the data sheet's.
+        """
+        found = cls.named(name, mfu, WITH_LINKS)
+        if bandwidth is None:
+            return found
+        try:
+            node, network = (1e9 * float(part) for part in bandwidth.split(","))
+        except ValueError:
+            expected = "expected GB/s in a node and between nodes, as 450,50"
+            raise UserError(f"--bandwidth: got {bandwidth!r}; {expected}") from None
+        if not (0 < node < math.inf and 0 < network < math.inf):
+            raise UserError(f"--bandwidth: got {node / 1e9:g},{network / 1e9:g}; must be two numbers above 0")
+        return replace(found, node_bytes_per_second=node, network_bytes_per_second=network)
 
-def checked_mfu(mfu: float | None) -> float:
-    """The share of a device's peak that training uses, as given on the command line or usual. Raises UserError."""
-    if mfu is None:
-        return DEFAULT_MFU
-    if not 0 < mfu <= 1:
-        raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
-    return mfu
+    @classmethod
+    def at_rate(cls, flops_per_second: float) -> "Device":
+        """Any device with this measured rate of training FLOPs. Raises UserError."""
+        if not 0 < flops_per_second < math.inf:
+            raise UserError(f"--flops-per-second: got {flops_per_second:g}; must be a number above 0")
+        return cls(f"{flops_per_second:.3g} FLOP/s", peak_flops_per_second=flops_per_second, mfu=1)
+
+    def used(self, mfu: float | None) -> "Device":
+        """The device with another share of its peak in use, DEFAULT_MFU where not given. Raises UserError."""
+        if mfu is not None and not 0 < mfu <= 1:
+            raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
+        return replace(self, mfu=DEFAULT_MFU if mfu is None else mfu)
+
+    @property
+    def flops_per_second(self) -> float:
+        """The part of the peak that training uses."""
+        return self.mfu * self.peak_flops_per_second
+
+    @property
+    def speed(self) -> str:
+        """`H100 at 40% of 989 TFLOP/s`."""
+        return f"{self.name} at {self.mfu:.0%} of {self.peak_flops_per_second / 1e12:g} TFLOP/s"
+
+    @property
+    def links(self) -> str:
+        """The bandwidths to other devices, in words."""
+        node, network = self.node_bytes_per_second / 1e9, self.network_bytes_per_second / 1e9
+        return f"each sending {node:g} GB/s in a node of {DEVICES_PER_NODE} and {network:g} GB/s between nodes"
+
+    def ring_bytes_per_second(self, n_devices: int, n_in_node: int) -> float:
+        """What a device sends in a ring of n_devices, n_in_node of them in each node.
+
+        A ring leaves a node at one place only, so several rings use the network of all its devices at once.
+        """
+        if n_devices <= n_in_node:
+            return self.node_bytes_per_second
+        return min(self.node_bytes_per_second, n_in_node * self.network_bytes_per_second)
+
+    def with_same_memory(self) -> list["Device"]:
+        """The known devices with about as much memory, of whose peak as much is used."""
+        allowed = ABOUT_AS_MUCH * self.memory_bytes
+        near = [each for each in WITH_MEMORY if abs(each.memory_bytes - self.memory_bytes) <= allowed]
+        return [each.used(self.mfu) for each in near]
 
 
 def parse_bytes(option: str, text: str) -> int:
@@ -85,48 +148,47 @@ def parse_bytes(option: str, text: str) -> int:
     return round(float(match[1]) * UNITS[match[2]])
 
 
-def known_with(memory_bytes: int) -> list[Device]:
-    """The devices of DEVICES with about so much memory."""
-    return [each for each in DEVICES if abs(each.memory_bytes - memory_bytes) <= ABOUT_AS_MUCH * memory_bytes]
-
-
-def _similar(name: str) -> list[str]:
+def _similar(name: str) -> list[Device]:
     """The devices whose names begin with this, or hold it, as 4090."""
     key = _key(name)
-    names = [each.name for each in DEVICES if key and key in _key(each.name)]
-    return [each for each in names if _key(each).startswith(key)] or names
+    found = [each for each in WITH_MEMORY if key and key in _key(each.name)]
+    return [each for each in found if _key(each.name).startswith(key)] or found
 
 
 def _key(name: str) -> str:
     return re.sub(r"[ _-]", "", name.casefold())
 
 
-def _data_centre(name: str, gigabytes: int, gigabytes_per_second: float) -> Device:
-    return Device(name, gigabytes * 10**9, PEAK_BF16_FLOPS_PER_SECOND[name], gigabytes_per_second * 1e9)
-
-
-def _geforce(name: str, gigabytes: int, teraflops: float, gigabytes_per_second: float) -> Device:
-    return Device(name, gigabytes * 10**9, teraflops * 1e12, gigabytes_per_second * 1e9)
+def _known(
+    name: str, memory: float, bandwidth: float, tflops: float = 0, node: float = 0, network: float = 0
+) -> Device:
+    """Memory in GB, bandwidths in GB/s."""
+    peak = tflops * 1e12 or PEAK_BF16_FLOPS_PER_SECOND[name]
+    return Device(name, round(memory * 1e9), peak, bandwidth * 1e9, node * 1e9, network * 1e9)
 
 
 DEVICES = (
-    _data_centre("A10", 24, 600),
-    _data_centre("L4", 24, 300),
-    _data_centre("L40S", 48, 864),
-    _data_centre("A100", 80, 2039),
-    _data_centre("H100", 80, 3350),
-    _data_centre("H200", 141, 4800),
-    _data_centre("B200", 180, 8000),
-    _geforce("RTX 3060", 12, 25.5, 360),
-    _geforce("RTX 3090", 24, 71, 936),
-    _geforce("RTX 4060 Ti 8GB", 8, 44.1, 288),
-    _geforce("RTX 4060 Ti 16GB", 16, 44.1, 288),
-    _geforce("RTX 4070", 12, 58.3, 504),
-    _geforce("RTX 4080", 16, 97.5, 717),
-    _geforce("RTX 4090", 24, 165.2, 1008),
-    _geforce("RTX 5080", 16, 112.6, 960),
-    _geforce("RTX 5090", 32, 209.5, 1792),
+    _known("A10", 24, 600),
+    _known("L4", 24, 300),
+    _known("L40S", 48, 864),
+    _known("A100", 80, 2039, node=300, network=25),
+    _known("H100", 80, 3350, node=450, network=50),
+    _known("H200", 141, 4800, node=450, network=50),
+    _known("B200", 180, 8000, node=900, network=50),
+    _known("RTX 3060", 12, 360, 25.5),
+    _known("RTX 3090", 24, 936, 71),
+    _known("RTX 4060 Ti 8GB", 8, 288, 44.1),
+    _known("RTX 4060 Ti 16GB", 16, 288, 44.1),
+    _known("RTX 4070", 12, 504, 58.3),
+    _known("RTX 4080", 16, 717, 97.5),
+    _known("RTX 4090", 24, 1008, 165.2),
+    _known("RTX 5080", 16, 960, 112.6),
+    _known("RTX 5090", 32, 1792, 209.5),
+    *(_known(name, 0, 0) for name in ("H100 PCIe", "H100 NVL", "GH200")),
 )
 """By NVIDIA's data sheets (A100 80 GB, H100 and H200 as SXM), and for GeForce its white papers of Ampere GA102, Ada and
 RTX Blackwell: the bf16 tensor peak with fp32 sums, without sparsity. It is twice the fp32 peak of the CUDA cores, which
-gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2)."""
+gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2). Links are those of the DGX systems: half of the
+NVLink bandwidth, which is given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
+WITH_MEMORY = tuple(each for each in DEVICES if each.memory_bytes)
+WITH_LINKS = tuple(each for each in DEVICES if each.node_bytes_per_second)

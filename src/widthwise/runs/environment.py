@@ -1,4 +1,4 @@
-"""The software, machine and command of a run."""
+"""The software, machine and command of a run, and how much other processes used the machine meanwhile."""
 
 import os
 import platform
@@ -6,11 +6,10 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads", "n_processes", "n_shards")
 """Keys of `environment` that must stay the same for a resumed run to be bitwise the run it would have been."""
@@ -26,6 +25,8 @@ def command_line() -> str:
 
 def environment() -> dict[str, Any]:
     """Versions, machine, commit and command as plain data; no path outside the working folder is shown."""
+    import torch  # takes long, and verbs that only ask for the command line need none
+
     return {
         "command": command_line(),
         "python": platform.python_version(),
@@ -91,3 +92,48 @@ def cpu_name() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
+
+
+LARGEST_SHARE = 0.1
+"""Share of a machine's CPUs that other processes may use without the speed of a run being called not comparable."""
+
+
+class Clocks(NamedTuple):
+    """Times in seconds, each since an arbitrary moment."""
+
+    busy: float
+    """CPU time of all processes, summed over all CPUs."""
+    own: float
+    """CPU time of this process and its children."""
+    wall: float
+
+
+class OtherWork:
+    """Measures the work of other processes from its construction on."""
+
+    def __init__(self) -> None:
+        self._began = read_clocks()
+
+    def share(self) -> float | None:
+        """The share of the machine's CPUs that other processes used on average; None where the system does not tell."""
+        now = read_clocks()
+        if self._began is None or now is None:
+            return None
+        busy, own, wall = (after - before for before, after in zip(self._began, now))
+        return max(0.0, busy - own) / (wall * (os.cpu_count() or 1)) if wall else None
+
+
+def read_clocks() -> Clocks | None:
+    """The clocks now; None without /proc/stat, which only Linux has."""
+    try:
+        first_line = Path("/proc/stat").read_text().partition("\n")[0]
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, *others = map(int, first_line.split()[1:9])
+    busy = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+    return Clocks(busy, sum(os.times()[:4]), time.monotonic())
+
+
+def is_shared(share: float | None) -> bool:
+    """Whether other processes used so much of the machine that the speed of a run is not comparable."""
+    return share is not None and share > LARGEST_SHARE

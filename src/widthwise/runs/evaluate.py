@@ -1,8 +1,9 @@
-"""Evaluation of a run or a Hugging Face folder: texts, local tasks and those of lm-evaluation-harness."""
+"""Evaluation of a run or a Hugging Face folder: texts, local tasks, those of lm-evaluation-harness, a paper's suite."""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,77 @@ from widthwise.config_io import UserError, to_data
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import Metrics
-from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
+from widthwise.evaluation.local_tasks import EncodedTask, LocalTask, encode_task, load_task, score_task
 from widthwise.evaluation.means import text_means
+from widthwise.evaluation.paper_suites import suite_named
+from widthwise.evaluation.paper_tasks import Suite, missing_parts, suite_table
 from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
 from widthwise.runs.environment import environment
-from widthwise.runs.scored import Scored, load_scored
+from widthwise.runs.loaded import LoadedModel, load_model
 from widthwise.runs.scoring import EvaluationConfig
-from widthwise.runs.suite_plan import SuitePlan, plan_suite
 
 Working = Callable[[str, int, int | None, str], None]
 """Told what is being read, how much of it is done, of how much, and in which unit."""
+
+
+@dataclass(frozen=True)
+class SuitePlan:
+    """A suite with what there is to answer it."""
+
+    suite: Suite
+    files: list[LocalTask]
+    harness: list[str]
+    """Tasks of lm-evaluation-harness to be asked for it."""
+    texts: dict[str, str]
+    """Stem -> name of each of the suite's texts that is read."""
+    missing: list[str]
+    """What cannot be had, each with its reason."""
+
+    def table(
+        self, local: Mapping[str, Metrics], harness: Mapping[str, Metrics], texts: Mapping[str, Metrics]
+    ) -> dict[str, Any]:
+        """Return the `suite_table`. local: by file; harness: by task; texts: by name."""
+        own = {name: texts[name] for name in self.texts.values()}
+        means = text_means(own) if len(own) == len(self.suite.texts) else None
+        table = suite_table(self.suite, local, harness, None if means is None else means["metrics"])
+        return {**table, "missing": self.missing}
+
+
+def plan_suite(
+    name: str, folder: str | None, texts: Sequence[str], tasks: Sequence[str], limit: int | None, is_partial: bool
+) -> SuitePlan:
+    """What of a suite can be answered.
+
+    folder: of task files, which are all there is then; None: lm-evaluation-harness is asked. texts: names of those that
+    are read, which are the suite's where their stem is. tasks: of the harness, asked for anyway. limit: items of each
+    file. Raises UserError where a folder has no file of the suite, and, unless it may be partial, for whatever is
+    missing, by name.
+    """
+    suite = suite_named(name)
+    files = None
+    if folder is not None:
+        wanted = {task.local.stem: task.local for task in suite.tasks if task.local is not None}
+        found = {stem: (Path(folder) / each.name, each.delimiter) for stem, each in wanted.items()}
+        files = {stem: each for stem, each in found.items() if each[0].is_file()}
+        if not files:
+            names = ", ".join(each.name for each in wanted.values()) or "none, as no task of it has one"
+            raise UserError(f"{folder}: holds no file of the suite {suite.name}; expected {names}")
+    stems = {Path(text).name.partition(".")[0]: text for text in texts}
+    own = {stem: stems[stem] for stem in suite.texts.values() if stem in stems}
+    parts = missing_parts(suite, None if files is None else list(files), list(own), tasks)
+    missing = [f"{part} ({reason})" for part, reason in parts]
+    if missing and not is_partial:
+        never = [task.name for task in suite.tasks if task.is_out_of_reach]
+        always = f"{', '.join(never)}: neither a file nor a task can give these, so this suite always needs --partial; "
+        raise UserError(
+            f"suite {name}: {len(missing)} parts cannot be had: {', '.join(missing)}; {always if never else ''}"
+            "with --partial the rest is evaluated, and its average marked as partial"
+        )
+    loaded = [load_task(path, delimiter, limit) for path, delimiter in (files or {}).values()]
+    asked = [] if files is not None else [task.lm_eval for task in suite.tasks if task.lm_eval is not None]
+    return SuitePlan(suite, loaded, asked, own, missing)
 
 
 def evaluate_run(
@@ -45,36 +105,46 @@ def evaluate_run(
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
-    suite = suite_plan_of(config)
-    for part in () if suite is None else suite.missing:
-        say(f"{config.suite}: without {part}")
-    scored = load_scored(path, config.device, step)
-    for damage in scored.damages:
+    suite = None
+    if config.suite is not None:
+        named = [*config.texts, *config.data]
+        suite = plan_suite(config.suite, config.local, named, config.tasks, config.limit, config.partial)
+        for part in suite.missing:
+            say(f"{config.suite}: without {part}")
+    loaded = load_model(path, config.device, step)
+    for damage in loaded.damages:
         say(damage)
-    scorer = scored.scorer(config)
+    scorer = loaded.scorer(config)
     suite_files = [] if suite is None else suite.files
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
-    texts, readings = {}, _texts(scored, scorer, config)
+    texts, readings = {}, _texts(loaded, scorer, config)
     for name, score in readings.items():
         say(f"reading {name}")
         _report(scorer, name, working)
         texts[name] = score().record()
     tasks = _local_results(scorer, encoded, say, working)
     of_suite = _local_results(scorer, encoded_suite, say, working)
-    names = [*config.tasks, *([] if suite is None else suite.harness)]
-    harness, harness_items = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
+    harness, harness_items = {}, {}
+    names = [*config.tasks, *(suite.harness if suite else ())]
+    if names:
+        from widthwise.runs.harness import run_lm_eval
+
+        say(f"lm-evaluation-harness: {', '.join(dict.fromkeys(names))}")
+        scorer.on_progress = lambda n_done, n_total: None  # the harness shows its own
+        answers = run_lm_eval(scorer, list(dict.fromkeys(names)), config.num_fewshot, config.limit)
+        harness, harness_items = answers.metrics, answers.items
     of_texts, local = ({name: each["metrics"] for name, each in found.items()} for found in (texts, of_suite))
     means = text_means(of_texts)
     bits = means["metrics"]["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
     return {
         "run": str(path),
-        "step": scored.step,
-        "tokens": scored.tokens,
+        "step": loaded.step,
+        "tokens": loaded.tokens,
         "request": to_data(config),
-        "tokenizer": scored.tokenizer.spec,
+        "tokenizer": loaded.tokenizer.spec,
         "max_length": scorer.max_length,
         "stride": config.stride or scorer.max_length,
-        "precision": scored.precision_for(config),
+        "precision": loaded.precision_for(config),
         "texts": texts,
         "text_means": means,
         "bits_per_byte": bits["value"] if bits else None,
@@ -82,30 +152,25 @@ def evaluate_run(
         "lm_eval": harness,
         "lm_eval_items": harness_items,
         "suite": None if suite is None else suite.table(local, harness, of_texts),
-        "damages": list(scored.damages),
+        "damages": list(loaded.damages),
         "environment": environment(),
     }
 
 
-def suite_plan_of(config: EvaluationConfig) -> SuitePlan | None:
-    """How the suite is answered, None where none is asked for. For what is raised see `plan_suite`."""
-    if config.suite is None:
-        return None
-    texts = [*config.texts, *config.data]
-    return plan_suite(config.suite, config.local, texts, config.tasks, config.limit, config.partial)
-
-
-def _texts(scored: Scored, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
+def _texts(loaded: LoadedModel, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
     """The texts to read, by name. Raises UserError for one that is missing, or made with another tokenizer."""
     readings: dict[str, Callable[[], TextScores]] = {}
     for source in config.texts:
         next(read_documents(source, config.field))
         readings[source] = partial(_score_raw, scorer, source, config)
     for folder in config.data:
-        data = _of_same_tokenizer(PreparedData.open(folder), scorer)
+        data, own = PreparedData.open(folder), scorer.tokenizer
+        if data.tokenizer.id != own.id:
+            other = data.tokenizer.spec
+            raise UserError(f"{data.path}: was tokenised by {other}, not by the tokenizer of the run ({own.spec})")
         readings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
     if config.names_nothing:
-        for name, (data, n_tokens) in scored.own_texts().items():
+        for name, (data, n_tokens) in loaded.own_texts().items():
             readings[name] = partial(_score_held_out, scorer, data, config.max_tokens or n_tokens, config.stride)
     return readings
 
@@ -113,13 +178,6 @@ def _texts(scored: Scored, scorer: Scorer, config: EvaluationConfig) -> dict[str
 def _score_raw(scorer: Scorer, source: str, config: EvaluationConfig) -> TextScores:
     texts = (document.text for document in read_documents(source, config.field))
     return score_documents(scorer, texts, config.stride, config.max_tokens, source)
-
-
-def _of_same_tokenizer(data: PreparedData, scorer: Scorer) -> PreparedData:
-    if data.tokenizer.id != scorer.tokenizer.id:
-        own, other = scorer.tokenizer.spec, data.tokenizer.spec
-        raise UserError(f"{data.path}: was tokenised by {other}, not by the tokenizer of the run ({own})")
-    return data
 
 
 def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, stride: int | None) -> TextScores:
@@ -143,20 +201,6 @@ def _local_results(
         _report(scorer, name, working)
         results[name] = score_task(scorer, encoded).record()
     return results
-
-
-def _lm_eval(
-    scorer: Scorer, names: list[str], config: EvaluationConfig, say: Callable[[str], None]
-) -> tuple[dict[str, Metrics], dict[str, Any]]:
-    """The metrics of each task, and its items as far as they can be paired."""
-    if not names:
-        return {}, {}
-    from widthwise.runs.harness import run_lm_eval
-
-    say(f"lm-evaluation-harness: {', '.join(names)}")
-    scorer.on_progress = lambda n_done, n_total: None  # the harness shows its own
-    found = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
-    return found.metrics, found.items
 
 
 def _check_unique(key: str, names: Sequence[str]) -> None:

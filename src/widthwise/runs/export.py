@@ -1,6 +1,5 @@
 """Exporting the model of a run as a Hugging Face folder."""
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,20 +7,18 @@ import torch
 
 from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import JsonTokenizer
-from widthwise.data.tokenizer import Tokenizer
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.pad_heads import pad_heads_plan
-from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, token_named
 from widthwise.interop.widthwise_code import AUTO_MAP, model_code
-from widthwise.model.config import ModelConfig, cost_summary
+from widthwise.model.config import cost_summary
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import shown_path
-from widthwise.runs.import_ import IMPORTED
 from widthwise.runs.model_card import Folder, model_card
+from widthwise.runs.save import IMPORTED
 from widthwise.runs.trained import chosen_checkpoint, tokenizer_of
 from widthwise.training import checkpoint, checkpoint_folder
 
@@ -55,75 +52,48 @@ def export_run(
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
     model = recipe.model_at(step)
     padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
-    leaving = _leaving(model if padding is None else padding.new, n_positions)
+    config, plan, reason = model if padding is None else padding.new, None, None
+    try:  # before gigabytes are read
+        plan = bake_plan(config, one_eps=True)
+        architecture, _ = hf_config(plan.new, n_positions)
+        config = plan.new
+    except UserError as error:
+        plan, reason = None, str(error)
+        architecture, _ = hf_config(config, n_positions, own=True)
     weights = checkpoint.read_weights(found, blueprint(model))
-    for plan in (padding, leaving.plan):
-        weights = weights if plan is None else dict(plan.weights(weights))
-    tokenizer = _tokenizer_if_any(run)
-    surroundings = _surroundings(tokenizer, n_positions, origin.get("token_ids"))
-    is_own = leaving.reason is not None
-    has_code = is_own and standalone
-    folder = Folder(str(shown_path(Path(out))), leaving.model_type, has_code, surroundings.tokenizer is not None)
-    card = model_card(run, folder, leaving.config, recipe, step)
-    surroundings = replace(surroundings, texts={CARD: card})
-    if has_code:
-        surroundings = replace(surroundings, model_keys=AUTO_MAP, texts={CARD: card, **model_code()})
-    export_hf(leaving.config, weights, out, surroundings, DTYPES[dtype], is_own)
+    for each in (padding, plan):
+        weights = weights if each is None else dict(each.weights(weights))
+    tokenizer = tokenizer_of(run) if any(run.tokenizer_folder.glob("*.json")) else None
+    definition = tokenizer.definition() if isinstance(tokenizer, JsonTokenizer) else None
+    token_ids: dict[str, Any] | None = origin.get("token_ids")
+    if token_ids is None:  # a text of ours begins behind the end of another, so that one token is both
+        token_ids = {} if tokenizer is None else dict.fromkeys(TOKEN_IDS[:2], tokenizer.eos_id)
+    has_code = reason is not None and standalone
+    folder = Folder(str(shown_path(Path(out))), architecture.model_type, has_code, definition is not None)
+    texts = {CARD: model_card(run, folder, config, recipe, step)}
+    surroundings = Surroundings(
+        n_positions,
+        token_ids,
+        definition,
+        token_named(definition, tokenizer.eos_id, tokenizer.spec) if tokenizer and definition else None,
+        AUTO_MAP if has_code else {},
+        texts | model_code() if has_code else texts,
+    )
+    export_hf(config, weights, out, surroundings, DTYPES[dtype], own=reason is not None)
+    padded = None
+    if padding is not None:  # the head size of all layers, and the bytes of a token in the cache
+        before, after = (cost_summary(each, recipe.seq_len).kv_bytes_per_token for each in (model, padding.new))
+        head_dim = padding.new.layers[0].attention.head_dim
+        padded = {"head_dim": head_dim, "kv_bytes_per_token": after, "kv_bytes_per_token_before": before}
     return {
         "folder": str(out),
-        "model_type": leaving.model_type,
-        "reason": leaving.reason,
+        "model_type": architecture.model_type,
+        "reason": reason,
         "step": step,
         "dtype": dtype,
         "n_positions": n_positions,
-        "tokenizer": surroundings.tokenizer is not None,
+        "tokenizer": definition is not None,
         "standalone": has_code,
-        "padded": None if padding is None else _padding(padding, recipe.seq_len),
+        "padded": padded,
         "damages": [str(damage) for damage in damages],
     }
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """How a model leaves."""
-
-    model_type: str
-    config: ModelConfig
-    plan: GrowthPlan | None
-    """What makes its weights those of another format; None for our own."""
-    reason: str | None
-    """Why no other format says all of it; None where one does."""
-
-
-def _leaving(config: ModelConfig, n_positions: int) -> Leaving:
-    """Raises UserError where no format says all of the model, before gigabytes are read."""
-    try:
-        plan = bake_plan(config, one_eps=True)
-        architecture, _ = hf_config(plan.new, n_positions)
-        return Leaving(architecture.model_type, plan.new, plan, None)
-    except UserError as error:
-        architecture, _ = hf_config(config, n_positions, own=True)
-        return Leaving(architecture.model_type, config, None, str(error))
-
-
-def _padding(plan: GrowthPlan, seq_len: int) -> dict[str, float]:
-    """The head size of all layers, and what a token takes in the cache, before and after."""
-    before, after = (cost_summary(model, seq_len).kv_bytes_per_token for model in (plan.old, plan.new))
-    head_dim = plan.new.layers[0].attention.head_dim
-    return {"head_dim": head_dim, "kv_bytes_per_token": after, "kv_bytes_per_token_before": before}
-
-
-def _tokenizer_if_any(run: RunDir) -> Tokenizer | None:
-    return tokenizer_of(run) if any(run.tokenizer_folder.glob("*.json")) else None
-
-
-def _surroundings(
-    tokenizer: Tokenizer | None, n_positions: int, token_ids: dict[str, int | list[int]] | None
-) -> Surroundings:
-    """A text of ours begins behind the end of another, so that one token is both."""
-    if token_ids is None:
-        token_ids = {} if tokenizer is None else dict.fromkeys(TOKEN_IDS[:2], tokenizer.eos_id)
-    if not isinstance(tokenizer, JsonTokenizer):
-        return Surroundings(n_positions, token_ids)
-    definition = tokenizer.definition()
-    return Surroundings(n_positions, token_ids, definition, token_named(definition, tokenizer.eos_id, tokenizer.spec))

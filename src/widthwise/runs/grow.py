@@ -1,15 +1,18 @@
-"""Growing the model of a run into that of another recipe, or by changes to its own."""
+"""The larger model of a run: grown into that of another recipe or by changes to its own, baked, or padded."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
-from widthwise.growth.choices import CHANGING, GrowOptions, NewSizes
+from widthwise.growth.bake.baked import bake_plan, left_explicit
+from widthwise.growth.choices import CHANGING, GrowOptions, Multiples, NewSizes
 from widthwise.growth.chosen import chosen_plan, with_constants_of
 from widthwise.growth.describe import kept_constants
+from widthwise.growth.pad import PADDING, pad_plan
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.resized import SAME_SIZES, resized
 from widthwise.model.config import ModelConfig
@@ -17,8 +20,8 @@ from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.pace import Pace, Rewarmup, usual_rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending
-from widthwise.runs.source import Source
+from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending, recipe_with
+from widthwise.runs.trained import Source
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import apply_overrides, read_recipe
 
@@ -56,8 +59,15 @@ def _wanted_data(
         )
     model, where = resized(source.model, sizes), f"{source.run.path}/config.yaml"
     data = to_data(checked_copy(source.recipe, "recipe", model=model, growth=()))
-    for override in overrides:
-        _check_override(override, source)
+    for override in overrides:  # the run's model has each layer written out
+        key = override.partition("=")[0].strip()
+        section, name = [*key.split("."), ""][:2]
+        if section == "model" and name in OF_ALL_LAYERS:
+            raise UserError(
+                f"{key}: {source.run.path} has every layer written out, and not the rule for all; give the recipe that "
+                f"it was trained from, as --to RECIPE '{override}', name layers, as model.layers.0.ffn.d_ff=96, or use "
+                "--d-model, --d-ff, --add-layers, ..."
+            )
     residual = [each for each in overrides if each.startswith(("model.residual=", "model.residual."))]
     if not any(each.startswith("model.residual=") for each in residual):
         residual = []
@@ -94,18 +104,6 @@ def grow_run(
     return carry_out(source, growth_intended(source, recipe, options), out)
 
 
-def _check_override(override: str, source: Source) -> None:
-    """Raises UserError for a key that speaks of all layers at once: the run's model has each written out."""
-    key = override.partition("=")[0].strip()
-    section, name = [*key.split("."), ""][:2]
-    if section == "model" and name in OF_ALL_LAYERS:
-        raise UserError(
-            f"{key}: {source.run.path} has every layer written out, and not the rule for all; give the recipe that it "
-            f"was trained from, as --to RECIPE '{override}', name layers, as model.layers.0.ffn.d_ff=96, or use "
-            "--d-model, --d-ff, --add-layers, ..."
-        )
-
-
 def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
@@ -115,7 +113,16 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     constants, changes = tuple(kept_constants(plan, wanted)), ()
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()
-    _check_moments(source, recipe)
+    if recipe.train.steps < source.step:
+        raise UserError(
+            f"train.steps: got {recipe.train.steps}; {source.run.path} has made {source.step} steps already; it must "
+            "not be less"
+        )
+    for index, event in enumerate(recipe.growth):
+        if event.step(recipe.tokens_per_step) <= source.step:
+            raise UserError(
+                f"growth.{index}: comes before step {source.step}, which {source.run.path} has reached already"
+            )
     check_rates_are_alike(source)
     if source.recipe.rewarmup is not None:
         source.recipe.rewarmup.pace.check_next(source.step, str(source.run.path))
@@ -154,14 +161,20 @@ def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, options: GrowOpt
     return checked_copy(told, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 
 
-def _check_moments(source: Source, recipe: Recipe) -> None:
-    if recipe.train.steps < source.step:
-        raise UserError(
-            f"train.steps: got {recipe.train.steps}; {source.run.path} has made {source.step} steps already; it must "
-            "not be less"
-        )
-    for index, event in enumerate(recipe.growth):
-        if event.step(recipe.tokens_per_step) <= source.step:
-            raise UserError(
-                f"growth.{index}: comes before step {source.step}, which {source.run.path} has reached already"
-            )
+def bake_intended(source: Source, one_eps: bool) -> Intention:
+    """Plans the model with the constants that its sizes imply. Raises UserError if it has them already."""
+    plan = bake_plan(source.model, one_eps)
+    changes = tuple(constant.change for constant in kept_constants(replace(plan, new=plan.old), plan.new))
+    if not changes:
+        raise UserError(f"{source.run.path}: has the constants that its sizes give; there is nothing to bake")
+    left = tuple(f"left as it is: {line}" for line in left_explicit(plan.new))
+    return Intention("baked", recipe_with(source, plan), plan, changes=changes, notes=(*pending(source), *left))
+
+
+def pad_intended(source: Source, multiples: Multiples) -> Intention:
+    """Plans the padding of a run's model. Raises UserError if its sizes are multiples already, or cannot be."""
+    plan = pad_plan(source.model, multiples)
+    if plan.new == plan.old:
+        raise UserError(f"{source.run.path}: all sizes are multiples of what was asked for; there is nothing to pad")
+    notes = pending(source)
+    return Intention("padded", recipe_with(source, plan), plan, reset="new", fresh=PADDING, notes=notes)

@@ -195,26 +195,17 @@ def harness_command_line(arguments: Sequence[str]) -> None:
 
     import widthwise.runs.run_lm  # noqa: F401  (registers the name)
 
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [*_with_files(arguments, Path(folder))]
-        with _arguments(arguments), _data_errors(["lm_eval"]):
-            try:
-                cli_evaluate()
-            except UserError:
-                raise
-            except ValueError as error:  # its way of saying that options do not go together
-                raise UserError(f"lm-evaluation-harness: {error}") from error
-
-
-@contextlib.contextmanager
-def _arguments(arguments: list[str]) -> Iterator[None]:
-    """The harness looks nowhere else."""
     before = sys.argv
-    sys.argv = ["lm_eval", *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = before
+    with tempfile.TemporaryDirectory() as folder, _data_errors(["lm_eval"]):
+        sys.argv = ["lm_eval", *_with_files(arguments, Path(folder))]  # the harness looks nowhere else
+        try:
+            cli_evaluate()
+        except UserError:
+            raise
+        except ValueError as error:  # its way of saying that options do not go together
+            raise UserError(f"lm-evaluation-harness: {error}") from error
+        finally:
+            sys.argv = before
 
 
 def _with_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
@@ -224,7 +215,13 @@ def _with_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
     def as_configs(names: str) -> str:
         asked.extend(names.split(","))
         _check_unique(asked)
-        return ",".join(_config_file(name, folder) if name.endswith(SUFFIX) else name for name in names.split(","))
+        return ",".join(as_config(name) if name.endswith(SUFFIX) else name for name in names.split(","))
+
+    def as_config(name: str) -> str:
+        config = local_task(Path(name))
+        written = folder / f"{config['task']}.yaml"
+        write_atomic(written, dump_yaml(config))
+        return str(written)
 
     for argument in arguments:
         option, equals, value = argument.partition("=")
@@ -235,13 +232,6 @@ def _with_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
             yield as_configs(argument)
         else:
             yield argument
-
-
-def _config_file(name: str, folder: Path) -> str:
-    config = local_task(Path(name))
-    written = folder / f"{config['task']}.yaml"
-    write_atomic(written, dump_yaml(config))
-    return str(written)
 
 
 def _check_unique(tasks: Sequence[str]) -> None:

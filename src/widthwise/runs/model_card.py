@@ -1,15 +1,23 @@
 """README.md of an exported model: how to use it, its shape, what it costs, how it was trained, how good it is."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from widthwise.files import read_json_mapping
 from widthwise.model.config import ModelConfig, cost_summary
+from widthwise.model.ffn.dynamic import DynamicConfig
+from widthwise.model.ffn.dynamic_hourglass import DynamicHourglassConfig
+from widthwise.model.ffn.hourglass import HourglassConfig
+from widthwise.model.ffn.interface import FFNConfig
+from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.architecture_words import architecture_words
 from widthwise.runs.data_identity import KEY, recorded_identity
 from widthwise.shape.breakdown import layer_rows
 
@@ -48,7 +56,14 @@ def model_card(run: RunDir, folder: Folder, config: ModelConfig, recipe: Recipe,
         "Evaluation": _table(("on", "metric", "value", "standard error"), *_evaluations(run, step)),
     }
     body = [f"## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items()]
-    return "\n".join([HEAD, f"# {name}\n", f"{architecture_words(config)}\n", *body])
+    return "\n".join(
+        [
+            HEAD,
+            f"# {name}\n",
+            f"A decoder, {profile_words(config.widths)}, with {'; '.join(_features(config))}.\n",
+            *body,
+        ]
+    )
 
 
 def _usage(folder: Folder) -> list[str]:
@@ -147,3 +162,40 @@ def _cell(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+FEED_FORWARDS: Mapping[type[FFNConfig], str] = {
+    SwiGLUConfig: "SwiGLU feed-forwards",
+    MLPConfig: "plain feed-forwards",
+    HourglassConfig: "hourglass feed-forwards",
+    DynamicConfig: "dynamic-width feed-forwards, which choose for each token how much of their width it uses",
+    DynamicHourglassConfig: "hourglass feed-forwards, which choose for each token how many of their blocks it passes",
+    MoEConfig: "mixtures of experts as feed-forwards (MoE)",
+}
+
+
+def profile_words(widths: Sequence[int]) -> str:
+    """What the widths of the layers do from the first to the last."""
+    changes = [after - before for before, after in pairwise(widths) if after != before]
+    falls = [change < 0 for change in changes]
+    n_turns = sum(before != after for before, after in pairwise(falls))
+    if not changes:
+        return "uniform in width"
+    if n_turns == 0:
+        return "narrowing from layer to layer" if falls[0] else "growing wider from layer to layer"
+    if n_turns == 1:
+        x, diamond = "x-shaped (wide at both ends, narrow within)", "diamond-shaped (narrow at both ends, wide within)"
+        return x if falls[0] else diamond
+    return "of several widths"
+
+
+def _features(config: ModelConfig) -> Iterator[str]:
+    """A plugin's feed-forward is called by its kind."""
+    yield from dict.fromkeys(
+        FEED_FORWARDS.get(type(layer.ffn), f"{layer.ffn.kind} feed-forwards") for layer in config.layers
+    )
+    residual = config.residual
+    if isinstance(residual, HyperConnectionsConfig):
+        yield f"virtual width (hyper-connections over {residual.n_slots} slots of {residual.slot_width})"
+    if config.mtp is not None:
+        yield f"multi-token prediction (MTP) of {config.mtp.n_depths} further tokens"

@@ -1,9 +1,14 @@
-"""What a recipe takes on devices of a kind: memory by part, what fits, time, data. Nothing is trained."""
+"""What training a recipe costs on devices of a kind: memory by part, what fits, time, traffic, data. Nothing is trained
+or written.
+
+`Planner.plan` looks at one number of devices closely, for `widthwise plan`; `dry_run` compares several, for
+`widthwise train --dry-run`.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.data.shards import token_dtype
@@ -15,12 +20,20 @@ from widthwise.model.sharded_units import block_entries
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import PARTS
-from widthwise.records.dry_run import RankMemory
-from widthwise.records.plan import DataCost, PartMemory, Plan, Setup
-from widthwise.runs.devices import DEFAULT_MFU, Device, known_with
-from widthwise.runs.dry_run import work
-from widthwise.runs.layout import Layout
-from widthwise.runs.rank_memory import BF16_BYTES, FP32_BYTES, ShardedModel
+from widthwise.records.plan import (
+    DataCost,
+    Deployment,
+    DryRun,
+    PartMemory,
+    Plan,
+    RankMemory,
+    Setup,
+    StepTraffic,
+    Times,
+    UnitSize,
+)
+from widthwise.runs.devices import Device
+from widthwise.runs.rank_memory import BF16_BYTES, FP32_BYTES, Layout, ShardedModel
 from widthwise.runs.remarks import known_tokenizer, remarks
 
 BYTES_PER_TOKEN = 4.0
@@ -28,164 +41,207 @@ BYTES_PER_TOKEN = 4.0
 TEXT_BYTES_PER_CORE_SECOND = 1e6
 """What `data prepare` reads, splits, tokenizes and writes on one core."""
 RUNS_AGAIN = "input of layers that run again"
+CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "layer")
+"""In computation."""
+SHARDING = "fp32 gathered and reduced in rings"
 
 
-def plan(
-    recipe: Recipe,
-    device: Device,
-    n_devices: int = 1,
-    mfu: float | None = None,
-    days: float | None = None,
-) -> Plan:
-    """The prediction; for a recipe that grows, with its last model.
-
-    mfu: share of the device's peak that training uses; days: what the run may take. Raises UserError for numbers that
-    do not divide each other. What `train` would refuse is among the remarks.
-    """
-    return Planner(recipe, device, n_devices, mfu).plan(days)
-
-
-def hours_on_known(
-    recipe: Recipe, memory_bytes: int, n_devices: int = 1, mfu: float | None = None
-) -> list[tuple[str, float]]:
-    """The devices by name that have about so much memory, and the hours of a run on each, fastest first."""
-    devices = known_with(memory_bytes)
-    if not devices:
-        return []
-    planner = Planner(recipe, devices[0], n_devices, mfu)
-    hours = [(device.name, planner.on(device).run_hours(recipe.train)) for device in devices]
-    return sorted([(name, found) for name, found in hours if found is not None], key=lambda pair: pair[1])
-
-
-def setups_on(recipe: Recipe, devices: Sequence[Device]) -> list[Setup]:
-    """What fits on one device of each kind with the recipe's own activation checkpointing."""
-    planner = Planner(recipe, devices[0], 1, None)
-    return [planner.on(device).setup(recipe.train.activation_checkpointing) for device in devices]
-
-
-@dataclass
 class Planner:
-    """A recipe on devices of a kind."""
+    """A recipe on a number of devices; of a recipe that grows, its last model."""
 
-    recipe: Recipe
-    device: Device
-    n_devices: int
-    mfu: float | None
-
-    def __post_init__(self) -> None:
-        self._rate = self.device.rate(self.mfu)
-        self._sharded = ShardedModel.of(self.recipe)
-        self._layout = Layout.of(self.recipe.train, self.n_devices)
+    def __init__(self, recipe: Recipe, n_devices: int = 1, sharded: ShardedModel | None = None):
+        """sharded: the model, where it is counted already. Raises UserError for numbers that do not divide."""
+        self.recipe, self.layout = recipe, Layout.of(recipe.train, n_devices)
+        self._sharded = sharded or ShardedModel.of(recipe)
         self._memory_of_pass: dict[tuple[ActivationCheckpointing, int], RankMemory] = {}
 
-    def on(self, device: Device) -> "Planner":
-        """The same recipe on as many devices of another kind; what was counted is not counted anew."""
-        other = copy(self)
-        other.device, other._rate = device, device.rate(self.mfu)
-        return other
+    def plan(self, device: Device, days: float | None = None) -> Plan:
+        """The prediction for devices of a kind. days: how long the run may take.
 
-    def plan(self, days: float | None) -> Plan:
-        """See `plan`."""
-        recipe, model = self.recipe, self.recipe.final_model
-        memory = self.memory(recipe.train)
-        setups, tokenizer = [self.setup(kind) for kind in RECOMPUTE], known_tokenizer(recipe)
+        What `train` would refuse in the recipe is among the remarks.
+        """
+        recipe, n_params, memory = self.recipe, self._sharded.n_params, self.memory(self.recipe.train)
+        tokenizer = known_tokenizer(recipe)
         return Plan(
-            device=self.device.name,
-            device_memory_bytes=self.device.memory_bytes,
-            n_devices=self.n_devices,
-            mfu=None if self._rate is None else DEFAULT_MFU if self.mfu is None else self.mfu,
-            params=self._sharded.n_params,
-            parts=list(self._parts(model)),
-            micro_batch_size=self._layout.micro_batch_size,
+            device=device.name,
+            device_memory_bytes=device.memory_bytes,
+            n_devices=self.layout.n_devices,
+            mfu=device.mfu if device.peak_flops_per_second else None,
+            params=n_params,
+            parts=list(self._parts(recipe.final_model)),
+            micro_batch_size=self.layout.micro_batch_size,
             memory=memory,
-            fits=memory.total_bytes <= self.device.memory_bytes,
-            setups=setups,
+            fits=memory.total_bytes <= device.memory_bytes,
+            setups=[self.setup(device, kind) for kind in RECOMPUTE],
             steps=recipe.train.steps,
             tokens=recipe.n_tokens,
-            tokens_per_param=recipe.n_tokens / self._sharded.n_params,
+            tokens_per_param=recipe.n_tokens / n_params,
             training_flops=recipe.training_flops,
-            run_hours=self.run_hours(recipe.train),
+            run_hours=self.run_hours(device, recipe.train),
             asked_hours=None if days is None else 24 * days,
-            data=data_cost(recipe.n_tokens, tokenizer[1] if tokenizer else model.vocab_size),
+            data=data_cost(recipe.n_tokens, tokenizer[1] if tokenizer else recipe.final_model.vocab_size),
             remarks=list(remarks(recipe)),
         )
 
     def memory(self, train: TrainConfig) -> RankMemory:
         """What a device holds, with a train section of the same batch."""
-        return self._sharded.memory(train, self.recipe.seq_len, Layout.of(train, self.n_devices))
+        return self._sharded.memory(train, self.recipe.seq_len, Layout.of(train, self.layout.n_devices))
 
-    def setup(self, kind: ActivationCheckpointing) -> Setup:
-        """The largest pass that fits with a kind of activation checkpointing."""
-        rows = self._layout.batch_size
+    def setup(self, device: Device, kind: ActivationCheckpointing) -> Setup:
+        """The largest pass that fits with a kind of activation checkpointing, or what one sequence needs."""
+        rows, fits = self.layout.batch_size, False
         train = self.recipe.train.model_copy(update={"activation_checkpointing": kind})
-        for n in range(rows, 0, -1):
-            if rows % n:
-                continue
-            sized = train.model_copy(update={"micro_batch_size": n})
-            if (memory := self._memory_of_pass.get((kind, n))) is None:
-                memory = self._memory_of_pass[kind, n] = self.memory(sized)
-            if memory.total_bytes <= self.device.memory_bytes or n == 1:
-                fits = memory.total_bytes <= self.device.memory_bytes
-                return Setup(
-                    activation_checkpointing=kind,
-                    micro_batch_size=n if fits else None,
-                    memory=memory,
-                    run_hours=self.run_hours(sized),
-                )
-        raise AssertionError("a pass has at least one sequence")
+        for n in (n for n in range(rows, 0, -1) if rows % n == 0):
+            train = train.model_copy(update={"micro_batch_size": n})
+            if (kind, n) not in self._memory_of_pass:
+                self._memory_of_pass[kind, n] = self.memory(train)
+            if fits := self._memory_of_pass[kind, n].total_bytes <= device.memory_bytes:
+                break
+        n = train.sequences_per_pass
+        return Setup(
+            activation_checkpointing=kind,
+            micro_batch_size=n if fits else None,
+            memory=self._memory_of_pass[kind, n],
+            run_hours=self.run_hours(device, train),
+        )
 
-    def run_hours(self, train: TrainConfig) -> float | None:
+    def run_hours(self, device: Device, train: TrainConfig) -> float | None:
         """Hours to compute the whole run, or to move its weights through the device's memory if that takes longer."""
-        if self._rate is None:
+        if not device.peak_flops_per_second:
             return None
-        recipe = self.recipe
-        flops = work(recipe.final_model, recipe.seq_len, train.activation_checkpointing) * recipe.training_flops
-        seconds = flops / self.n_devices / self._rate
-        if self.device.memory_bytes_per_second is not None:
-            n_bytes = self._sharded.weight_traffic_bytes(Layout.of(train, self.n_devices))
-            seconds = max(seconds, train.steps * n_bytes / self.device.memory_bytes_per_second)
+        seconds = self._run_seconds(device, train.activation_checkpointing)
+        if device.memory_bytes_per_second:
+            n_bytes = self._sharded.weight_traffic_bytes(Layout.of(train, self.layout.n_devices))
+            seconds = max(seconds, train.steps * n_bytes / device.memory_bytes_per_second)
         return seconds / 3600
 
+    def hours_on_known(self, device: Device) -> list[tuple[str, float]]:
+        """Devices by name with about the memory of this one, and the hours of the run on each, fastest first."""
+        hours = [(each.name, self.run_hours(each, self.recipe.train) or 0) for each in device.with_same_memory()]
+        return sorted(hours, key=lambda pair: pair[1])
+
+    def deployment(self, device: Device | None) -> Deployment:
+        """How the devices share a step; without a kind of device no times, and not whether it fits."""
+        recipe, layout = self.recipe, self.layout
+        memory, traffic = self.memory(recipe.train), self._sharded.traffic(layout)
+        n_tokens, n_held = (
+            layout.batch_size * recipe.seq_len,
+            layout.n_shards * self._sharded.block_entries(layout.n_shards),
+        )
+        found = Deployment(
+            n_devices=layout.n_devices,
+            n_shards=layout.n_shards,
+            batch_size=layout.batch_size,
+            micro_batch_size=layout.micro_batch_size,
+            n_passes=layout.n_passes,
+            padding=n_held / self._sharded.n_params - 1,
+            memory=memory,
+            traffic=traffic,
+            training_flops=recipe.train.flops_per_token(recipe.final_model, recipe.seq_len) * n_tokens,
+        )
+        if device is None:
+            return found
+        fits, times = memory.total_bytes <= device.memory_bytes, self._times(device, found.training_flops, traffic)
+        return found.with_changes(times=times, fits=fits, remedy=None if fits else self._remedy(device))
+
+    def _times(self, device: Device, flops: float, traffic: StepTraffic) -> Times:
+        """flops, traffic: those of a step."""
+        layout, kind = self.layout, self.recipe.train.activation_checkpointing
+        within_copy = device.ring_bytes_per_second(layout.n_shards, layout.n_shards_in_node)
+        over_copies = device.ring_bytes_per_second(layout.n_replicas, layout.n_replicas_in_node)
+        shared = traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.broadcast_bytes
+        return Times(
+            compute_seconds=self._work(kind) * flops / device.flops_per_second,
+            communication_seconds=shared / within_copy + traffic.all_reduce_bytes / over_copies,
+            run_days=self._run_seconds(device, kind) / 86400,
+        )
+
+    def _run_seconds(self, device: Device, kind: ActivationCheckpointing) -> float:
+        """Computation of all steps."""
+        return self._work(kind) * self.recipe.training_flops / self.layout.n_devices / device.flops_per_second
+
+    def _work(self, kind: ActivationCheckpointing) -> float:
+        """FLOPs that a device computes over those that training needs, which layers that run again make more."""
+        model, seq_len = self.recipe.final_model, self.recipe.seq_len
+        return 1 + RECOMPUTE[kind].repeated_flops(model, seq_len) / model.cost().training_flops(seq_len)
+
+    def _remedy(self, device: Device) -> str | None:
+        """The smallest change to the recipe with which it fits, as overrides: one change before two, two before three.
+
+        More shards cost traffic, smaller passes too, and layers that run again computation: in this order.
+        """
+        train, layout = self.recipe.train, self.layout
+        kinds = CHEAPEST_FIRST[CHEAPEST_FIRST.index(train.activation_checkpointing) + 1 :]
+        options: list[list[dict[str, Any]]] = [
+            [{"shards": n} for n in range(layout.n_shards + 1, layout.n_devices + 1) if layout.n_devices % n == 0],
+            [{"micro_batch_size": n} for n in range(layout.micro_batch_size - 1, 0, -1) if layout.batch_size % n == 0],
+            [{"activation_checkpointing": kind} for kind in kinds],
+        ]
+        for n_changes in (1, 2, 3):
+            for changed in combinations(options, n_changes):
+                for changes in product(*changed):
+                    change = {key: value for each in changes for key, value in each.items()}
+                    if self.memory(train.model_copy(update=change)).total_bytes <= device.memory_bytes:
+                        return " ".join(f"train.{key}={value}" for key, value in change.items())
+        return None
+
     def _parts(self, config: ModelConfig) -> Iterator[PartMemory]:
-        train, n_shards = self.recipe.train, self._layout.n_shards
-        is_bf16, whole = train.precision != "fp32", self._layout.n_passes > 1
-        counted = _entries_by_part(self._sharded, n_shards)
+        train, n_shards = self.recipe.train, self.layout.n_shards
+        is_bf16, whole = train.precision != "fp32", self.layout.n_passes > 1
         kept = RECOMPUTE[train.activation_checkpointing].kept_by_part(config)
-        size, n_tokens = BF16_BYTES if is_bf16 else FP32_BYTES, self._layout.micro_batch_size * self.recipe.seq_len
+        size, n_tokens = BF16_BYTES if is_bf16 else FP32_BYTES, self.layout.micro_batch_size * self.recipe.seq_len
+        # By part: all parameters; those of a device; its optimizer's numbers; the matrices that bf16 copies.
+        params, held, state, cast = (Counter[str | None]() for _ in range(4))
+        model = self._sharded.model
+        matrices = {module.weight for module in model.modules() if isinstance(module, Linear)} - {model.head.weight}
+        for name, parameter in model.named_parameters():
+            part, own = part_of(name), block_entries(parameter.shape, n_shards)
+            params[part] += parameter.numel()
+            held[part] += own
+            state[part] += own if self._sharded.has_momentum_alone(parameter) else 2 * own
+            cast[part] += parameter.numel() if parameter in matrices else 0
         for part in (*PARTS, None):
-            params, held, state, cast = (entries[part] for entries in counted)
             activation_bytes = round(n_tokens * kept[part].activation_bytes(size)) if part in kept else 0
-            if params or activation_bytes:
+            if params[part] or activation_bytes:
                 yield PartMemory(
                     part=part or RUNS_AGAIN,
-                    params=params,
-                    parameter_bytes=FP32_BYTES * held,
-                    gradient_bytes=FP32_BYTES * (params if whole else held),
-                    optimizer_bytes=FP32_BYTES * state,
-                    cast_weight_bytes=BF16_BYTES * cast if is_bf16 else 0,
+                    params=params[part],
+                    parameter_bytes=FP32_BYTES * held[part],
+                    gradient_bytes=FP32_BYTES * (params[part] if whole else held[part]),
+                    optimizer_bytes=FP32_BYTES * state[part],
+                    cast_weight_bytes=BF16_BYTES * cast[part] if is_bf16 else 0,
                     activation_bytes=activation_bytes,
                 )
 
 
-def _entries_by_part(sharded: ShardedModel, n_shards: int) -> tuple[Counter[str | None], ...]:
-    """By part: all parameters; those of a device; its optimizer's numbers; the matrices that bf16 copies."""
-    params, held, state, cast = (Counter[str | None]() for _ in range(4))
-    model = sharded.model
-    matrices = {module.weight for module in model.modules() if isinstance(module, Linear)} - {model.head.weight}
-    for name, parameter in model.named_parameters():
-        part, own = part_of(name), block_entries(parameter.shape, n_shards)
-        params[part] += parameter.numel()
-        held[part] += own
-        state[part] += own if sharded.has_momentum_alone(parameter) else 2 * own
-        cast[part] += parameter.numel() if parameter in matrices else 0
-    return params, held, state, cast
-
-
 def data_cost(n_tokens: int, vocab_size: int) -> DataCost:
-    """What so many tokens take on disk, and to prepare. vocab_size: of the tokenizer."""
+    """Disk space of so many tokens, and the work of preparing them. vocab_size: of the tokenizer."""
     text_bytes = round(BYTES_PER_TOKEN * n_tokens)
     return DataCost(
         disk_bytes=n_tokens * token_dtype(vocab_size).itemsize,
         text_bytes=text_bytes,
         prepare_core_hours=text_bytes / TEXT_BYTES_PER_CORE_SECOND / 3600,
+    )
+
+
+def dry_run(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None) -> DryRun:
+    """The prediction for each number of devices; for a recipe that grows, with its last model.
+
+    device: None leaves times out, and whether it fits. Raises UserError for whatever `train` would refuse in the
+    recipe, and for numbers that do not divide each other.
+    """
+    recipe.check()
+    for n in n_devices:
+        Layout.of(recipe.train, n)
+    model = ShardedModel.of(recipe)
+    return DryRun(
+        params=model.n_params,
+        units=[
+            UnitSize(name=unit.name, params=unit.n_params, gathered_bytes=FP32_BYTES * unit.n_params)
+            for unit in model.units
+        ],
+        assumptions=SHARDING if device is None else f"{device.speed}, {device.links}; {SHARDING}",
+        device=None if device is None else device.name,
+        device_memory_bytes=None if device is None else device.memory_bytes,
+        deployments=[Planner(recipe, n, model).deployment(device) for n in n_devices],
     )

@@ -15,30 +15,36 @@ from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
 from widthwise.recipe.family import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.devices import Device, known_with
-from widthwise.runs.plan import Planner
+from widthwise.runs.devices import Device
+from widthwise.runs.plan import CHEAPEST_FIRST, Planner
 from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
 
 TOKENS_PER_PASS = 8192
 """A pass is to have so many at least, that its matrix products are efficient; a model that leaves room for fewer is
 called too large."""
-CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "layer")
 LARGEST_SIZE = 512
 """Heads of the largest model that is proposed; its width follows from them."""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a proposal is for."""
+class Request:
+    """The devices, and what is to be trained on them."""
 
     device: Device
     n_devices: int
-    mfu: float | None
     days: float | None
     """None: as long as it takes."""
     tokens_per_param: float
     n_params: float | None
     """None: as many as the law says."""
+
+    def fits(self, recipe: Recipe, kind: ActivationCheckpointing) -> bool:
+        """Whether a pass of TOKENS_PER_PASS fits, one of several of a step."""
+        n_sequences = max(1, TOKENS_PER_PASS // recipe.seq_len)
+        sizes = {"batch_size": 2 * n_sequences * self.n_devices, "micro_batch_size": n_sequences}
+        train = recipe.train.model_copy(update={**sizes, "activation_checkpointing": kind})
+        planner = Planner(recipe.model_copy(update={"train": train}), self.n_devices)
+        return planner.memory(train).total_bytes <= self.device.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -51,14 +57,14 @@ class Proposal:
     law: str
 
 
-def propose(wish: Wish, family: Family) -> Proposal:
-    """The recipe for a wish. Raises UserError where not even the smallest model can be had, or days lack a speed."""
-    rate = wish.device.rate(wish.mfu)
-    if rate is None and wish.days is not None and wish.n_params is None:
-        names = " or ".join(f"'{each.name}'" for each in known_with(wish.device.memory_bytes))
+def propose(asked: Request, family: Family) -> Proposal:
+    """The recipe for a request. Raises UserError where not even the smallest model fits, or days lack a speed."""
+    device, rate = asked.device, asked.device.flops_per_second
+    if not rate and asked.days is not None and asked.n_params is None:
+        names = " or ".join(f"'{each.name}'" for each in device.with_same_memory())
         named = f"--device {names} (of about this memory), or " if names else ""
         raise UserError(f"--days: needs a speed, and a memory has none; give {named}--tflops")
-    flops = None if rate is None or wish.days is None else rate * wish.n_devices * wish.days * 86400
+    flops = rate * asked.n_devices * asked.days * 86400 if rate and asked.days is not None else math.inf
 
     def params(size: int) -> float:
         return family.uniform(size).explicit_model.cost().params
@@ -67,59 +73,43 @@ def propose(wish: Wish, family: Family) -> Proposal:
         """Tokens per parameter that the days have compute for."""
         recipe = family.uniform(size)
         cost = recipe.explicit_model.cost()
-        return math.inf if flops is None else flops / cost.training_flops(recipe.seq_len) / cost.params
+        return flops / cost.training_flops(recipe.seq_len) / cost.params
 
     def is_trained(size: int) -> bool:
-        return wish.tokens_per_param <= affordable(size)
+        return asked.tokens_per_param <= affordable(size)
 
-    def fits(size: int) -> bool:
-        return _fits(family.uniform(size), wish, "layer")
-
-    if wish.n_params is not None:
-        size = _nearest(params, wish.n_params)
-        law = f"the size nearest to {wish.n_params:,.0f} parameters"
-        is_short = not is_trained(size)
+    if asked.n_params is not None:
+        low = max(1, _largest(lambda size: params(size) <= (asked.n_params or 0)))
+        size = min(low, low + 1, key=lambda size: abs(params(size) - (asked.n_params or 0)))
+        law, is_short = f"the size nearest to {asked.n_params:,.0f} parameters", not is_trained(size)
     else:
-        size = _largest(lambda size: is_trained(size) and fits(size))
+        size = _largest(lambda size: is_trained(size) and asked.fits(family.uniform(size), "layer"))
         if size == 0:
             raise UserError(
-                f"--device: not even d_model = {HEAD_DIM} can be had on {wish.device.name}; give more days or memory"
+                f"--device: not even d_model = {HEAD_DIM} can be had on {device.name}; give more days or memory"
             )
-        is_short = flops is not None and is_trained(size + 1)  # so it is memory that ended it
-        law = "the largest model that fits into the memory" if is_short or flops is None else "the largest model"
-    tokens_per_param = affordable(size) if is_short else wish.tokens_per_param
+        is_short = flops < math.inf and is_trained(size + 1)  # so it is memory that ended it
+        law = "the largest model" + (" that fits into the memory" if is_short or flops == math.inf else "")
+    tokens_per_param = affordable(size) if is_short else asked.tokens_per_param
     uniform, n_tokens = family.uniform(size), tokens_per_param * params(size)
-    kind = _cheapest(uniform, wish)
+    kind = CHEAPEST_FIRST[-1]  # needs the least memory
+    for each in CHEAPEST_FIRST[:-1]:
+        if asked.fits(uniform, each):
+            kind = each
+            break
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
-    pass_of = Planner(recipe, wish.device, wish.n_devices, wish.mfu).setup(kind).micro_batch_size or 1
+    pass_of = Planner(recipe, asked.n_devices).setup(device, kind).micro_batch_size or 1
     changes = {"activation_checkpointing": kind, "micro_batch_size": pass_of}
     recipe, data = family.recipe(size, n_tokens, changes)
-    if wish.n_params is not None:
+    if asked.n_params is not None:
         n_params = recipe.explicit_model.cost().params
-        law += f", {n_params:,} ({n_params / wish.n_params - 1:+.1%})"
+        law += f", {n_params:,} ({n_params / asked.n_params - 1:+.1%})"
     text = f"{law}; {tokens_per_param:.3g} tokens per parameter"
     if is_short:
         text += ", all that the compute gives"
     elif tokens_per_param == LAW_TOKENS_PER_PARAM:
         text += " (Hoffmann et al. 2022, arXiv:2203.15556)"
     return Proposal(recipe, data, f"{text}; d_model = {WIDTH_PER_LAYER} x layers")
-
-
-def _cheapest(recipe: Recipe, wish: Wish) -> ActivationCheckpointing:
-    """The first kind of activation checkpointing that fits, or the one with the least memory."""
-    for kind in CHEAPEST_FIRST:
-        if _fits(recipe, wish, kind):
-            return kind
-    return CHEAPEST_FIRST[-1]
-
-
-def _fits(recipe: Recipe, wish: Wish, kind: ActivationCheckpointing) -> bool:
-    """Whether a pass of TOKENS_PER_PASS fits, one of several of a step."""
-    n_sequences = max(1, TOKENS_PER_PASS // recipe.seq_len)
-    sizes = {"batch_size": 2 * n_sequences * wish.n_devices, "micro_batch_size": n_sequences}
-    train = recipe.train.model_copy(update={**sizes, "activation_checkpointing": kind})
-    planner = Planner(recipe.model_copy(update={"train": train}), wish.device, wish.n_devices, wish.mfu)
-    return planner.memory(train).total_bytes <= wish.device.memory_bytes
 
 
 def _largest(is_possible: Callable[[int], bool]) -> int:
@@ -131,8 +121,3 @@ def _largest(is_possible: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if is_possible(middle) else (low, middle)
     return low
-
-
-def _nearest(params: Callable[[int], float], n_params: float) -> int:
-    low = max(1, _largest(lambda size: params(size) <= n_params))
-    return min(low, low + 1, key=lambda size: abs(params(size) - n_params))

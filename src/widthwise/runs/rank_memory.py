@@ -9,7 +9,8 @@ Memory is followed through a step. In the loss all activations are there; in the
 of activations, layer by layer; in the update all gradients are. The moment with the most counts.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Self
@@ -17,20 +18,70 @@ from typing import Self
 from torch import nn
 
 from widthwise.computing import ActivationCheckpointing
+from widthwise.config_io import UserError
 from widthwise.data.boundaries import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy.fused import rows_per_chunk
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.recompute import RECOMPUTE, activations_of
-from widthwise.model.sharded_units import Unit, block_entries, sharded_units
+from widthwise.model.sharded_units import block_entries, sharded_units
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.records.dry_run import RankMemory, StepTraffic
-from widthwise.runs.layout import Layout
+from widthwise.records.plan import RankMemory, StepTraffic
+from widthwise.runs.devices import DEVICES_PER_NODE
 
 FP32_BYTES, BF16_BYTES = 4, 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a step is divided among devices, one process on each; neighbours share a copy of the model."""
+
+    n_devices: int
+    n_shards: int
+    """Devices that share one copy of the model."""
+    batch_size: int
+    """Sequences of a step that a device has."""
+    micro_batch_size: int
+    """Sequences of a forward pass."""
+    n_passes_each: int
+    """Passes over every sequence."""
+
+    @classmethod
+    def of(cls, train: TrainConfig, n_devices: int) -> "Layout":
+        """Raises UserError where one number does not divide the other."""
+        if n_devices < 1:
+            raise UserError(f"--devices: got {n_devices}; must be at least 1")
+        batch_size = train.rows_of_process(n_devices)
+        micro_batch_size = min(train.sequences_per_pass, batch_size)
+        return cls(n_devices, train.shards, batch_size, micro_batch_size, train.n_passes)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is divided: a process that is alone trains the plain model."""
+        return self.n_devices == 1
+
+    @property
+    def n_replicas(self) -> int:
+        """Copies of the model."""
+        return self.n_devices // self.n_shards
+
+    @property
+    def n_passes(self) -> int:
+        """Forward and backward passes of a device in a step."""
+        return self.batch_size // self.micro_batch_size * self.n_passes_each
+
+    @property
+    def n_shards_in_node(self) -> int:
+        """Devices of one node that share a copy."""
+        return self.n_shards if self.n_devices <= DEVICES_PER_NODE else math.gcd(self.n_shards, DEVICES_PER_NODE)
+
+    @property
+    def n_replicas_in_node(self) -> int:
+        """Devices of one node that hold the same shard of different copies."""
+        return self.n_replicas if self.n_devices <= DEVICES_PER_NODE else DEVICES_PER_NODE // self.n_shards_in_node
 
 
 @dataclass(frozen=True)
@@ -50,29 +101,29 @@ class ShardedModel:
     def __init__(
         self,
         model: Decoder,
-        units: Sequence[Unit],
         optimizer: Optimizer,
         device_type: str = "cuda",
         packing: PackingConfig = AS_ONE_DOCUMENT,
         learns_apart: bool = False,
     ):
-        """units: of the model, the root last. device_type: cuda or cpu; the loss works in smaller chunks on a CPU.
-        packing: how rows are read, as the data section of a recipe says. learns_apart: whether new and old entries of a
-        growth learn at rates of their own; see `training.entry_rates`.
+        """device_type: cuda or cpu; the loss works in smaller chunks on a CPU. packing: how rows are read, as the data
+        section of a recipe says. learns_apart: whether new and old entries of a growth learn at rates of their own; see
+        `training.entry_rates`.
         """
-        self.model, self.units, self._root = model, units, units[-1]
+        self.model, self.units = model, sharded_units(model)
+        self._root = self.units[-1]
         self._packing, self._learns_apart = packing, learns_apart
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
         self._hidden_matrices = optimizer.hidden_matrices(model)
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
         cast = matrices - {model.head.weight}
-        self._n_cast = [sum(each.numel() for each in cast.intersection(unit.parameters)) for unit in units]
+        self._n_cast = [sum(each.numel() for each in cast.intersection(unit.parameters)) for unit in self.units]
 
     @classmethod
     def of(cls, recipe: Recipe, device_type: str = "cuda") -> Self:
         """The model with which the run of a recipe ends; the largest, if it grows."""
-        model, last = blueprint(recipe.final_model), recipe.phases[-1]
-        return cls(model, sharded_units(model), recipe.optimizer, device_type, recipe.data, recipe.learns_apart(last))
+        learns_apart = recipe.learns_apart(recipe.phases[-1])
+        return cls(blueprint(recipe.final_model), recipe.optimizer, device_type, recipe.data, learns_apart)
 
     @property
     def n_params(self) -> int:

@@ -28,68 +28,43 @@ UNUSED_ROWS = 1.1
 
 def remarks(recipe: Recipe) -> Iterator[str]:
     """All that apply, one a line."""
+    warmup, steps, vocab_size = recipe.schedule.warmup_steps, recipe.train.steps, recipe.final_model.vocab_size
     try:
         recipe.check()
     except UserError as error:
         yield f"`train` refuses this: {error}"
     else:
-        yield from _warmup(recipe)
-    manifest = _manifest(recipe)
+        if warmup > LONGEST_WARMUP * steps:
+            late = "most of the run is before the peak of the rate"
+            yield f"schedule.warmup_steps: {warmup:,} of {steps:,} steps; {late}"
     if recipe.train.precision == "auto":
         yield "train.precision: auto is counted as bf16; a machine that multiplies it no faster trains in fp32"
-    yield from _vocabulary(recipe)
-    yield from _embedding(recipe)
-    yield from _tokens(recipe)
-    yield from _epochs(recipe, manifest)
-
-
-def _warmup(recipe: Recipe) -> Iterator[str]:
-    warmup, steps = recipe.schedule.warmup_steps, recipe.train.steps
-    if warmup > LONGEST_WARMUP * steps:
-        yield f"schedule.warmup_steps: {warmup:,} of {steps:,} steps; most of the run is before the peak of the rate"
-
-
-def _vocabulary(recipe: Recipe) -> Iterator[str]:
-    found = known_tokenizer(recipe)
-    if found is None:
-        return
-    (spec, n_tokens), vocab_size = found, recipe.final_model.vocab_size
-    if vocab_size < n_tokens:
-        yield f"`train` refuses this: model.vocab_size: got {vocab_size}; the tokenizer {spec} has {n_tokens} tokens"
-    if vocab_size > UNUSED_ROWS * n_tokens:
-        share = 1 - n_tokens / vocab_size
-        params = cost_summary(recipe.final_model, recipe.seq_len).params
-        n_unused = round(share * (params["embedding"] + params["head"]))
-        yield (
-            f"model.vocab_size: {vocab_size:,}, but the tokenizer {spec} has {n_tokens:,} tokens; about {n_unused:,} "
-            "parameters of embedding and head stand for no token"
-        )
-
-
-def _embedding(recipe: Recipe) -> Iterator[str]:
     params = cost_summary(recipe.final_model, recipe.seq_len).params
-    share = (params["embedding"] + params["head"]) / params["total"]
-    if share >= 0.5:
+    n_outside = params["embedding"] + params["head"]
+    if (found := known_tokenizer(recipe)) is not None:
+        spec, n_tokens = found
+        if vocab_size < n_tokens:
+            mistake = f"model.vocab_size: got {vocab_size}; the tokenizer {spec} has {n_tokens} tokens"
+            yield f"`train` refuses this: {mistake}"
+        if vocab_size > UNUSED_ROWS * n_tokens:
+            n_unused = round((1 - n_tokens / vocab_size) * n_outside)
+            yield (
+                f"model.vocab_size: {vocab_size:,}, but the tokenizer {spec} has {n_tokens:,} tokens; about "
+                f"{n_unused:,} parameters of embedding and head stand for no token"
+            )
+    if (share := n_outside / params["total"]) >= 0.5:
         yield f"model.vocab_size: {share:.0%} of the parameters are in embedding and head, the layers have the rest"
-
-
-def _tokens(recipe: Recipe) -> Iterator[str]:
     ratio = recipe.n_tokens / recipe.final_model.cost().active_params
     if not FAR_BELOW <= ratio <= FAR_ABOVE:
-        side = "above" if ratio > FAR_ABOVE else "below"
-        advice = "a larger" if ratio > FAR_ABOVE else "a smaller"
+        side, advice = ("above", "a larger") if ratio > FAR_ABOVE else ("below", "a smaller")
         yield (
             f"train.steps: {ratio:.3g} tokens for each parameter that a token uses, far {side} the "
             f"{LAW_TOKENS_PER_PARAM:g} of compute-optimal training; {advice} model would end lower for the same compute"
         )
-
-
-def _epochs(recipe: Recipe, manifest: Manifest | None) -> Iterator[str]:
-    if manifest is None:
-        return
-    n_epochs = recipe.n_tokens / manifest.splits.train.n_tokens
-    if n_epochs > MOST_EPOCHS:
-        yield f"data: has {manifest.splits.train.n_tokens:,} tokens, so the run reads each {n_epochs:,.0f} times"
+    if (manifest := _manifest(recipe)) is not None:
+        n_tokens = manifest.splits.train.n_tokens
+        if (n_epochs := recipe.n_tokens / n_tokens) > MOST_EPOCHS:
+            yield f"data: has {n_tokens:,} tokens, so the run reads each {n_epochs:,.0f} times"
 
 
 def _manifest(recipe: Recipe) -> Manifest | None:

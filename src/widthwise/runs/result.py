@@ -34,7 +34,11 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     found = {
         "best_step": loop.keep_rules.best_in(loop.run.checkpoints),
         "val_losses": validation.losses_by_source or None,
-        "val_texts": {name: _text_result(text) for name, text in validation.texts.items()} or None,
+        "val_texts": {
+            name: TextResult(**text.numbers(), window_losses=text.window_losses)
+            for name, text in validation.texts.items()
+        }
+        or None,
         "val_tasks": {name: TaskResult.model_validate(task.record()) for name, task in validation.tasks.items()}
         or None,
         "token_widths": analyses.get("token_widths"),
@@ -43,7 +47,12 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         "val_mtp_window_losses": validation.mtp_window_losses or None,
         "virtual_width": analyses.get("virtual_width"),
         "doubts": doubts_of_course(records) or None,
-        "growth": [_growth(record) for record in records if record["event"] == "growth"] or None,
+        "growth": [
+            GrowthRecord.model_validate({key: value for key, value in record.items() if key != "event"})
+            for record in records
+            if record["event"] == "growth"
+        ]
+        or None,
     }
     return RunResult(
         status="finished",
@@ -68,10 +77,6 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         **{key: value for key, value in found.items() if value is not None},
         notes=[*state.notes, *notes_on_spikes(records)],
     )
-
-
-def _text_result(text: Validation) -> TextResult:
-    return TextResult(**text.numbers(), window_losses=text.window_losses)
 
 
 def _counts(data: OpenedData) -> DataCounts:
@@ -111,8 +116,3 @@ def _since(records: list[dict[str, Any]], events: Sequence[str]) -> list[dict[st
     """The records after the last of some events; all records if there was none."""
     found = [i for i, record in enumerate(records) if record["event"] in events]
     return records[max(found, default=-1) + 1 :]
-
-
-def _growth(record: dict[str, Any]) -> GrowthRecord:
-    """The growth in a record of metrics.jsonl."""
-    return GrowthRecord.model_validate({key: value for key, value in record.items() if key != "event"})

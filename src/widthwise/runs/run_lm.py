@@ -14,7 +14,7 @@ from lm_eval.utils import simple_parse_args_string
 
 from widthwise.config_io import parse
 from widthwise.evaluation.lm_eval_model import ScorerLM
-from widthwise.runs.scored import load_scored
+from widthwise.runs.loaded import load_model
 from widthwise.runs.scoring import ScoringOptions, TorchDevice
 from widthwise.sizes import Count
 
@@ -50,9 +50,9 @@ class RunLM(ScorerLM):
     def __init__(self, **options: Any):
         """options: of `RunOptions`. Raises UserError for others, and where the run has no model or no tokenizer."""
         asked = parse(RunOptions, options, "model_args")
-        scored = load_scored(asked.run, asked.device)
-        super().__init__(scored.scorer(asked))
-        self.step = scored.step
+        loaded = load_model(asked.run, asked.device)
+        super().__init__(loaded.scorer(asked))
+        self.step = loaded.step
 
     @classmethod
     def create_from_arg_obj(

@@ -1,6 +1,6 @@
-"""Saving a model in memory as a run directory at step 0, so that every verb works on it."""
+"""Run directories at step 0, on which every verb works: of a model in memory, or of a Hugging Face folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +8,24 @@ import torch
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
+from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import open_tokenizer
-from widthwise.files import new_folder
+from widthwise.files import file_sha256, new_folder, read_text
+from widthwise.interop.hf_import import import_hf
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, TokenizerIdentity, identity_of
+from widthwise.runs.data_identity import identity_of, unseen_data
 from widthwise.runs.environment import environment
 from widthwise.runs.speed import faster_precision
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
-from widthwise.yaml_io import to_yaml
+from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
+IMPORTED = "imported"
+"""Where `environment.json` says what a run was imported from."""
 LONGEST_SEQUENCE = 1024
 """Most tokens per training sequence, if no recipe gives their number."""
 
@@ -59,16 +63,15 @@ def save_run(
     return Path(folder)
 
 
-def _provenance(tokenizer: Tokenizer | None, recipe: Recipe, data: OpenedData | None) -> dict[str, Any]:
+def _provenance(known: Tokenizer | None, recipe: Recipe, data: OpenedData | None) -> dict[str, Any]:
     """The entries of environment.json that say which tokens the model knows, and which data it has seen."""
-    known = None if tokenizer is None else TokenizerIdentity(spec=tokenizer.spec, id=tokenizer.id)
     if data is None:
-        return {KEY: None, TOKENIZER_KEY: known and to_data(known)}
+        return unseen_data(known)
     identity, named = identity_of(data), identity_of(open_data(recipe.data))
     if identity != named:
         given, other = identity.compared(named)
         raise UserError(f"data: got {given}; the recipe names {other}")
-    if identity.tokenizer != known:
+    if known is None or (identity.tokenizer.spec, identity.tokenizer.id) != (known.spec, known.id):
         raise UserError(f"data: was tokenised by {identity.tokenizer.spec}, not by the tokenizer that is given")
     return identity.record()
 
@@ -120,3 +123,46 @@ def write_first(
         with torch.random.fork_rng():
             torch.manual_seed(recipe.train.seed)  # the random state is part of the checkpoint
             checkpoint.save(partial.checkpoints, 0, model, optimizer, state.as_data(), partial.seal())
+
+
+def import_run(
+    source: Path | str, out: Path | str, recipe: Path | str | None = None, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Writes the model of a Hugging Face folder as a run directory at step 0, and returns a summary.
+
+    recipe: the run takes all its sections but the model. Raises UserError for what cannot be imported exactly, and
+    where `out` holds a run already.
+    """
+    run = RunDir(out)
+    if run.exists:
+        raise UserError(f"{run.path}: holds a run already; name a new folder")
+    imported, tokenizer = import_hf(source), None
+    if imported.tokenizer is not None:
+        eos = f"#{imported.eos}" if imported.eos else ""
+        spec = f"{run.tokenizer_folder / JsonTokenizer.file_name}{eos}"  # by which data for the run are prepared
+        tokenizer = JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
+    sections = first_sections(imported.n_positions) if recipe is None else read_recipe(recipe)
+    apply_overrides(sections, overrides)
+    data = dict(sections.get("data") or {})
+    if tokenizer is not None and all(data.get(key) is None for key in ("path", "mixture", "tokenizer")):
+        data["tokenizer"] = tokenizer.spec
+    where = str(recipe or source)
+    resolved = parse_recipe({**sections, "model": to_data(imported.config), "data": data}, where).resolved()
+    resolved.check()
+    model = build(resolved.explicit_model, seed=0)
+    model.set_weights(imported.weights.items())
+    files = sorted((*Path(source).glob("*.json"), *Path(source).glob("*.safetensors")))
+    origin = {
+        "folder": Path(source).resolve().name,
+        "model_type": imported.model_type,
+        "n_positions": imported.n_positions,
+        "token_ids": imported.token_ids,
+        "files": {path.name: file_sha256(path) for path in files},
+    }
+    write_first(run.path, resolved, model, tokenizer, {**unseen_data(tokenizer), IMPORTED: origin})
+    return {
+        "run": str(run.path),
+        "model_type": imported.model_type,
+        "params": int(resolved.explicit_model.inference_cost().params),
+        "tokenizer": None if tokenizer is None else tokenizer.spec,
+    }

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from widthwise.computing import Precision
-from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
@@ -22,21 +21,6 @@ from widthwise.training.step import optimizer_step
 
 BF16_GAIN = 1.3
 """How much faster than in fp32 a CPU's products in bf16 must be for `precision: auto` to mean bf16."""
-CPU = torch.device("cpu")
-
-
-class Step:
-    """A step of `train` on one batch, as something to call."""
-
-    def __init__(self, model: ModelConfig, n_sequences: int, seq_len: int, precision: Precision):
-        self.model = build(model, seed=0)
-        self.optimizer = AdamWConfig(lr=1e-4).build(self.model)
-        self.batch = torch.randint(model.vocab_size, (n_sequences, seq_len + 1))
-        self.config = TrainConfig(steps=1, batch_size=n_sequences, precision=precision)
-        self.objective = Objective(self.config, model, CPU)
-
-    def __call__(self) -> None:
-        optimizer_step(self.model, self.optimizer, self.batch, self.objective, self.config)
 
 
 def chosen_precision(folder: Path, observer: Observer | None = None) -> Precision:
@@ -70,8 +54,13 @@ def bf16_gain() -> float:
 
 def step_seconds(recipe: Recipe) -> float:
     """Seconds of a training step of a recipe's model on this CPU, measured with this process's number of threads."""
-    train = recipe.train
-    return seconds(Step(recipe.explicit_model, train.batch_size, recipe.seq_len, train.settled_precision), n_calls=2)
+    config, given = recipe.explicit_model, recipe.train
+    model = build(config, seed=0)
+    optimizer = AdamWConfig(lr=1e-4).build(model)
+    batch = torch.randint(config.vocab_size, (given.batch_size, recipe.seq_len + 1))
+    train = TrainConfig(steps=1, batch_size=given.batch_size, precision=given.settled_precision)
+    objective = Objective(train, config, torch.device("cpu"))
+    return seconds(lambda: optimizer_step(model, optimizer, batch, objective, train), n_calls=2)
 
 
 def seconds(run: Callable[[], object], n_calls: int = 5) -> float:

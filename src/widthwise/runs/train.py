@@ -1,4 +1,4 @@
-"""Starting and resuming runs."""
+"""Starting and resuming runs, also by other settings: more steps, other intervals of records and checkpoints."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,22 +6,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, differences
+from widthwise.config_io import UserError, checked_copy, differences, parse, to_data
 from widthwise.data.documents import ignore_progress
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.records.recipe_changes import MAY_CONTINUE_WITH, Continuation
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.continuing import last_continuation, take_over, with_overrides
 from widthwise.runs.data_identity import (
     VALIDATION_KEY,
+    DataShelf,
     has_seen_data,
     identity_of,
     recorded_identity,
 )
-from widthwise.runs.data_shelf import DataShelf
-from widthwise.runs.environment import REPRODUCED_WITH, environment
-from widthwise.runs.other_work import OtherWork
+from widthwise.runs.environment import REPRODUCED_WITH, OtherWork, environment
 from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer
@@ -32,7 +31,7 @@ from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.processes import Processes
 from widthwise.training.stopping import Interrupted, watch_signals
-from widthwise.yaml_io import to_yaml
+from widthwise.yaml_io import apply_overrides, to_yaml
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
@@ -88,20 +87,16 @@ class _Launch:
             if not self.run.exists:
                 return False
             self.run.check_recipe(to_yaml(recipe), to_yaml(saved_recipe(self.run)))
-            if self.run.result() is None:
-                self._check_unfinished(may_resume)
+            if self.run.result() is None and not may_resume:
+                if not is_launched():
+                    raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` goes on with it")
+                if (records := self.run.metrics()) and records[-1]["event"] == "stopped":
+                    reason = f"step {records[-1]['step']}: {records[-1].get('reason')}"
+                    raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
             return True
 
         with ExitStack() as lock:
             return self._go_on(recipe) if self.processes.first(is_begun) else self._start(recipe)
-
-    def _check_unfinished(self, may_resume: bool) -> None:
-        path = self.run.path
-        if not (may_resume or is_launched()):
-            raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` goes on with it")
-        if not may_resume and (records := self.run.metrics()) and records[-1]["event"] == "stopped":
-            reason = f"step {records[-1]['step']}: {records[-1].get('reason')}"
-            raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
 
     def resume(self, before: Recipe, recipe: Recipe) -> RunResult:
         self.processes.alike(lambda: _checked(recipe))
@@ -130,13 +125,18 @@ class _Launch:
         if (result := self.processes.first(self.run.result)) is not None:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
-        self._check_shared_folder()
+        # A process that does not see the run would find its checkpoints damaged, and the run would begin anew.
+        for rank, sees in enumerate(self.processes.together(lambda: self.run.exists)):
+            if not sees:
+                path = self.run.path.resolve()
+                raise self.processes.said(
+                    UserError(f"{path}: process {rank} does not see this run; all machines must share the folder")
+                )
         data = self._open_data(recipe)
         before, now = self.processes.first(lambda: (self.run.environment(), self._environment()))
 
         def take_up() -> None:
             self._check_same_data(data)
-            self.run.add_to_environment({})  # the recipe, where an older version began the run without it
             self.run.check_checkpoints_are_own()
             checkpoint_folder.remove_partial(self.run.checkpoints)
 
@@ -151,15 +151,6 @@ class _Launch:
                 loop.note(f"{key} was {was} and is now {now[key]}: from here on not bitwise the same run")
         self.observer.message(f"{self.run.path}: going on after step {loop.state.step} of {recipe.train.steps}")
         return self._train(loop)
-
-    def _check_shared_folder(self) -> None:
-        """A process that does not see the run would find its checkpoints damaged, and the run would begin anew."""
-        for rank, sees in enumerate(self.processes.together(lambda: self.run.exists)):
-            if not sees:
-                path = self.run.path.resolve()
-                raise self.processes.said(
-                    UserError(f"{path}: process {rank} does not see this run; all machines must share the folder")
-                )
 
     def _train(self, loop: TrainingLoop) -> RunResult:
         """A signal behind the last step lets the run finish, and stops what would come after it."""
@@ -211,8 +202,11 @@ class _Launch:
         return data
 
     def _check_same_data(self, data: OpenedData) -> None:
+        """Binds a run that has seen no data to what it is given, if the model knows its tokens."""
         if not has_seen_data(self.run):
-            self._take_up(data)
+            check_tokenizer(self.run, data.tokenizer)
+            data.tokenizer.save(self.run.tokenizer_folder)
+            self.run.add_to_environment(identity_of(data).record())
         before, now = recorded_identity(self.run), identity_of(data)
         if before != now:
             was, is_now = before.compared(now)
@@ -225,12 +219,6 @@ class _Launch:
             self.run.add_to_environment(_sets_record(loop))
         elif found := [path for path, *_ in differences(before, now or {})]:
             raise UserError(f"{self.run.path}: validation.{found[0]}: is not the one that the run was begun with")
-
-    def _take_up(self, data: OpenedData) -> None:
-        """Binds a run that has seen no data to what it is given, if the model knows its tokens."""
-        check_tokenizer(self.run, data.tokenizer)
-        data.tokenizer.save(self.run.tokenizer_folder)
-        self.run.add_to_environment(identity_of(data).record())
 
 
 def _use_in_words(recipe: Recipe, data: MixedData) -> str:
@@ -252,3 +240,59 @@ def _sets_record(loop: TrainingLoop) -> dict[str, Any]:
 def _checked(recipe: Recipe) -> Recipe:
     recipe.check()
     return recipe
+
+
+def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a run with other settings. Raises UserError for one that would make it another run."""
+    data = to_data(recipe)
+    apply_overrides(data, overrides)
+    changed = parse(Recipe, data, f"{run.path}: {' '.join(overrides)}")
+    for path, *_ in differences(to_data(recipe), to_data(changed)):
+        if not f"{path}.".startswith(tuple(f"{allowed}." for allowed in MAY_CONTINUE_WITH)):
+            allowed = ", ".join(MAY_CONTINUE_WITH)
+            raise UserError(
+                f"{path}: cannot change in a run that was begun; allowed: {allowed}; "
+                f"`widthwise grow {run.path} KEY=VALUE --out NEW` begins another run where this one stands"
+            )
+    return changed
+
+
+def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
+    """Writes down with what a run goes on, and opens one that has finished for the steps it gets. For its holder.
+
+    before: the recipe until now. Raises UserError for fewer steps than are made, and where nothing is left to do.
+    """
+    result = run.result()
+    saved = [checkpoint_folder.step_of(path) for path in checkpoint_folder.checkpoint_paths(run.checkpoints)]
+    reached = max(saved, default=0) if result is None else result.steps or before.train.steps
+    old, new = to_data(before.train), to_data(recipe.train)
+    pairs = {f"train.{key}": (old[key], new[key]) for key in new if old[key] != new[key]}
+    is_longer = recipe.train.steps > reached
+    if pairs and (recipe.train.steps < reached or (result is not None and not is_longer)):
+        has = "has finished" if result is not None else "has made"
+        least = "more than" if result is not None else "at least"
+        raise UserError(
+            f"train.steps: is {recipe.train.steps}; {run.path} {has} {reached} steps, so that it must be {least} that"
+        )
+    if pairs:
+        was, is_now = ({path: pair[i] for path, pair in pairs.items()} for i in range(2))
+        run.continue_with(Continuation(after_step=reached, before=was, after=is_now))
+    if result is not None and is_longer:
+        run.set_result_aside(reached)
+
+
+def last_continuation(run: RunDir, recipe: Recipe) -> str | None:
+    """What a reader of the result should know of the last time that settings were changed; None: they never were."""
+    if not (known := run.continuations()):
+        return None
+    last = known[-1]
+    words = f"resumed after step {last.after_step} with {last.words}"
+    if "train.steps" not in last.after or last.after_step == 0:
+        return words
+    shorter = checked_copy(
+        recipe, "recipe", train=checked_copy(recipe.train, "train", steps=last.before["train.steps"])
+    )
+    rates = [each.optimizer.lr * each.lr_factor(last.after_step + i) for i, each in enumerate((shorter, recipe))]
+    return (
+        f"{words}; by the schedule of {recipe.train.steps:,} steps the rate goes from {rates[0]:.3g} to {rates[1]:.3g}"
+    )

@@ -1,20 +1,26 @@
-"""The model of a run, at its newest checkpoint or at another one, for use without further training."""
+"""A run at one of its checkpoints: the model to use, and all from which another run begins."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
+from widthwise.growth.optimizer_state import State
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
+from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, recorded_tokenizer
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.compute import Spent, inherited
+from widthwise.training.growth_step import state_by_name
+from widthwise.training.state import RunState
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,19 @@ def load_trained(path: Path | str, device: torch.device | str | None = None, ste
 def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpoint_folder.Damage]]:
     """The checkpoint of a step, or where none is named the newest good one with newer ones that are damaged.
 
-    Raises UserError where there is no such checkpoint that can be used.
+    Raises UserError where the run keeps none of the step, or a damaged one, and where it has none that is good.
     """
-    return newest_checkpoint(run) if step is None else (checkpoint_of(run, step), [])
+    if step is None:
+        return newest_checkpoint(run)
+    paths = {checkpoint_folder.step_of(path): path for path in checkpoint_folder.checkpoint_paths(run.checkpoints)}
+    if step not in paths:
+        kept = ", ".join(map(str, sorted(paths))) or "none"
+        raise UserError(f"{run.checkpoints}: step: got {step}; there are checkpoints of: {kept}")
+    path = paths[step]
+    if (reason := checkpoint_folder.find_damage(path)) is not None:
+        raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(path, reason)}")
+    run.check_recipe_of(checkpoint_folder.seal_of(path), path.name)
+    return path, []
 
 
 def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]]:
@@ -60,18 +76,6 @@ def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]
         raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
     run.check_recipe_of(checkpoint_folder.seal_of(found), found.name)
     return found, damages
-
-
-def checkpoint_of(run: RunDir, step: int) -> Path:
-    """The checkpoint of a step. Raises UserError where the run keeps none of it, or a damaged one."""
-    paths = {checkpoint_folder.step_of(path): path for path in checkpoint_folder.checkpoint_paths(run.checkpoints)}
-    if step not in paths:
-        kept = ", ".join(map(str, sorted(paths))) or "none"
-        raise UserError(f"{run.checkpoints}: step: got {step}; there are checkpoints of: {kept}")
-    if (reason := checkpoint_folder.find_damage(paths[step])) is not None:
-        raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(paths[step], reason)}")
-    run.check_recipe_of(checkpoint_folder.seal_of(paths[step]), paths[step].name)
-    return paths[step]
 
 
 def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: None) -> list[int]:
@@ -118,3 +122,69 @@ def check_tokenizer(run: RunDir, given: Tokenizer) -> None:
     ends = f", whose texts end in {own.eos!r} and not in {given.eos!r}" if own.eos != given.eos else ""
     other = ", or one with the same tokens, merges and end of text" if is_free else ""
     raise UserError(f"data.tokenizer: got {given.spec}; must be that of the model, {own.spec}{ends}{other}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run at its newest good checkpoint, or at another one."""
+
+    run: RunDir
+    recipe: Recipe
+    saved: Path
+    """Folder of the checkpoint."""
+    damages: tuple[checkpoint_folder.Damage, ...]
+    """Newer checkpoints that could not be used, where the newest was asked for."""
+
+    @classmethod
+    def of(cls, path: Path | str, step: int | None = None) -> "Source":
+        """step: of the checkpoint; its newest good one where not given.
+
+        Raises UserError where it is no run directory or has no such checkpoint that can be used.
+        """
+        run = RunDir(path)
+        recipe = saved_recipe(run)
+        found, damages = chosen_checkpoint(run, step)
+        run.check_seal(checkpoint_folder.seal_of(found), found.name)
+        return cls(run, recipe, found, tuple(damages))
+
+    @property
+    def step(self) -> int:
+        return checkpoint_folder.step_of(self.saved)
+
+    @property
+    def spent(self) -> Spent:
+        """What the run had cost by the step of the checkpoint."""
+        return spent_by(self.run, self.recipe, self.step)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model in the checkpoint."""
+        return self.recipe.model_at(self.step)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that made the last step of the checkpoint."""
+        return self.recipe.optimizer_of(self.recipe.phase_at(self.step))
+
+    def load(self) -> tuple[dict[str, Tensor], State, RunState]:
+        """Weights and optimizer state by parameter, and the state of the run. Sets torch's random state."""
+        model = build(self.model, seed=0)
+        optimizer = self.optimizer.build(model)
+        state = checkpoint.load(self.saved, model, optimizer)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        return weights, state_by_name(model, optimizer), state
+
+
+def merge(path: Path | str) -> list[Path]:
+    """Puts the tensors of every valid checkpoint of a run into one file each; returns those that were in several.
+
+    Every verb reads both forms: this is for other programs. Raises UserError where the folder is no run directory, has
+    no usable checkpoint, is in use or cannot be written.
+    """
+    run = RunDir(path)
+    run.config_yaml()
+    with run.locked():
+        newest_checkpoint(run)
+        paths = checkpoint_folder.checkpoint_paths(run.checkpoints)
+        valid = [path for path in paths if checkpoint_folder.find_damage(path) is None]
+        return [path for path in valid if checkpoint.merge(path)]

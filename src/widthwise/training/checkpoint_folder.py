@@ -33,7 +33,7 @@ class CheckpointManifest(Config):
     n_shards: Count = 1
     files: dict[str, FileRecord]
     seal: Seal | None = None
-    """None in checkpoints of older versions."""
+    """What it belongs to; None where it was saved outside of a run."""
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file: what equals its default is left out."""

@@ -17,6 +17,7 @@ from page_section import change
 from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
 from widthwise.reports.comparison.report import _question, write_comparison_report
+from widthwise.run_dir import RunDir
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -105,8 +106,11 @@ def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:
         write_comparison(tmp_path, HOSTILE) / "comparison.json",
         lambda data: data.update(title="</title><script>alert(2)</script>", command="a && b <b>", sentence="<i>&amp;"),
     )
-    for run in folder.glob("runs/*"):
-        (run / "config.yaml").write_text("name: '</code></pre><script>alert(3)</script>'\n")
+    for run in map(RunDir, folder.glob("runs/*")):
+        result, environment = run.result(), run.environment()
+        (run.path / "config.yaml").unlink()
+        run.begin("name: '</code></pre><script>alert(3)</script>'\n", environment)
+        run.write_result(result)
     page = write_comparison_report(folder)["html"].read_text(encoding="utf-8")
     outline = Outline(page)
     assert outline.open == []

@@ -26,7 +26,7 @@ from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer
 
 if TYPE_CHECKING:
-    from widthwise.runs.source import Source
+    from widthwise.runs.trained import Source
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ class GrowingSearch:
         """Return the run of a stage, grown from that of the stage before it, at its end."""
         from widthwise.runs.conversion import carry_out
         from widthwise.runs.grow import GrowOptions, growth_intended
-        from widthwise.runs.source import Source
         from widthwise.runs.train import resume, train_or_resume
+        from widthwise.runs.trained import Source
 
         run, recipe = RunDir(folder / f"stage-{number}"), self._recipe(now.model, number)
         if before is None:
@@ -238,7 +238,7 @@ class GrowingSearch:
         from widthwise.growth.gain import STEPS, first_order_gains
         from widthwise.growth.maps.correspondence import Correspondence
         from widthwise.growth.plan.model_plan import plan_growth
-        from widthwise.runs.descendant import batches_from
+        from widthwise.runs.conversion import batches_from
 
         weights, _, state = source.load()
         batches = batches_from(source.recipe, state.step, self.method.n_batches, observer)

@@ -18,8 +18,7 @@ from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number
 from widthwise.records.scaling import LawName
-from widthwise.runs.layout import Layout
-from widthwise.runs.rank_memory import ShardedModel
+from widthwise.runs.rank_memory import Layout, ShardedModel
 
 N_GPUS = 8
 """Those of a node, as the dynamic-width paper has them."""

@@ -7,9 +7,9 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from widthwise.records.analysis import AnalysedModel, LayerWidths, TokenWidths
+from widthwise.records.analysis import AnalysedModel, TokenWidths
 from widthwise.records.run import RunResult
-from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, si, signed
+from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, si
 from widthwise.reports.page.html import Panel
 from widthwise.reports.page.inline import named
 from widthwise.reports.page.plots import INCHES
@@ -100,35 +100,11 @@ def _flops(widths: TokenWidths, kind: str) -> str:
 
 _NUMBERS = ("mean", "sd", "min", "max", "floor_share", "ceiling_share", "dead_share", "gain", "bias", "temperature")
 _HEADERS = ("mean", "sd", "min", "max", "at floor", "at ceiling", "dead units", "gain", "bias", "temperature")
-_PROPERTIES = {
-    "loss": "loss",
-    "surprisal": "surprisal",
-    "position": "position",
-    "entropy": "entropy",
-    "benefit": "benefit of the full width",
-}
 
 
 def _layer_table(name: str, widths: TokenWidths) -> Table:
-    header = ["Layer", *_HEADERS, *(f"with {title}" for title in _PROPERTIES.values())]
-    rows = [
-        [
-            str(layer.layer),
-            *(fixed(getattr(layer, number), 3) for number in _NUMBERS),
-            *(_correlation(layer, key) for key in _PROPERTIES),
-        ]
-        for layer in widths.layers
-    ]
-    caption = f"Dynamic width of {clean(name)} by layer; with: Spearman correlation with a property of the token"
-    return Table(caption, header, rows)
-
-
-def _correlation(layer: LayerWidths, key: str) -> str:
-    found = layer.correlations.get(key)
-    if found is None:
-        return MISSING
-    bounds = f" ({signed(found.low, 2)} to {signed(found.high, 2)})" if found.low is not None else ""
-    return signed(found.spearman, 2) + bounds
+    rows = [[str(layer.layer), *(fixed(getattr(layer, number), 3) for number in _NUMBERS)] for layer in widths.layers]
+    return Table(f"Dynamic width of {clean(name)} by layer", ["Layer", *_HEADERS], rows)
 
 
 def _token_tables(found: Mapping[str, TokenWidths]) -> list[Table]:
