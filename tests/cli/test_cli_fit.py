@@ -25,7 +25,8 @@ def test_the_answer_the_table_and_the_files(points: Path, tmp_path: Path, widthw
     assert f"new reaches base's fitted loss of {3 * 27**-0.05:.4g} with {expected}" in " ".join(out.split())
     for word in ("power *", "power_irreducible", "log_linear", "left out"):
         assert word in out
-    assert (tmp_path / "o" / "scaling.json").is_file()
+    ratio = json.loads((tmp_path / "o" / "scaling.json").read_text())["savings"][0]["ratio"]
+    assert f"{ratio['low']:.1%} to {ratio['high']:.1%}" in out
     assert (tmp_path / "o" / "report.html").is_file()
     assert str(tmp_path / "o" / "report.html") in out
 
