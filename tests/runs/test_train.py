@@ -52,7 +52,8 @@ def test_result_holds_what_reports_and_comparisons_read(finished):
     assert result.n_val_tokens == 90 // 17 * 17
     assert result.data.n_train_tokens > result.data.n_held_out_tokens >= result.n_val_tokens
     assert result["val_loss"] == pytest.approx(statistics.fmean(result["val_window_losses"]))
-    assert result["tokens_per_second"] > 0
+    seconds = [record["step_seconds"] for record in RunDir(finished).metrics() if record["event"] == "train"]
+    assert result["tokens_per_second"] == pytest.approx(4 * 17 / statistics.median(seconds))
     assert result["notes"] == []
     flops = result["cost"]["flops_per_token"]["training"]
     assert flops == recipe.explicit_model.cost().training_flops(17)
@@ -73,6 +74,13 @@ def test_unfinished_run_is_resumed_only_on_request(finished, tmp_path):
         train(tiny_recipe(), run.path)
     train_or_resume(tiny_recipe(), run.path)
     assert outcome(run.path) == outcome(finished)
+
+
+def test_a_run_whose_record_of_its_data_is_lost_takes_up_no_other(finished, tmp_path):
+    run = RunDir(tmp_path / "run")
+    run.begin(RunDir(finished).config_yaml(), {k: v for k, v in RunDir(finished).environment().items() if k != "data"})
+    with pytest.raises(UserError, match=r"run/environment\.json: data"):
+        train_or_resume(tiny_recipe(), run.path)
 
 
 def test_run_held_by_another_process_is_refused(finished):
