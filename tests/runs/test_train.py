@@ -157,13 +157,19 @@ def test_data_that_changed_or_were_damaged_since_the_start_are_refused(tmp_path)
     ],
     ids=["rises", "is not finite"],
 )
-def test_a_loss_that_goes_wild_stops_the_run_before_a_checkpoint_of_it(tmp_path, wild, message):
-    run = RunDir(tmp_path / "run")
+def test_a_loss_that_goes_wild_stops_the_run_before_a_checkpoint_of_it(tmp_path, monkeypatch, wild, message):
+    """Who asks for it tries again; a launcher that starts the same command again does not."""
+    run, recipe = RunDir(tmp_path / "run"), tiny_recipe("schedule.warmup_steps=0", "train.log_every=1", *wild)
     with pytest.raises(RunFailed, match=message):
-        train(tiny_recipe("schedule.warmup_steps=0", "train.log_every=1", *wild), run.path)
+        train(recipe, run.path)
     *_, last = run.metrics()
     assert last["event"] == "stopped"
     names = {path.name for path in run.checkpoints.iterdir()}
     assert names == {f"step_{step:08d}" for step in range(1, last["step"])}
     assert run.result() is None
     json.dumps(run.metrics(), allow_nan=False)
+    with pytest.raises(RunFailed, match=message):
+        train_or_resume(recipe, run.path)
+    monkeypatch.setattr("widthwise.runs.train.is_launched", lambda: True)
+    with pytest.raises(UserError, match=rf"stopped at step {last['step']}: .* tries again"):
+        train(recipe, run.path)
