@@ -65,6 +65,19 @@ def test_what_is_needed_for_the_same_loss_is_read_for_each_depth_apart() -> None
     assert QUANTITY["tokens_at_equal_loss_next_4"].value(variant) is None
 
 
+def test_there_is_no_ratio_where_one_of_the_two_lacks_the_number() -> None:
+    def variant(loss: float | None) -> Variant:
+        own = None if loss is None else Estimate(mean=loss)
+        return Variant(
+            name="x", runs=["x"], val_loss=Estimate(mean=2), cost=small_cost(), ratio={}, val_bits_per_byte=own
+        )
+
+    of = QUANTITY["val_bits_per_byte"]
+    assert of.ratio(variant(3.0), variant(1.5)) == 2
+    for own, other in ((3.0, None), (None, 1.5), (None, None), (3.0, 0.0)):
+        assert of.ratio(variant(own), variant(other)) is None
+
+
 EFFECTS = Effects(
     command="widthwise report ../a ../b", comparisons=["../a", "../b"], sentence="x: +0.125.\n∅ is a tie."
 )
