@@ -1,5 +1,5 @@
-"""What every test may rely on: its own cache folder, no network, no waiting for the disk, torch as it is when imported,
-and fp64 for who asks."""
+"""What every test may rely on: its own cache folder, no network, no waiting for the disk, torch as it is when imported;
+and fp64, a finished run or a browser for who asks."""
 
 import os
 import sys
@@ -14,6 +14,8 @@ from chromium_pipe import CHROMIUM, Page, chromium_page
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 # Tiny models are slower on several threads, and many times slower on a busy machine. Read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Other folders use the small models of every kind, and the questions, too.
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("model", "evaluation")]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +76,18 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the tiny recipe, which tests only read."""
+    from tiny_runs import tiny_recipe
+
+    from widthwise.runs.train import train
+
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_recipe(), path)
+    return path
 
 
 @pytest.fixture(scope="module")

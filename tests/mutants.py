@@ -55,9 +55,11 @@ class Mutant(NamedTuple):
 
     def tests(self) -> Iterator[list[str]]:
         """Arguments of pytest, nearest tests first."""
-        module, room = self.file.removesuffix(".py").replace("/", "."), self.file.partition("/")[0]
-        names_it = re.compile(rf"widthwise\.{re.escape(module)}\b")
-        near = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if names_it.search(path.read_text())]
+        path, room = self.file.removesuffix(".py"), self.file.partition("/")[0]
+        named = (f"test_{Path(path).name}", f"test_{room}_{Path(path).name}")
+        names_it = re.compile(rf"widthwise\.{re.escape(path.replace('/', '.'))}\b")
+        files = sorted((ROOT / "tests").rglob("test_*.py"))
+        near = [str(each) for each in files if each.stem in named or names_it.search(each.read_text())]
         rooms = [f"tests/{each}" for each in (room, *USED_BY.get(room, ())) if (ROOT / "tests" / each).is_dir()]
         if near:
             yield [*(str(Path(path).relative_to(ROOT)) for path in near), "-m", "not hard"]

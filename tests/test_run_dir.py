@@ -31,6 +31,23 @@ def test_a_run_begins_once_with_one_recipe(tmp_path):
     assert run.result() == RESULT
 
 
+def test_data_may_move_and_processes_differ_but_how_data_are_read_stays(tmp_path):
+    run = RunDir(tmp_path / "run")
+    begun = "data: {path: here, mask_documents: true}\ntrain: {shards: 1, steps: 9}\n"
+    run.begin(begun, {})
+    for same in (begun.replace("here", "there"), begun.replace("shards: 1", "shards: 2")):
+        (run.path / "config.yaml").write_text(same)
+        assert run.config_yaml() == same
+    for other, said in (
+        (begun.replace("mask_documents: true", "mask_documents: false"), "data.mask_documents from True to False"),
+        (begun.replace("true}", "true, reset_positions: true}"), "data.reset_positions from None to True"),
+        (begun.replace("steps: 9", "steps: 8"), "train.steps from 9 to 8"),
+    ):
+        (run.path / "config.yaml").write_text(other)
+        with pytest.raises(UserError, match=f"was changed after the run was begun: {said}"):
+            run.config_yaml()
+
+
 def test_a_failed_begin_is_no_run(tmp_path, monkeypatch):
     real = run_dir.write_atomic
 

@@ -25,9 +25,17 @@ def test_the_answer_the_table_and_the_files(points: Path, tmp_path: Path, widthw
     assert f"new reaches base's fitted loss of {3 * 27**-0.05:.4g} with {expected}" in " ".join(out.split())
     for word in ("power *", "power_irreducible", "log_linear", "left out"):
         assert word in out
-    assert (tmp_path / "o" / "scaling.json").is_file()
     assert (tmp_path / "o" / "report.html").is_file()
     assert str(tmp_path / "o" / "report.html") in out
+
+
+def test_an_interval_is_shown_from_its_lower_end(points: Path, tmp_path: Path, widthwise) -> None:
+    points.write_text(points.read_text().replace("new,m3,3,2.79", "new,m3,3,2.80"))
+    asked = ("--x", "compute", "--y", "loss", "--group", "model", "--baseline", "base", "--law", "power")
+    out = widthwise("fit", points, *asked, "--out", tmp_path / "o")[1]
+    ratios = [each["ratio"] for each in json.loads((tmp_path / "o" / "scaling.json").read_text())["savings"]]
+    assert all(ratio["low"] < 0.99 * ratio["high"] for ratio in ratios)
+    assert all(f"{ratio['low']:.1%} to {ratio['high']:.1%}" in out for ratio in ratios)
 
 
 def test_json_is_the_file(points: Path, tmp_path: Path, widthwise, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,9 @@ def test_shards_are_tried_where_copies_do_not_fit(recipe: Path, widthwise) -> No
 
 def test_without_flops_it_says_what_the_days_need(recipe: Path, widthwise) -> None:
     flops = json.loads(widthwise("plan", recipe, "--device", "1GB", "--json")[1])["training_flops"]
-    out = widthwise("plan", recipe, "--device", "1GB", "--days", 1e-6)[1]
-    assert f"need {flops / 0.0864 / 1e12:.3g} TFLOP/s in use on each device" in out
+    for n_devices in (1, 2):
+        out = widthwise("plan", recipe, "--device", "1GB", "--days", 1e-6, "--n-devices", n_devices)[1]
+        assert f"need {flops / 0.0864 / 1e12 / n_devices:.3g} TFLOP/s in use on each device" in out
 
 
 def test_without_flops_the_devices_with_about_this_memory_are_named(recipe: Path, widthwise) -> None:

@@ -66,6 +66,9 @@ def test_when_all_points_fail_the_exit_code_says_so(sweep, tmp_path: Path) -> No
     assert code == 1
     assert "1000000.0: runs/1000000.0-seed3: stopped at step" in out
     assert error.splitlines()[-1] == f"error: {tmp_path / 'out'}: all 1 points failed"
+    some = ("train.log_every=1", "--over", "optimizer.lr=1e-3,1e6", "--seed", 3, "--out", tmp_path / "some", "--json")
+    code, out, _ = sweep("train.steps=4", *some)
+    assert (code, json.loads(out)["study"]["n_failed"]) == (0, 1)
 
 
 SEARCH = ("--over", "optimizer.lr=0.002", "--seed", 3, "--sampler", "random", "--trials", 1)
@@ -110,3 +113,4 @@ def test_a_dry_run_of_a_ladder_trains_nothing_and_remarks_rungs_that_take_too_lo
     assert plan["seeds"] == [5]
     assert [row["name"] for row in plan["points"]] == ["uniform-d16", "uniform-d32", "uniform-d48"]
     assert plan["hours"] == pytest.approx(plan["training_flops"] / 1e9 / 3600)
+    assert "--mfu: got 0; must be above 0 and at most 1" in ladder("--device", "h200", "--mfu", 0)[2]

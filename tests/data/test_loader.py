@@ -3,6 +3,7 @@
 import tracemalloc
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_files import N_TOKENS, counting_tokens, three_sources
 
 from widthwise.config_io import UserError
 from widthwise.data.held_out import HeldOut
 from widthwise.data.loader import Loader
-from widthwise.data.shards import TokenFile
+from widthwise.data.shards import ShardWriter, TokenFile
 from widthwise.data.windows import FileWindows, MixedWindows, TokenMixture, permute
 
 few = settings(max_examples=25)
 OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}
+N_TOKENS = (997, 311, 2003)
+"""Tokens of each of the three sources."""
+
+
+def counting_tokens(prefix: Path, n_tokens: int, first: int = 0) -> TokenFile:
+    """A file whose token i is first + i, so that a window shows where it was cut."""
+    with ShardWriter(prefix, np.dtype("<i4")) as writer:
+        writer.add(np.arange(first, first + n_tokens, dtype="<i4"), np.array([n_tokens]))
+    return TokenFile(prefix)
+
+
+def three_sources(folder: Path) -> TokenMixture:
+    """Sources a, b and c, of which a has the first tokens, c the last."""
+    firsts = np.cumsum([0, *N_TOKENS]).tolist()
+    files = {name: counting_tokens(folder / name, n, first) for name, n, first in zip("abc", N_TOKENS, firsts)}
+    return TokenMixture(files, {"a": 1, "b": 3, "c": 4})
 
 
 @pytest.fixture(scope="module")

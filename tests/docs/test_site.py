@@ -5,18 +5,59 @@ import shutil
 import subprocess
 import sys
 import time
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
-from site_pages import SitePage, broken_links
 
 import widthwise
 
-pytestmark = pytest.mark.hard
-
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+ATTRIBUTES = {"a": "href", "link": "href", "img": "src", "script": "src", "source": "src"}
+
+
+class SitePage(HTMLParser):
+    """What a page can be reached at, and what it leads to or loads."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.path = path
+        self.anchors: set[str] = set()
+        self.links: list[tuple[str, str]] = []
+        """Tag and address of each."""
+        self.pictures_without_words: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors |= {value for key in ("id", "name") if (value := given.get(key))}
+        if address := given.get(ATTRIBUTES.get(tag, "")):
+            self.links.append((tag, address))
+        if tag == "img" and not given.get("alt"):
+            self.pictures_without_words.append(str(given.get("src")))
+
+    def loaded_from_elsewhere(self) -> list[str]:
+        """What the browser would fetch from another machine; a link that one may follow is none."""
+        return [address for tag, address in self.links if tag != "a" and urlsplit(address).netloc]
+
+
+def broken_links(pages: list[SitePage]) -> list[str]:
+    """Links inside the site whose file or anchor is missing."""
+    anchors = {page.path.resolve(): page.anchors for page in pages}
+    broken = []
+    for page in pages:
+        for _, address in page.links:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path.resolve()
+            known = anchors.get(target)
+            if not target.is_file() or (parts.fragment and known is not None and unquote(parts.fragment) not in known):
+                broken.append(f"{page.path.name}: {address}")
+    return broken
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:
@@ -57,6 +98,7 @@ def pages(site: Path) -> list[SitePage]:
     return [SitePage(path) for path in site.rglob("*.html") if site / "results" not in path.parents]
 
 
+@pytest.mark.hard
 def test_links_and_anchors_hold_pictures_have_words_and_nothing_is_loaded_from_elsewhere(
     site: Path, pages: list[SitePage]
 ) -> None:
@@ -68,6 +110,7 @@ def test_links_and_anchors_hold_pictures_have_words_and_nothing_is_loaded_from_e
         assert not re.search(r"(url\(['\"]?|@import\s+['\"])(https?:)?//", sheet.read_text()), sheet
 
 
+@pytest.mark.hard
 def test_every_result_has_its_page_and_links_to_results_lead_there(site: Path) -> None:
     assert 'href="evidence/x_heads_d64.html"' in (site / "findings.html").read_text()
     assert 'href="contributing.html"' in (site / "library.html").read_text()
@@ -83,6 +126,7 @@ FOUND = """(() => {
 })()"""
 
 
+@pytest.mark.hard
 @IN_CHROMIUM
 def test_a_search_from_a_folder_finds_the_page_of_its_words_first(site: Path, browser: Page) -> None:
     browser.visit(f"{(site / 'search.html').as_uri()}?q=virtual+width", 390)

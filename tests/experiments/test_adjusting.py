@@ -145,6 +145,17 @@ def test_parts_are_adjusted_in_turn_the_first_roughly_and_the_last_closely(tmp_p
     assert_nearest(plan, "ffn")
 
 
+def test_a_number_between_two_steps_stays_where_no_step_is_nearer(tmp_path: Path) -> None:
+    """Down to whole units it is the same model, whichever side of the budget that lies on."""
+    for n_layers in (4, 5):
+        hourglass = {"n_layers": n_layers, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.5}}
+        nearest = read(tmp_path, hourglass, "ffn").adjustments["other"]
+        assert (nearest.miss < 0) == (n_layers == 4)
+        between = nearest.changes[0].after + 1e-4
+        change = only_change(read(tmp_path, merge(hourglass, {"ffn": {"ratio": between}}), "ffn"))
+        assert (change.before, change.after) == (between, between)
+
+
 def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> None:
     def write(other: dict) -> Path:
         compare = {

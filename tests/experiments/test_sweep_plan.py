@@ -4,12 +4,14 @@ import itertools
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
+from widthwise.experiments.axes import Range
 from widthwise.experiments.experiment import ALLOWED_IN_NAMES, Experiment, Point
 from widthwise.experiments.sweep import read_axes, read_sweep
 from widthwise.recipe.recipe import parse_recipe
@@ -101,6 +103,13 @@ def test_an_axis_can_be_written_on_the_command_line() -> None:
         ("train.steps={low: 2, high: 9}", {"train.steps": {"low": 2, "high": 9}}),
     ):
         assert read_axes([text]) == axis
+
+
+def test_a_drawn_number_is_rounded_and_never_out_of_its_range() -> None:
+    axis = Range(low=0.12345649, high=0.98765451)
+    for drawn, expected in ((axis.low, axis.low), (0.5000004, 0.5), (axis.high, axis.high)):
+        trial = Mock(suggest_float=Mock(return_value=drawn))
+        assert axis.drawn(trial, "optimizer.lr") == expected
 
 
 def test_sweeps_that_train_something_else_may_not_share_a_study(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 from small_costs import small_cost
 
 from widthwise.config_io import UserError
-from widthwise.records.estimate import Effects
-from widthwise.records.quantities import OF_RUNS
+from widthwise.records.comparison import Variant
+from widthwise.records.estimate import Effects, EqualLoss, Estimate
+from widthwise.records.quantities import OF_RUNS, QUANTITY
 from widthwise.records.run import RunResult
 
 
@@ -42,6 +43,36 @@ def test_training_flops_follow_from_pflops_days_in_a_file_of_an_older_version() 
     assert of_run(RunResult(cost=cost, pflops_days=0.5)) == 0.5 * 1e15 * 24 * 60 * 60
     assert of_run(RunResult(cost=cost, pflops_days=0.5, training_flops=7)) == 7
     assert of_run(RunResult(cost=cost)) is None
+
+
+def test_what_is_needed_for_the_same_loss_is_read_for_each_depth_apart() -> None:
+    def needed(first: float) -> EqualLoss:
+        of_pair = [Estimate(mean=first + place) for place in range(4)]
+        names = ("tokens_ratio", "training_flops_ratio", "tokens", "training_flops")
+        return EqualLoss(n_reached=1, **dict(zip(names, of_pair)))
+
+    at_equal_loss = {"val_loss": needed(10), "val_loss_next_2": needed(20), "val_loss_next_3": needed(30)}
+    variant = Variant(
+        name="x", runs=["x"], val_loss=Estimate(mean=2), cost=small_cost(), ratio={}, at_equal_loss=at_equal_loss
+    )
+    for first, end in ((10, ""), (20, "_next_2"), (30, "_next_3")):
+        names = [f"{key}_at_equal_loss{end}" for key in ("tokens", "training_flops")]
+        names += [f"{key}_to_baseline_loss{end}" for key in ("tokens", "training_flops")]
+        assert [QUANTITY[name].value(variant) for name in names] == [first + place for place in range(4)]
+    assert QUANTITY["tokens_at_equal_loss_next_4"].value(variant) is None
+
+
+def test_there_is_no_ratio_where_one_of_the_two_lacks_the_number() -> None:
+    def variant(loss: float | None) -> Variant:
+        own = None if loss is None else Estimate(mean=loss)
+        return Variant(
+            name="x", runs=["x"], val_loss=Estimate(mean=2), cost=small_cost(), ratio={}, val_bits_per_byte=own
+        )
+
+    of = QUANTITY["val_bits_per_byte"]
+    assert of.ratio(variant(3.0), variant(1.5)) == 2
+    for own, other in ((3.0, None), (None, 1.5), (None, None), (3.0, 0.0)):
+        assert of.ratio(variant(own), variant(other)) is None
 
 
 EFFECTS = Effects(

@@ -1,8 +1,10 @@
 """Every kind of page in a headless Chromium, which is started once."""
 
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
@@ -10,7 +12,6 @@ from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_full_comparison
 from fake_discovery import write_discovery
 from fake_effects import write_scales
-from fake_evaluation_table import write_evaluation_table
 from fake_family import write_family
 from fake_growth import write_grown_run
 from fake_scaling import write_scaling
@@ -26,6 +27,24 @@ def _analysis(folder: Path) -> Path:
     return write_analysis(folder, model("uniform", [64, 64, 64], 0.8), dynamic)
 
 
+def _evaluation_table(folder: Path) -> Path:
+    """What two models know."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = [
+        {"name": "ARC_C", "metric": "acc_norm", "is_share": True, "source": "file", "n_items": 117},
+        {"name": "WikiText", "metric": "word_perplexity", "is_share": False, "source": "file"},
+    ]
+    beside = {"value": 0.34, "difference": 0.01, "p_better": 0.03, "p_worse": 0.97}
+    rows: list[dict[str, Any]] = [
+        {"name": "uniform", "run": "runs/uniform", "step": 70, "cells": [{"value": 0.33}, {"value": 16.9}]},
+        {"name": "x", "run": "runs/x", "step": 70, "baseline": "uniform", "cells": [beside, {"value": 16.3}]},
+    ]
+    table = {"title": "two models", "command": "widthwise eval runs/uniform runs/x", "created": "2026-11-22"}
+    table |= {"significance": 0.05, "columns": columns, "rows": rows}
+    (folder / "evaluation_table.json").write_text(json.dumps(table))
+    return folder
+
+
 BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
     "comparison.json": write_full_comparison,
     "sweep.json": lambda folder: write_sweep(folder, with_wide_grid(sweep_data())),
@@ -33,7 +52,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
     "analysis.json": _analysis,
     "family.json": write_family,
     "discovery.json": write_discovery,
-    "evaluation_table.json": write_evaluation_table,
+    "evaluation_table.json": _evaluation_table,
     "growth": write_grown_run,
     "effects.json": write_scales,
 }

@@ -12,7 +12,7 @@ from widthwise.data.held_out import HeldOut
 from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
 from widthwise.runs.evaluate import evaluate_run
-from widthwise.runs.scoring import HELD_OUT
+from widthwise.runs.loaded import HELD_OUT
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
 

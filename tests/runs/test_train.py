@@ -52,7 +52,8 @@ def test_result_holds_what_reports_and_comparisons_read(finished):
     assert result.n_val_tokens == 90 // 17 * 17
     assert result.data.n_train_tokens > result.data.n_held_out_tokens >= result.n_val_tokens
     assert result["val_loss"] == pytest.approx(statistics.fmean(result["val_window_losses"]))
-    assert result["tokens_per_second"] > 0
+    seconds = [record["step_seconds"] for record in RunDir(finished).metrics() if record["event"] == "train"]
+    assert result["tokens_per_second"] == pytest.approx(4 * 17 / statistics.median(seconds))
     assert result["notes"] == []
     flops = result["cost"]["flops_per_token"]["training"]
     assert flops == recipe.explicit_model.cost().training_flops(17)
@@ -73,6 +74,13 @@ def test_unfinished_run_is_resumed_only_on_request(finished, tmp_path):
         train(tiny_recipe(), run.path)
     train_or_resume(tiny_recipe(), run.path)
     assert outcome(run.path) == outcome(finished)
+
+
+def test_a_run_whose_record_of_its_data_is_lost_takes_up_no_other(finished, tmp_path):
+    run = RunDir(tmp_path / "run")
+    run.begin(RunDir(finished).config_yaml(), {k: v for k, v in RunDir(finished).environment().items() if k != "data"})
+    with pytest.raises(UserError, match=r"run/environment\.json: data"):
+        train_or_resume(tiny_recipe(), run.path)
 
 
 def test_run_held_by_another_process_is_refused(finished):
@@ -149,13 +157,19 @@ def test_data_that_changed_or_were_damaged_since_the_start_are_refused(tmp_path)
     ],
     ids=["rises", "is not finite"],
 )
-def test_a_loss_that_goes_wild_stops_the_run_before_a_checkpoint_of_it(tmp_path, wild, message):
-    run = RunDir(tmp_path / "run")
+def test_a_loss_that_goes_wild_stops_the_run_before_a_checkpoint_of_it(tmp_path, monkeypatch, wild, message):
+    """Who asks for it tries again; a launcher that starts the same command again does not."""
+    run, recipe = RunDir(tmp_path / "run"), tiny_recipe("schedule.warmup_steps=0", "train.log_every=1", *wild)
     with pytest.raises(RunFailed, match=message):
-        train(tiny_recipe("schedule.warmup_steps=0", "train.log_every=1", *wild), run.path)
+        train(recipe, run.path)
     *_, last = run.metrics()
     assert last["event"] == "stopped"
     names = {path.name for path in run.checkpoints.iterdir()}
     assert names == {f"step_{step:08d}" for step in range(1, last["step"])}
     assert run.result() is None
     json.dumps(run.metrics(), allow_nan=False)
+    with pytest.raises(RunFailed, match=message):
+        train_or_resume(recipe, run.path)
+    monkeypatch.setattr("widthwise.runs.train.is_launched", lambda: True)
+    with pytest.raises(UserError, match=rf"stopped at step {last['step']}: .* tries again"):
+        train(recipe, run.path)

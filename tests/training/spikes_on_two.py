@@ -7,12 +7,15 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from spoilt_batches import spoil
+import torch
 from tiny_runs import tiny_recipe
 
+from widthwise.data.loader import Loader
+from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunFailed
 from widthwise.runs.train import train
@@ -25,6 +28,28 @@ CASES: dict[str, tuple[Recipe, tuple[int, ...]]] = {
     "skip, shared": (tiny_recipe(SKIP, "train.norms_every=3", "train.shards=2"), (6,)),
 }
 """Name -> recipe, and the batches that have no gradient that is a number."""
+
+
+def spoil(
+    monkeypatch, factors: Mapping[int, float], moved: Mapping[int, int] | None = None, part: str = "objective"
+) -> None:
+    """Multiplies the objective of batches by a factor, so that their gradients explode. The loader counts from 0.
+
+    moved: number -> number of the batch that is given out instead; part: `losses` for the reported losses.
+    """
+    number, load, loss = -1, Loader.batch, Decoder.loss
+
+    def batch(loader: Loader, step: int) -> torch.Tensor:
+        nonlocal number
+        number = (moved or {}).get(step, step)
+        return load(loader, number)
+
+    def spoilt(model: Decoder, *arguments, **options):
+        found = loss(model, *arguments, **options)
+        return found._replace(**{part: getattr(found, part) * factors.get(number, 1.0)})
+
+    monkeypatch.setattr(Loader, "batch", batch)
+    monkeypatch.setattr(Decoder, "loss", spoilt)
 
 
 def trained(recipe: Recipe, path: Path) -> str | None:

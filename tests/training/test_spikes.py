@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from ranks import said_by_script
-from spikes_on_two import CASES, trained
-from spoilt_batches import spoil
+from spikes_on_two import CASES, spoil, trained
 from tiny_runs import outcome, tiny_recipe, unfinished_copy, without_measurements
 
 from widthwise.recipe.spikes import SkipSpike

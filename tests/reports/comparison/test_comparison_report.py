@@ -15,8 +15,7 @@ from fake_comparison import write_comparison
 from page_section import change
 
 from widthwise.config_io import UserError
-from widthwise.records.comparison import Comparison
-from widthwise.reports.comparison.report import _question, write_comparison_report
+from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.run_dir import RunDir
 
 HOSTILE = (
@@ -140,15 +139,19 @@ def test_numbers_that_are_missing_are_left_open(tmp_path: Path) -> None:
     assert "Loss curves" not in write_comparison_report(folder)["html"].read_text()
 
 
-def test_the_question_says_how_far_from_equal_the_variants_are(comparison: Path) -> None:
+def test_the_question_says_how_far_from_equal_the_variants_are(tmp_path: Path) -> None:
     """A search may be asked for shapes that match less closely than the one percent of other comparisons."""
-    data = json.loads((comparison / "comparison.json").read_text())
-    for variant in data["variants"]:
-        variant["cost"]["params"]["total"], variant["ratio"]["params"] = 1_000_000, 1.0
-    for factor, words in ((1.009, "parameters?"), (1.034, "parameters, within 3.4%?")):
-        data["variants"][1]["ratio"]["params"] = factor
-        question = _question(Comparison.model_validate(data))
-        assert f"reach a lower held-out loss than uniform at equal {words}" in question
+
+    def matched(data: dict[str, Any], ratio: float) -> None:
+        for variant in data["variants"]:
+            variant["cost"]["params"]["total"], variant["ratio"]["params"] = 1_000_000, 1.0
+        data["variants"][1]["ratio"]["params"] = ratio
+
+    path = write_comparison(tmp_path) / "comparison.json"
+    for ratio, words in ((1.009, "parameters?"), (1.034, "parameters, within 3.4%?")):
+        folder = change(path, lambda data, ratio=ratio: matched(data, ratio))
+        page = write_comparison_report(folder)["html"].read_text()
+        assert f"reach a lower held-out loss than uniform at equal {words}" in page
 
 
 def test_a_broken_comparison_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
