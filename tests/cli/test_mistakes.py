@@ -89,7 +89,7 @@ MISTAKES = {
     ],
     "compare": [
         ("compare train.steps=3", "got no recipe"),
-        ("compare x.yaml --study mine", "goes with --storage"),
+        ("compare x.yaml --study mine", "the locks of their folders divide the runs"),
         ("compare pair.yaml --match kv_bytes --dry-run", "narrow: "),
         ("discover base.yaml --match loss --dry-run", "match: got 'loss'"),
         ("discover base.yaml --match kv_bytes --steps 8 --dry-run", "parts: got 'width', which adds no kv_bytes"),
@@ -110,7 +110,10 @@ MISTAKES = {
         ("sweep base.yaml --over optimizer.lr", "expected key=value,value"),
         (f"sweep base.yaml {OVER} --match weight", "match: got 'weight'"),
         (f"sweep base.yaml {OVER} --sampler tpe", "search.n_trials: is required but missing"),
-        (f"sweep base.yaml {OVER} --storage elsewhere", "--storage: is not the address of a database"),
+        (
+            f"sweep base.yaml {OVER} --trials 1 --sampler random --storage elsewhere",
+            "--storage: is not the address of a database",
+        ),
         (f"sweep base.yaml {OVER} --dry-run --device L4", "--device: goes with --ladder --dry-run"),
         ("sweep ladder.yaml --ladder --dry-run --days 3", "--days: got 3; it needs a --device or --flops-per-second"),
         ("sweep ladder.yaml --ladder --days 3 --device L4", "--device: goes with --ladder --dry-run"),

@@ -1,8 +1,7 @@
-"""`widthwise compare`: matched recipes x seeds -> one report."""
+"""Verbs that compare: `compare`, matched recipes x seeds; `family`, several larger models grown from one run."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,16 +12,12 @@ from widthwise.cli.experiment import (
     MatchOption,
     WorkerOption,
     jobs_asked,
+    run_and_report,
     show_workload,
 )
-from widthwise.cli.progress import TrackerName, TrackOption, training_progress
+from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json, say_tables, table_console
 from widthwise.config_io import UserError
-from widthwise.reports.page.formats import duration
-from widthwise.training.launch import is_silent
-
-if TYPE_CHECKING:
-    from widthwise.experiments.experiment import Experiment
 
 
 def compare(
@@ -62,41 +57,54 @@ def compare(
     run_and_report(plan, out or Path("runs") / plan.title, as_json, jobs, track, worker)
 
 
-def run_and_report(
-    plan: "Experiment",
-    folder: Path,
-    as_json: bool,
-    jobs: str = "auto",
-    track: Sequence[TrackerName] | None = None,
-    is_worker: bool = False,
+def family(
+    run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is grown.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to all recipes, such as train.steps=2000.")
+    ] = None,
+    to: Annotated[list[Path] | None, typer.Option(help="Recipe of a larger model; repeat for several.")] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="Run of the same recipe with another seed, grown too; repeat for several.")
+    ] = None,
+    alone: Annotated[
+        Literal["tokens", "flops"] | None,
+        typer.Option(help="Train each model from scratch too, on as many tokens or with as many training FLOPs."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new runs; default: RUN-family.")] = None,
+    jobs: JobsOption = "auto",
+    track: TrackOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the family as JSON.")] = False,
 ) -> None:
-    """Trains the runs of the plan, shows their progress, and prints the result. jobs, track: as `compare` takes them.
-    is_worker: ends when there is nothing left to begin, though others have not finished."""
-    from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.running import expected_seconds, run_plan
-    from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.reports.comparison.terminal import comparison_table
-    from widthwise.reports.writing import write_report
-    from widthwise.runs.environment import command_line
+    """Grow one run into several sizes without changing what it computes, and train each to the end of its recipe.
 
-    at_a_time = Jobs.of(plan.recipes.values(), len(plan.order), jobs_asked(jobs))
+    Finished branches are not trained again: the same command continues an interrupted family.
+
+    Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
+    """
+    from widthwise.config_io import UserError
+    from widthwise.experiments.family import plan_family, run_family
+    from widthwise.experiments.jobs import Jobs
+    from widthwise.reports.family.tables import control_table, member_table, sentences, size_table
+    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.runs.environment import command_line
+    from widthwise.runs.trained import Source
+
+    if not to:
+        raise UserError("--to: is required; give the recipe of a larger model, one --to for each")
+    folder = out or run.with_name(f"{run.name}-family")
+    check_kind(folder, "family.json")
+    further = [Source.of(other) for other in also or ()]
+    branches = plan_family(Source.of(run), to, overrides or (), folder, further, alone)
+    recipes = [recipe for branch in branches for recipe in branch.recipes]
+    at_a_time = Jobs.of(recipes, len(recipes), jobs_asked(jobs))
     with training_progress(track) as observer:
-        expected = expected_seconds(plan, folder, at_a_time)
-        here = f"; about {duration(expected / 3600)} here, by a measured step of each variant" if expected else ""
-        for line in (f"{plan.in_words}{here}", *plan.adjustment_lines):
-            observer.message(line)
-        try:
-            comparison = run_plan(plan, folder, command_line(), observer, at_a_time, waits=not is_worker)
-        except HeldElsewhere as left:
-            observer.message(str(left))
-            return
-    if is_silent():
-        return
+        found = run_family(branches, folder, observer, at_a_time, alone, command_line())
     files = write_report([folder])
     if as_json:
-        say_json(comparison)
+        say_json(found)
         return
-    say_tables(comparison_table(comparison))
-    table_console().print(comparison.sentence)
-    for file in reversed(files):  # the page comes last
-        say(f"wrote {file}")
+    for table in (member_table(found), control_table(found), size_table(found)):
+        if table is not None:
+            say_tables(table)
+    table_console().print("\n".join(sentences(found)))
+    say(*(f"wrote {file}" for file in files))

@@ -1,17 +1,29 @@
-"""Options and tables of the verbs that train many runs."""
+"""What the verbs that train many runs share: options, the planned work, and the result on the terminal."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say, say_json, say_tables, table_console
 from widthwise.config_io import UserError
+from widthwise.records.comparison import Comparison
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.page.formats import clean, fixed, shown, si, signed
+from widthwise.records.sweep import FinishedPoint, Sweep
+from widthwise.reports.comparison.main_table import doubts, marked
+from widthwise.reports.page.formats import clean, duration, fixed, interval, percentage, ratio, shown, si, signed
 from widthwise.reports.page.table import Table
+from widthwise.run_dir import RunFailed
+from widthwise.training.launch import is_silent
+
+if TYPE_CHECKING:
+    from widthwise.experiments.experiment import Experiment
 
 WORKERS = "Workers"
+LOSS, DIFFERENCE, PARAMS = (QUANTITY[name] for name in ("val_loss", "difference", "params"))
+RATIOS = [QUANTITY[name] for name in ("training_flops", "kv_bytes")]
 WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
 COSTS = [
     QUANTITY[name]
@@ -62,6 +74,83 @@ def jobs_asked(text: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"--jobs: got {text!r}; must be auto or a number of at least 1")
     return int(text)
+
+
+def run_and_report(
+    plan: "Experiment",
+    folder: Path,
+    as_json: bool,
+    jobs: str = "auto",
+    track: Sequence[TrackerName] | None = None,
+    is_worker: bool = False,
+    storage: str | None = None,
+    study: str | None = None,
+) -> None:
+    """Train the runs of an experiment, show their progress, and print the result.
+
+    jobs, track, storage, study: as the verbs take them. is_worker: end when there is nothing left to begin, though
+    others have not finished. Raises RunFailed where all points failed.
+    """
+    from widthwise.experiments.jobs import Jobs
+    from widthwise.experiments.running import expected_seconds, run_experiment
+    from widthwise.experiments.scheduler import HeldElsewhere
+    from widthwise.reports.comparison.terminal import comparison_table
+    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.runs.environment import command_line
+
+    check_kind(folder, Comparison.file_name if plan.axes is None else Sweep.file_name)
+    at_a_time = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), jobs_asked(jobs))
+    with training_progress(track) as observer:
+        amount = plan.in_words if plan.axes is None else workload_line(plan.workload(), "point")
+        if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
+            amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
+        for line in (amount, *plan.adjustment_lines):
+            observer.message(line)
+        try:
+            found = run_experiment(
+                plan, folder, command_line(), observer, at_a_time, not is_worker, storage_url=storage, study_name=study
+            )
+        except HeldElsewhere as left:
+            observer.message(str(left))
+            return
+    if is_silent():
+        return
+    files = write_report([folder])
+    if as_json:
+        say_json(found)
+    else:
+        say_tables(comparison_table(found) if isinstance(found, Comparison) else sweep_table(found))
+        table_console().print(found.sentence)
+        failed = [point for point in (found.open_points if isinstance(found, Sweep) else ()) if point.state == "failed"]
+        say(*(f"{point.name}: {clean(point.reason or '')}" for point in failed))
+        say(*(f"wrote {file}" for file in reversed(files)))  # the page comes last
+    if isinstance(found, Sweep) and not found.study.n_finished:
+        raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
+
+
+def sweep_table(found: Sweep) -> Table:
+    """The content of sweep.json, the lowest loss first; what has not finished stands below."""
+    rows = [_cells(point) for point in found.variants] + [[clean(each.name), each.state] for each in found.open_points]
+    header = ["point", LOSS.brief_title, DIFFERENCE.title, "verdict", PARAMS.brief_title]
+    header += [each.brief_title for each in RATIOS]
+    note = ""
+    if found.baseline_words:
+        ratios = " and ".join(each.brief_title for each in RATIOS)
+        note = f"{percentage(found.confidence)} intervals; {ratios}: ratio to {clean(found.baseline_words)}"
+    return Table(clean(found.title), header, rows, words={"verdict"}, note="\n".join([note, *doubts(found)]).strip())
+
+
+def _cells(point: FinishedPoint) -> list[str]:
+    ends = interval(point.difference, 3, with_sign=True) if point.difference else ""
+    difference = shown(point.difference.mean, DIFFERENCE) if point.difference else ""
+    return [
+        marked(point),
+        shown(point.val_loss.mean, LOSS),
+        f"{difference} ({ends})" if ends else difference,
+        point.verdict or "",
+        shown(PARAMS.value(point), PARAMS),
+        *(ratio(point.ratio.get(each.name), sign="") for each in RATIOS),
+    ]
 
 
 def show_workload(

@@ -7,8 +7,7 @@ import typer
 from pydantic import Field
 
 from widthwise.bundled import recipe_name
-from widthwise.cli.compare import run_and_report
-from widthwise.cli.experiment import JobsOption, jobs_asked
+from widthwise.cli.experiment import JobsOption, jobs_asked, run_and_report
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json, say_tables, table_console

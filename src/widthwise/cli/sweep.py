@@ -1,6 +1,6 @@
-"""`widthwise sweep`: a grid, or a search, over keys of a recipe."""
+"""`widthwise sweep`: a grid, or a search, over keys of a recipe; with `--ladder` variants at several sizes."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,25 +12,22 @@ from widthwise.cli.experiment import (
     JobsOption,
     MatchOption,
     WorkerOption,
-    jobs_asked,
+    run_and_report,
     show_workload,
-    workload_line,
 )
-from widthwise.cli.progress import TrackerName, TrackOption, training_progress
-from widthwise.cli.terminal import remark, say, say_json, say_tables, table_console
+from widthwise.cli.progress import TrackOption
+from widthwise.cli.terminal import remark, say, say_json, say_tables
+from widthwise.config_io import UserError
 from widthwise.records.quantities import QUANTITY
-from widthwise.records.sweep import FinishedPoint, Sweep
-from widthwise.reports.comparison.main_table import doubts, marked
-from widthwise.reports.page.formats import clean, interval, percentage, ratio, shown
+from widthwise.reports.page.formats import clean, duration, shown
 from widthwise.reports.page.table import Table
-from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
     from widthwise.experiments.experiment import Experiment
+    from widthwise.runs.devices import Device
 
 WHAT, SEARCH, LADDER = "What to vary", "A search", "A ladder of sizes"
-LOSS, DIFFERENCE, PARAMS = (QUANTITY[name] for name in ("val_loss", "difference", "params"))
-RATIOS = [QUANTITY[name] for name in ("training_flops", "kv_bytes")]
+COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
 
 
 def sweep(
@@ -100,7 +97,7 @@ def sweep(
     Example: `widthwise sweep configs/sweep_shapes.yaml`, `widthwise sweep configs/small.yaml --over
     optimizer.lr=0.002,0.004`
     """
-    from widthwise.cli.ladder import clock_asked, ladder_asked, show_ladder
+    from widthwise.experiments.ladder import read_ladder
     from widthwise.experiments.sweep import read_axes, read_sweep
 
     asked: dict[str, Any] = {
@@ -113,11 +110,14 @@ def sweep(
     asked = {key: value for key, value in asked.items() if value}
     if sampler == "grid":
         asked["search"] = None
-    clock = clock_asked(device, mfu, flops_per_second, days, is_wanted=ladder and dry_run)
+    clock = _clock(device, mfu, flops_per_second, days, is_wanted=ladder and dry_run)
     if ladder:
-        plan = ladder_asked(recipe, overrides or (), asked)
+        if other := sorted(set(asked) - {"seeds"}):
+            rest = ", ".join(other)
+            raise UserError(f"--ladder: the ladder section of the recipe says what to train; leave out {rest}")
+        plan = read_ladder(recipe, overrides or (), seed or ())
         if dry_run:
-            show_ladder(plan, clock, days, as_json)
+            _show_ladder(plan, clock, days, as_json)
             return
     else:
         plan = read_sweep(recipe, overrides or (), asked)
@@ -126,9 +126,7 @@ def sweep(
     if dry_run:
         show_workload(plan.workload(), plan.title, "point", plan.adjustment_lines, as_json)
         return
-    _run_and_report(
-        plan, out or Path("runs") / plan.title, storage, study, jobs_asked(jobs), as_json, track, is_worker=worker
-    )
+    run_and_report(plan, out or Path("runs") / plan.title, as_json, jobs, track, worker, storage, study)
 
 
 def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
@@ -136,71 +134,63 @@ def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
     return {key: value for key, value in asked.items() if value is not None}
 
 
-def _run_and_report(
-    plan: "Experiment",
-    folder: Path,
-    storage: str | None,
-    study: str | None,
-    n_jobs: int | None,
-    as_json: bool,
-    track: Sequence[TrackerName] | None,
-    is_worker: bool,
-) -> None:
-    from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.running import run_sweep
-    from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.reports.writing import check_kind, write_report
-    from widthwise.run_dir import RunFailed
-    from widthwise.runs.environment import command_line
+def _clock(
+    device: str | None, mfu: float | None, flops_per_second: float | None, days: float | None, is_wanted: bool
+) -> "Device | None":
+    """The device for which hours are counted, if any. Raises UserError if options conflict."""
+    given = {"--device": device, "--mfu": mfu, "--flops-per-second": flops_per_second, "--days": days}
+    named = [option for option, value in given.items() if value is not None]
+    if named and not is_wanted:
+        raise UserError(f"{named[0]}: goes with --ladder --dry-run, which counts hours by it")
+    if mfu is not None and device is None:
+        raise UserError(f"--mfu: got {mfu:g}; it is a share of the peak of a --device")
+    if device is not None and flops_per_second is not None:
+        raise UserError("--flops-per-second: conflicts with --device; give one of the two")
+    if days is not None and not days > 0:
+        raise UserError(f"--days: got {days:g}; must be above 0")
+    if days is not None and device is None and flops_per_second is None:
+        raise UserError(f"--days: got {days:g}; it needs a --device or --flops-per-second")
+    from widthwise.runs.devices import DEVICES, Device
 
-    check_kind(folder, "sweep.json")
-    jobs = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), n_jobs)
-    with training_progress(track) as observer:
-        for line in (*plan.adjustment_lines, workload_line(plan.workload(), "point")):
-            observer.message(line)
-        try:
-            found = run_sweep(plan, folder, command_line(), storage, study, observer, jobs, waits=not is_worker)
-        except HeldElsewhere as left:
-            observer.message(str(left))
-            return
-    if is_silent():
-        return
-    files = write_report([folder])
+    if flops_per_second is not None:
+        return Device.at_rate(flops_per_second)
+    if device is None:
+        return None
+    found = Device.named(device, mfu, DEVICES, "; for any other device give --flops-per-second")
+    return replace(found, name=found.speed)
+
+
+def _show_ladder(plan: "Experiment", clock: "Device | None", days: float | None, as_json: bool) -> None:
+    """Prints the planned work. days: what a run may take."""
+    from widthwise.experiments.ladder import ladder_workload
+
+    workload = ladder_workload(plan, clock, days)
     if as_json:
-        say_json(found)
+        say_json(workload)
     else:
-        say_tables(sweep_table(found))
-        table_console().print(found.sentence)
-        say(*_failures(found), *(f"wrote {file}" for file in files))
-    if not found.study.n_finished:
-        raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
+        say_tables(ladder_table(workload))
+        for line in plan.adjustment_lines:
+            say(line)
+        for each in workload["remarks"]:
+            say(f"remark: {each}")
 
 
-def sweep_table(found: Sweep) -> Table:
-    """The content of sweep.json, the lowest loss first; what has not finished stands below."""
-    rows = [_cells(point) for point in found.variants] + [[clean(each.name), each.state] for each in found.open_points]
-    header = ["point", LOSS.brief_title, DIFFERENCE.title, "verdict", PARAMS.brief_title]
-    header += [each.brief_title for each in RATIOS]
-    note = ""
-    if found.baseline_words:
-        ratios = " and ".join(each.brief_title for each in RATIOS)
-        note = f"{percentage(found.confidence)} intervals; {ratios}: ratio to {clean(found.baseline_words)}"
-    return Table(clean(found.title), header, rows, words={"verdict"}, note="\n".join([note, *doubts(found)]).strip())
-
-
-def _cells(point: FinishedPoint) -> list[str]:
-    ends = interval(point.difference, 3, with_sign=True) if point.difference else ""
-    difference = shown(point.difference.mean, DIFFERENCE) if point.difference else ""
-    return [
-        marked(point),
-        shown(point.val_loss.mean, LOSS),
-        f"{difference} ({ends})" if ends else difference,
-        point.verdict or "",
-        shown(PARAMS.value(point), PARAMS),
-        *(ratio(point.ratio.get(each.name), sign="") for each in RATIOS),
+def ladder_table(workload: dict[str, Any]) -> Table:
+    """One row per point, for one run of it, from `experiments.ladder.ladder_workload`."""
+    total = shown(workload["training_flops"], COLUMNS[-1])
+    rows = [
+        [row["name"], *(shown(row[each.name], each) for each in COLUMNS), duration(row["hours"])]
+        for row in workload["points"]
     ]
+    rows += [[], ["all seeds", *[""] * (len(COLUMNS) - 1), total, duration(workload["hours"])]]
+    title = f"{clean(workload['title'])}: {workload['n_runs']} runs, {len(workload['seeds'])} of each line"
+    return Table(title, ["", *(each.brief_title for each in COLUMNS), "time"], rows, note=_note(workload))
 
 
-def _failures(found: Sweep) -> list[str]:
-    """Why points failed."""
-    return [f"{point.name}: {clean(point.reason or '')}" for point in found.open_points if point.state == "failed"]
+def _note(workload: dict[str, Any]) -> str:
+    tokens, counted = workload["tokens_per_param"], workload["count"].replace("params", "parameter").replace("_", " ")
+    rule = (
+        "steps as the recipe says" if tokens is None else f"{tokens:g} tokens per {counted} of a rung's first variant"
+    )
+    device = "time needs --device or --flops-per-second" if workload["device"] is None else workload["device"]
+    return f"{rule}\n{device}"

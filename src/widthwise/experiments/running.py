@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
@@ -45,66 +47,72 @@ def run_plan(
     jobs: Jobs | None = None,
     waits: bool = True,
 ) -> Comparison:
-    """Train what is not finished, seed by seed so that every variant has a first result early; write comparison.json.
-
-    command: how it is repeated, for the report; this process's command line where not given. jobs: how many runs are
-    trained here at a time. Several processes, also on other machines, may call this for one folder: they divide the
-    runs. waits: for the runs of others; else HeldElsewhere is raised if some are left when there is nothing more to
-    begin. Returns the comparison. A run that fails stops the comparison; finished runs are kept and not repeated.
-    Raises UserError if finished runs saw different data from the present, as after an upgrade of Python. Under torchrun
-    all processes call this, and train each run together.
-    """
-    folder, says, at_a_time, command = Path(folder), observer or Silence(), jobs or Jobs(), command or command_line()
-
-    def work() -> Comparison:
-        settled = plan.settled(partial(_one_precision, folder, says))
-        _planned_runs(settled, command).write(folder)
-        if at_a_time.n > 1:
-            group.check_data(settled.reference, says)
-        train_all(_ComparisonSchedule(settled, folder, says), group, at_a_time, "comparison", waits)
-        comparison = _comparison(settled, folder, command)
-        comparison.write(folder)
-        return comparison
-
-    made = missing_folders(folder)
-    try:
-        with process_group(plan.reference) as group:
-            return group.do(work)
-    finally:
-        remove_unused(made, {PlannedRuns.file_name, PRECISION})
+    """Run a comparison: `run_experiment` of points given by name."""
+    found = run_experiment(plan, folder, command, observer, jobs, waits)
+    assert isinstance(found, Comparison)
+    return found
 
 
 def run_sweep(
     plan: Experiment,
-    folder: Path,
-    command: str,
+    folder: Path | str,
+    command: str | None = None,
     storage_url: str | None = None,
     study_name: str | None = None,
     observer: Observer | None = None,
     jobs: Jobs | None = None,
     waits: bool = True,
 ) -> Sweep:
-    """Trains the points of a sweep, until all have finished or failed; writes sweep.json after each.
+    """Run a sweep or a ladder: `run_experiment` of points given by axes."""
+    found = run_experiment(plan, folder, command, observer, jobs, waits, storage_url, study_name)
+    assert isinstance(found, Sweep)
+    return found
 
-    storage_url, study_name: of a search, a database that Optuna can use and the study in it; default: a file in the
-    folder. jobs, waits: as `run_plan`. Returns the sweep. Raises UserError for a user mistake, and Interrupted after
-    Ctrl-C or SIGTERM; the same call continues. Under torchrun all processes call this, and train each run together.
+
+def run_experiment(
+    plan: Experiment,
+    folder: Path | str,
+    command: str | None = None,
+    observer: Observer | None = None,
+    jobs: Jobs | None = None,
+    waits: bool = True,
+    storage_url: str | None = None,
+    study_name: str | None = None,
+) -> Comparison | Sweep:
+    """Train the runs that have not finished, and write comparison.json, or sweep.json after each point.
+
+    command: how it is repeated, for the report; this process's command line where not given. jobs: how many runs are
+    trained here at a time. Several processes, also on other machines, may call this for one folder: they divide the
+    runs. waits: for the runs of others; else HeldElsewhere is raised if some are left when there is nothing more to
+    begin. storage_url, study_name: of a search, a database that Optuna can use and the study in it; default: a file in
+    the folder.
+
+    Returns the record. A run that fails stops a comparison, and is kept with the reason in a sweep; finished runs are
+    not repeated. Raises UserError for a mistake, also if finished runs saw different data from the present, as after an
+    upgrade of Python, and Interrupted after Ctrl-C or SIGTERM. Under torchrun all processes call this, and train each
+    run together.
     """
-    says, at_a_time = observer or Silence(), jobs or Jobs()
+    folder, says, at_a_time, command = Path(folder), observer or Silence(), jobs or Jobs(), command or command_line()
 
-    def work() -> Sweep:
-        group.check_data(plan.reference, says)
-        study = None if plan.space is None else Study(plan, folder, storage_url, study_name)
-        schedule = _SweepSchedule(plan, folder, command, says, study)
-        try:
-            train_all(schedule, group, at_a_time, "sweep", waits)
-            return schedule.write()
-        finally:
-            if study is not None:
-                study.close()
+    def work() -> Comparison | Sweep:
+        if at_a_time.n > 1 or plan.axes is not None:
+            group.check_data(plan.reference, says)
+        choose = cache(partial(_one_precision, folder, says))
+        settled = plan.settled(choose)
+        if plan.axes is None:
+            schedule = _ComparisonSchedule(settled, folder, command, says)
+        else:
+            study = None if plan.space is None else ending.enter_context(Study(plan, folder, storage_url, study_name))
+            schedule = _SweepSchedule(settled, folder, command, says, choose, study)
+        train_all(schedule, group, at_a_time, "comparison" if plan.axes is None else "sweep", waits)
+        return schedule.write()
 
-    with process_group(plan.reference) as group:
-        return group.do(work)
+    made = missing_folders(folder)
+    try:
+        with process_group(plan.reference) as group, ExitStack() as ending:
+            return group.do(work)
+    finally:
+        remove_unused(made, {PlannedRuns.file_name, PRECISION})
 
 
 def _one_precision(folder: Path, observer: Observer) -> Precision:
@@ -118,48 +126,54 @@ def runs_of(plan: Experiment, folder: Path) -> list[Run]:
     return [Run(folder / run_path(name, seed), plan.run_recipe(name, seed), name) for name, seed in plan.order]
 
 
-def _planned_runs(plan: Experiment, command: str) -> PlannedRuns:
-    """What is written down before the first run. command: how the comparison is repeated."""
-    runs = [
-        PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
-        for name, seed in plan.order
-    ]
-    return PlannedRuns(title=plan.title, command=command, baseline=str(plan.baseline), runs=runs)
-
-
 class _ComparisonSchedule(Schedule):
     """A run that fails stops the comparison."""
 
-    def __init__(self, plan: Experiment, folder: Path, observer: Observer):
+    def __init__(self, plan: Experiment, folder: Path, command: str, observer: Observer):
+        """Write down what is planned, too."""
         runs = runs_of(plan, folder)
         super().__init__(runs, observer)
-        self._first = RunDir(runs[0].path)
+        self._plan, self._command, self._folder, self._first = plan, command, folder, RunDir(runs[0].path)
+        planned = [
+            PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
+            for name, seed in plan.order
+        ]
+        PlannedRuns(title=plan.title, command=command, baseline=str(plan.baseline), runs=planned).write(folder)
 
     def finished(self, run: Run) -> None:
         if self._first.exists:  # another worker may be about to begin it
             check_same_data(RunDir(run.path), self._first)
 
-
-def _comparison(plan: Experiment, folder: Path, command: str) -> Comparison:
-    runs = {name: [RunDir(folder / run_path(name, seed)) for seed in plan.seeds] for name in plan.points}
-    results = {name: [load_result(run) for run in own] for name, own in runs.items()}
-    first = runs[next(iter(runs))][0]
-    for name, seed in plan.order:
-        check_same_data(RunDir(folder / run_path(name, seed)), first)
-    curves = {name: [LossCurve.of(run.metrics()) for run in own] for name, own in runs.items()}
-    return summarise(plan, results, first.environment(), command, curves)
+    def write(self) -> Comparison:
+        """The comparison, in its file too."""
+        plan = self._plan
+        runs = {name: [RunDir(self._folder / run_path(name, seed)) for seed in plan.seeds] for name in plan.points}
+        results = {name: [load_result(run) for run in own] for name, own in runs.items()}
+        for name, seed in plan.order:
+            check_same_data(RunDir(self._folder / run_path(name, seed)), self._first)
+        curves = {name: [LossCurve.of(run.metrics()) for run in own] for name, own in runs.items()}
+        comparison = summarise(plan, results, self._first.environment(), self._command, curves)
+        comparison.write(self._folder)
+        return comparison
 
 
 class _SweepSchedule(Schedule):
     """A point that fails is kept with the reason, and a search adds points as there is room for them."""
 
-    def __init__(self, plan: Experiment, folder: Path, command: str, observer: Observer, study: Study | None):
-        self._choose = cache(partial(_one_precision, folder, observer))
-        settled = plan.settled(self._choose)
-        self._seeds, self._folder, self._study = plan.seeds, folder, study
-        self._findings, self._failures = Findings(settled, folder, command, study), dict[str, str]()
+    def __init__(
+        self,
+        plan: Experiment,
+        folder: Path,
+        command: str,
+        observer: Observer,
+        choose: Callable[[], Precision],
+        study: Study | None,
+    ):
+        """choose: the precision of recipes that say `auto`. study: that of a search."""
+        self._seeds, self._folder, self._choose, self._study = plan.seeds, folder, choose, study
+        self._findings, self._failures = Findings(plan, folder, command, study), dict[str, str]()
         n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
-        super().__init__(runs_of(settled, folder), observer, [Work.of(plan.reference)] * n_unknown)
+        super().__init__(runs_of(plan, folder), observer, [Work.of(plan.reference)] * n_unknown)
 
     @property
     def n_held_elsewhere(self) -> int:

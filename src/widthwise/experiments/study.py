@@ -194,7 +194,10 @@ class Study:
     def _note(self, number: int, key: str, value: Any) -> None:
         self._patiently(lambda: self._trial(number).set_user_attr(key, value))
 
-    def close(self) -> None:
+    def __enter__(self) -> "Study":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Give up all locks, so that others may take the points that have not finished."""
         for lock in (*self._kept, *(lock for held in self._held.values() for _, lock in held)):
             lock.release()

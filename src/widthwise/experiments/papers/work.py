@@ -1,7 +1,7 @@
 """The kinds of work that make the numbers of an item: each plans, runs and reads back what a verb does."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,7 +28,7 @@ from widthwise.experiments.papers.measured import (
     from_variants,
 )
 from widthwise.experiments.papers.questions import TEXT, write_questions
-from widthwise.experiments.running import run_plan, run_sweep
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling.fitting import fit_groups
 from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
@@ -123,40 +123,56 @@ class Work(Config, ABC):
         """Return the numbers of such a record."""
 
 
-class _OfVariants(Work):
-    """Models of a recipe with a compare section."""
+class _Training(Work):
+    """Models of a recipe with a compare, sweep or ladder section."""
+
+    reader: ClassVar[Callable[[Path, Sequence[str]], Experiment]] = read_plan
 
     @property
     def plan(self) -> Experiment:
-        return read_plan([self.path], self.overrides)
+        return type(self).reader(self.path, self.overrides)
 
     @property
     def workload(self) -> str:
-        return self.plan.in_words
+        plan = self.plan
+        if plan.axes is None:
+            return plan.in_words
+        work = plan.workload()
+        return f"{work['n_runs']} runs, together {work['training_flops']:.3g} training FLOPs"
 
     def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> Experiment:
         """Train the runs of the plan that have not finished."""
         plan = self.plan
-        run_plan(plan, folder, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.order), n_jobs))
+        jobs = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), n_jobs)
+        run_experiment(plan, folder, observer=observer, jobs=jobs)
         return plan
 
+    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        self.train(folder, observer, n_jobs)
+        return [folder]
 
-class Comparing(_OfVariants):
+    def numbers(self, record: Any) -> Measured:
+        return from_variants(record)
+
+
+class Comparing(_Training):
     """A comparison, as it is."""
 
     kind: Literal["compare"] = "compare"
     record = Comparison
     tiny_overrides = ("compare.seeds=[1]",)
 
-    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        self.train(folder, observer, n_jobs)
-        return [folder]
 
-    def numbers(self, record: Comparison) -> Measured:
-        return from_variants(record)
+class Sweeping(_Training):
+    """A sweep, as it is."""
+
+    kind: Literal["sweep"] = "sweep"
+    record = Sweep
+    tiny_overrides = ("sweep.seeds=[1]",)
+    reader = read_sweep
 
 
-class Analysing(_OfVariants):
+class Analysing(_Training):
     """A comparison whose models are analysed on held-out text."""
 
     kind: Literal["analysis"] = "analysis"
@@ -182,7 +198,7 @@ class Analysing(_OfVariants):
         return from_analysis(record, self.read)
 
 
-class Evaluating(_OfVariants):
+class Evaluating(_Training):
     """A comparison whose models read held-out text and answer questions made from it.
 
     Those of a seed are compared with the baseline's of the same seed.
@@ -225,60 +241,19 @@ class Evaluating(_OfVariants):
         return from_table(record, self.read)
 
 
-class _OfPoints(Work):
-    """Models of a recipe with a sweep or ladder section."""
-
-    @property
-    @abstractmethod
-    def plan(self) -> Experiment: ...
-
-    @property
-    def workload(self) -> str:
-        work = self.plan.workload()
-        return f"{work['n_runs']} runs, together {work['training_flops']:.3g} training FLOPs"
-
-    def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> None:
-        """Train the points of the plan that have not finished."""
-        plan = self.plan
-        jobs = Jobs.of([plan.reference, *plan.recipes.values()], plan.workload()["n_runs"], n_jobs)
-        run_sweep(plan, folder, command_line(), observer=observer, jobs=jobs)
-
-
-class Sweeping(_OfPoints):
-    """A sweep, as it is."""
-
-    kind: Literal["sweep"] = "sweep"
-    record = Sweep
-    tiny_overrides = ("sweep.seeds=[1]",)
-
-    @property
-    def plan(self) -> Experiment:
-        return read_sweep(self.path, self.overrides)
-
-    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        self.train(folder, observer, n_jobs)
-        return [folder]
-
-    def numbers(self, record: Sweep) -> Measured:
-        return from_variants(record)
-
-
-class Laddering(_OfPoints):
+class Laddering(_Training):
     """A ladder, and laws through its sizes."""
 
     kind: Literal["ladder"] = "ladder"
     record = ScalingLaws
     tiny_overrides = ("ladder.seeds=[1]", "ladder.tokens_per_param=0.005")
+    reader = read_ladder
     over: tuple[str, ...] = ("training_flops",)
     """Quantities of the x axes, one law over each."""
 
-    @property
-    def plan(self) -> Experiment:
-        return read_ladder(self.path, self.overrides)
-
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        points, baseline = folder / POINTS, self.plan.baseline_group
-        self.train(points, observer, n_jobs)
+        points = folder / POINTS
+        baseline = self.train(points, observer, n_jobs).baseline_group
         for x in self.over:
             gathered = gather([points], Axes(x, "val_loss"), baseline)
             command = f"widthwise fit {points} --x {x} --y val_loss --baseline {baseline}"
