@@ -10,9 +10,8 @@ from widthwise.config_io import UserError
 
 VARIABLE = "WIDTHWISE_KERNELS"
 """The environment variable that chooses among FORMS."""
-FORMS = ("fused", "reference", "triton")
-"""`fused` (default): hand-written forms where one is meant for the device; `reference`: plain torch everywhere;
-`triton`: as `fused`, and the Triton kernels too."""
+FORMS = ("fused", "reference")
+"""`fused` (default): hand-written forms where one is meant for the device; `reference`: plain torch everywhere."""
 
 
 def use_fused(x: Tensor) -> bool:
@@ -24,20 +23,11 @@ def use_fused(x: Tensor) -> bool:
 
 
 def reference_wanted() -> bool:
-    """Whether the environment turns the hand-written forms off."""
-    return _wanted() == "reference"
-
-
-def triton_wanted() -> bool:
-    """Whether the environment turns on the Triton kernels."""
-    return _wanted() == "triton"
-
-
-def _wanted() -> str:
+    """Whether the environment turns the hand-written forms off. Raises UserError where it says something else."""
     value = os.environ.get(VARIABLE) or "fused"
     if value not in FORMS:
         raise UserError(f"{VARIABLE}: got {value!r}; allowed: {', '.join(FORMS)}")
-    return value
+    return value == "reference"
 
 
 def refuse_double_backward() -> None:
