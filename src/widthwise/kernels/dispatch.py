@@ -15,7 +15,7 @@ FORMS = ("fused", "reference")
 
 
 def use_fused(x: Tensor) -> bool:
-    """Whether the hand-written form is meant for this tensor: eager execution on the CPU.
+    """Return whether the hand-written form is meant for this tensor: eager execution on the CPU.
 
     Under torch.compile and on a GPU the reference is used, which the compiler fuses itself.
     """
@@ -23,7 +23,7 @@ def use_fused(x: Tensor) -> bool:
 
 
 def reference_wanted() -> bool:
-    """Whether the environment turns the hand-written forms off. Raises UserError where it says something else."""
+    """Return whether the environment turns the hand-written forms off. Raises UserError if it names no form."""
     value = os.environ.get(VARIABLE) or "fused"
     if value not in FORMS:
         raise UserError(f"{VARIABLE}: got {value!r}; allowed: {', '.join(FORMS)}")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from widthwise.kernels import read_slots, write_slots
-from widthwise.kernels.hyper_connections import reference
+from widthwise.kernels.hyper_connections import reference_read_slots
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
 from widthwise.model.residual.interface_module import Site
 from widthwise.model.residual.pattern import Pattern
@@ -90,9 +90,9 @@ class HyperConnection(Site):
     def coefficients(self, stream: Tensor) -> Tensor:
         """The mixing coefficients (B, T, n_slots, n_coefficients), without the first two axes if all tokens share them.
 
-        In fp32 or wider. See `kernels.hyper_connections.reference`.
+        In fp32 or wider. See `kernels.hyper_connections.reference_read_slots`.
         """
-        return reference.read_slots(stream, *self._reading())[1]
+        return reference_read_slots(stream, *self._reading())[1]
 
     def read(self, stream: Tensor) -> tuple[Tensor, Any]:
         return read_slots(stream, *self._reading(), self.config.state_every)
