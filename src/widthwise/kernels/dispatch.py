@@ -45,6 +45,11 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if is_autocast else x.dtype
 
 
+def widened(x: Tensor) -> Tensor:
+    """x in fp32 or wider, for sums and squares."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """A context that turns autocast off on the device of `x`, if it has autocast (the meta device has none)."""
     device = x.device.type

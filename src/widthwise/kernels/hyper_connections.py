@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from widthwise.kernels.dispatch import refuse_double_backward, use_fused, without_autocast
+from widthwise.kernels.dispatch import refuse_double_backward, use_fused, widened, without_autocast
 from widthwise.kernels.hyper_connections_chunks import Chunks, Site, add_product, product, site_of
 
 
@@ -33,7 +33,7 @@ def reference_read_slots(
     (B, T, n, k), or `static` itself, in fp32 or wider.
     """
     with without_autocast(state):
-        wide = state.to(torch.promote_types(state.dtype, torch.float32))
+        wide = widened(state)
         coefficients = static.to(wide.dtype)
         if projection is not None and scale is not None:
             inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
@@ -74,7 +74,7 @@ class FusedRead(NamedTuple):
 
 def _slots(state: Tensor) -> Tensor:
     """(B, T, n, b) -> (N, n, b), fp32 or wider."""
-    return state.flatten(0, -3).to(torch.promote_types(state.dtype, torch.float32)).contiguous()
+    return widened(state.flatten(0, -3)).contiguous()
 
 
 def _blocks(x: Tensor, state: Tensor) -> Tensor:
@@ -136,6 +136,8 @@ def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write:
 
 
 class _Read(torch.autograd.Function):
+    """Mixes the slots, a few tokens at a time, for the sublayer and for what is carried past it."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -189,6 +191,8 @@ class _Read(torch.autograd.Function):
 
 
 class _Write(torch.autograd.Function):
+    """Adds the update to what was carried, in place."""
+
     @staticmethod
     def forward(
         ctx: Any, carried: Tensor, write: Tensor, dtype: torch.dtype, reading: Any, update: Tensor, multiplier: float

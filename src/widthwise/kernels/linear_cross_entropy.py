@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear
 
-from widthwise.kernels.dispatch import reference_wanted, refuse_double_backward
+from widthwise.kernels.dispatch import reference_wanted, refuse_double_backward, widened
 
 LOGITS_PER_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 """Logits wanted at a time, by device: few enough for a CPU's caches, enough for efficient products on a GPU."""
@@ -58,8 +58,7 @@ def reference_linear_cross_entropy(
 
 def _logits(hidden: Tensor, weight: Tensor, multiplier: float) -> Tensor:
     """(n, vocab_size), in fp32 or wider."""
-    logits = linear(hidden, weight.to(hidden.dtype)).flatten(0, -2)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)) * multiplier
+    return widened(linear(hidden, weight.to(hidden.dtype)).flatten(0, -2)) * multiplier
 
 
 def rows_per_chunk(device_type: str, vocab_size: int) -> int:

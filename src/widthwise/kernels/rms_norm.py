@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward, use_fused
+from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward, use_fused, widened
 
 SMALLEST_GAIN = 1e-3
 """If any |gain| is smaller, output / gain is too inexact, and the normalised input is kept instead."""
@@ -22,14 +22,14 @@ def reference_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_
     x: (..., n), gain: (n,), or (groups, n) for x (..., groups, n) -> the shape of x, in the autocast dtype if autocast
     is on, else in the dtype of x.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = widened(x)
     inverse_rms = torch.rsqrt(wide[..., :stat_width].square().sum(dim=-1, keepdim=True) / norm_dim + eps)
     return (wide * inverse_rms * gain).to(compute_dtype(x))
 
 
 def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
     """x over its root mean square, and one over that, in fp32 or wider."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = widened(x)
     # vector_norm takes one pass and stays in fp32 under autocast, where a dot product would run in bf16.
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     inverse_rms = norm.square_().div_(norm_dim).add_(eps).rsqrt_()
