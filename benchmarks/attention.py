@@ -14,11 +14,12 @@ import torch
 from harness import RESULTS, Part, interleave, run_parts, summarise
 from torch import Tensor
 
-from widthwise.kernels.attention import fused, sdpa
+from widthwise.kernels.attention import sdpa_attention
+from widthwise.kernels.attention_in_blocks import attention_in_blocks
 
 D_MODEL, N_TOKENS = 256, 1024
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-FORMS = {"sdpa": sdpa.attention, "blocks": fused.attention}
+FORMS = {"sdpa": sdpa_attention, "blocks": attention_in_blocks}
 
 
 class Case(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from widthwise.kernels import bucketed_units, sliced_swiglu, swiglu
-from widthwise.kernels.sliced_swiglu import reference
+from widthwise.kernels.sliced_swiglu import reference_sliced_swiglu
 
 PRECISIONS = {"fp32": False, "bf16": True}
 TRAINING = {"n_tokens": 4096, "d_model": 512, "d_ff": 1536}
@@ -52,7 +52,7 @@ def forms(sizes: dict[str, int], width: Tensor, autocast: bool) -> dict[str, Cal
 
     return {
         "dense": under_autocast(lambda: linear(swiglu(linear(x, w_gate), linear(x, w_up)), w_down)),
-        "masked": under_autocast(lambda: reference.sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)),
+        "masked": under_autocast(lambda: reference_sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)),
         "sliced": under_autocast(lambda: sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)),
     }
 

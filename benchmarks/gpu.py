@@ -1,6 +1,6 @@
-"""One CUDA GPU: results equal to the CPU's, training steps of the recipes, decoding with the KV cache, Triton kernels.
+"""One CUDA GPU: results equal to the CPU's, training steps of the recipes, decoding with the KV cache.
 
-python benchmarks/gpu.py [--out benchmarks/results/gpu.json] [--only boundary]
+python benchmarks/gpu.py [--out benchmarks/results/gpu.json] [--only training]
 
 Needs PyTorch >= 2.11 and, for the 500M recipes, about 80 GB of GPU memory. Downloads nothing and takes less than nine
 minutes.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from boundary import equality_parts, speed_parts
 from harness import RESULTS, ROOT, Accelerator, Part, attempt, interleave, quantiles, run_parts, summarise
 from torch import Tensor
 from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, relative_error, template
@@ -263,13 +262,11 @@ def parts(on: Accelerator) -> list[Part]:
     return [
         Part("matrix_product", lambda _: measured_flops(on), 20),
         *(equal(shape) for shape in SHAPES),
-        *equality_parts(on),
         trained("200m", compiled=False, n_rounds=8, seconds=60),
         trained("200m", compiled=True, n_rounds=15, seconds=200),
         *(decoded(size, batch_size) for size in ("200m", "500m") for batch_size in (1, 32)),
         trained("500m", compiled=False, n_rounds=8, seconds=60),
         trained("500m", compiled=True, n_rounds=15, seconds=300),
-        *speed_parts(on),
     ]
 
 

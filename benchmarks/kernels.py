@@ -14,14 +14,10 @@ from harness import RESULTS, Part, interleave, run_parts, summarise
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from widthwise.kernels.linear_cross_entropy import fused as fused_loss
-from widthwise.kernels.linear_cross_entropy import reference as plain_loss
-from widthwise.kernels.rms_norm import fused as fused_norm
-from widthwise.kernels.rms_norm import reference as plain_norm
-from widthwise.kernels.rotary import fused as fused_rotation
-from widthwise.kernels.rotary import reference as plain_rotation
-from widthwise.kernels.swiglu import fused as fused_gate
-from widthwise.kernels.swiglu import reference as plain_gate
+from widthwise.kernels.linear_cross_entropy import fused_linear_cross_entropy, reference_linear_cross_entropy
+from widthwise.kernels.rms_norm import fused_rms_norm, reference_rms_norm
+from widthwise.kernels.rotary import fused_rotate, reference_rotate
+from widthwise.kernels.swiglu import fused_swiglu, reference_swiglu
 from widthwise.model.rope import Rope, rope_table
 
 N_TOKENS, D_MODEL, D_FF, VOCAB_SIZE, HEAD_DIM = 1024, 256, 1024, 4096, 32
@@ -39,15 +35,15 @@ def norms(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
 
     def call(form: Any) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            return form.rms_norm(x, gain, 1e-5, D_MODEL)
+            return form(x, gain, 1e-5, D_MODEL)
 
-    return {"reference": lambda: call(plain_norm), "fused": lambda: call(fused_norm)}
+    return {"reference": lambda: call(reference_rms_norm), "fused": lambda: call(fused_rms_norm)}
 
 
 def gates(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     """The elementwise part of a SwiGLU."""
     gate, up = parameter(N_TOKENS, D_FF, dtype=dtype), parameter(N_TOKENS, D_FF, dtype=dtype)
-    return {"reference": lambda: plain_gate.swiglu(gate, up), "fused": lambda: fused_gate.swiglu(gate, up)}
+    return {"reference": lambda: reference_swiglu(gate, up), "fused": lambda: fused_swiglu(gate, up)}
 
 
 def losses(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
@@ -56,9 +52,12 @@ def losses(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     targets = torch.randint(VOCAB_SIZE, (N_TOKENS,), generator=torch.Generator().manual_seed(1))
 
     def call(form: Any) -> Tensor:
-        return form.linear_cross_entropy(hidden, weight, targets, 0.02)[0]
+        return form(hidden, weight, targets, 0.02)[0]
 
-    return {"reference": lambda: call(plain_loss), "fused": lambda: call(fused_loss)}
+    return {
+        "reference": lambda: call(reference_linear_cross_entropy),
+        "fused": lambda: call(fused_linear_cross_entropy),
+    }
 
 
 def rotations(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
@@ -66,8 +65,8 @@ def rotations(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     x = parameter(1, N_TOKENS, D_MODEL // HEAD_DIM, HEAD_DIM, dtype=dtype)
     cos, sin = rope_table(torch.arange(N_TOKENS)[None], Rope(HEAD_DIM, 1e4))
     return {
-        "reference": lambda: plain_rotation.rotate(x, cos, sin),
-        "fused": lambda: fused_rotation.rotate(x, cos, sin),
+        "reference": lambda: reference_rotate(x, cos, sin),
+        "fused": lambda: fused_rotate(x, cos, sin),
     }
 
 

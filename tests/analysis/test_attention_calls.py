@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from widthwise.analysis import attention_calls
 from widthwise.analysis.attention_calls import AttentionCalls
-from widthwise.kernels.attention import fused
+from widthwise.kernels.attention_in_blocks import attention_in_blocks
 
 N_TEXTS, N_HEADS, N_TOKENS, HEAD_DIM = 2, 4, 7, 3
 
@@ -89,7 +89,7 @@ def test_attention_in_blocks_is_seen_too(documents):
     values[:, :, 0] = 1.0
     seen = []
     with AttentionCalls(lambda number, call: seen.append((number, call))) as calls:
-        out = fused.attention(heads(N_HEADS, 0), heads(2, 1), values, 0.7, documents)
+        out = attention_in_blocks(heads(N_HEADS, 0), heads(2, 1), values, 0.7, documents)
     ((number, call),) = seen
     assert (number, calls.n_calls) == (0, 1)
     torch.testing.assert_close(call.first_key_weights(), out[..., 0], rtol=0, atol=1e-12)

@@ -1,22 +1,24 @@
 """Attention in blocks, and of one query, against the reference; and which form takes what."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from thinned import every_pair, in_turn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from widthwise.kernels import attention
+from widthwise.kernels import attention, attention_in_blocks
 from widthwise.kernels.attention import (
     MIN_CACHED,
-    blocks,
-    fused,
-    one_query,
+    one_query_attention,
     one_query_is_faster,
-    operators,
-    reference,
-    sdpa,
+    reference_attention,
+    sdpa_attention,
 )
+from widthwise.kernels.attention_in_blocks import Blocks, forward
 
+MODULE = import_module("widthwise.kernels.attention")  # its function has the same name
+in_blocks = attention_in_blocks.attention_in_blocks
 SCALE = 0.7
 
 
@@ -52,8 +54,8 @@ def gradients(attend, inputs, **options):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks, of which the last ones are not full."""
-    monkeypatch.setattr(blocks, "rows_at_once", lambda n_keys: 4)
-    monkeypatch.setattr(blocks, "SCORE_BYTES", 8 * 4 * 11 * 2)
+    monkeypatch.setattr(attention_in_blocks, "rows_at_once", lambda n_keys: 4)
+    monkeypatch.setattr(attention_in_blocks, "SCORE_BYTES", 8 * 4 * 11 * 2)
 
 
 SHAPES = [(2, 3, 3, 11, 5, 5), (3, 4, 2, 13, 6, 3), (2, 6, 1, 9, 3, 7), (1, 1, 1, 1, 2, 1), (2, 10, 2, 4, 3, 4)]
@@ -64,12 +66,12 @@ SHAPES = [(2, 3, 3, 11, 5, 5), (3, 4, 2, 13, 6, 3), (2, 6, 1, 9, 3, 7), (1, 1, 1
     ("kind", [None, "in a line", "in turns", "padded"]),
     ("n_before", [0, 1, 6]),
     ("shape", SHAPES),
-    ("attend", [fused.attention, sdpa.attention]),
+    ("attend", [in_blocks, sdpa_attention]),
 )
 def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before, kind):
     n_texts, n_keys = shape[0], shape[3] + n_before
     inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
-    ours, truth = (gradients(form, inputs, documents=documents) for form in (attend, reference.attention))
+    ours, truth = (gradients(form, inputs, documents=documents) for form in (attend, reference_attention))
     for own, expected in zip(ours, truth, strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-11)
 
@@ -82,8 +84,8 @@ def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before
 def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound):
     inputs, documents = heads(shape, dtype), documents_of(kind, shape[0], shape[3])
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    ours = gradients(fused.attention, inputs, documents=documents)
-    truth = gradients(reference.attention, exact, documents=documents)
+    ours = gradients(in_blocks, inputs, documents=documents)
+    truth = gradients(reference_attention, exact, documents=documents)
     for own, expected in zip(ours, truth, strict=True):
         assert own.dtype == dtype
         assert (own - expected).norm() <= bound * expected.norm()
@@ -91,19 +93,19 @@ def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound):
 
 def test_sizes_of_blocks_make_no_difference(monkeypatch):
     inputs = heads((2, 4, 2, 13, 6, 3))
-    truth = gradients(fused.attention, inputs)
+    truth = gradients(in_blocks, inputs)
     for n_rows, n_bytes in [(1, 1), (6, 10**9), (10**6, 8)]:
-        monkeypatch.setattr(blocks, "rows_at_once", lambda n_keys, n_rows=n_rows: n_rows)
-        monkeypatch.setattr(blocks, "SCORE_BYTES", n_bytes)
-        for own, expected in zip(gradients(fused.attention, inputs), truth, strict=True):
+        monkeypatch.setattr(attention_in_blocks, "rows_at_once", lambda n_keys, n_rows=n_rows: n_rows)
+        monkeypatch.setattr(attention_in_blocks, "SCORE_BYTES", n_bytes)
+        for own, expected in zip(gradients(in_blocks, inputs), truth, strict=True):
             torch.testing.assert_close(own, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_blocks_leave_out_what_no_query_of_theirs_sees():
     queries, keys, _ = heads((1, 1, 1, 12, 2, 2))
     documents = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3])
-    assert [block.keys for block in blocks.Blocks(queries, keys, None)] == [slice(0, n) for n in (4, 8, 12)]
-    assert [block.keys for block in blocks.Blocks(queries, keys, documents)] == [
+    assert [block.keys for block in Blocks(queries, keys, None)] == [slice(0, n) for n in (4, 8, 12)]
+    assert [block.keys for block in Blocks(queries, keys, documents)] == [
         slice(0, 4),
         slice(0, 8),
         slice(5, 12),
@@ -112,25 +114,25 @@ def test_blocks_leave_out_what_no_query_of_theirs_sees():
 
 def test_each_gradient_alone():
     inputs = heads((2, 4, 2, 13, 6, 3))
-    out, *truth = gradients(fused.attention, inputs)
+    out, *truth = gradients(in_blocks, inputs)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for wanted in [(0,), (1,), (2,), (0, 2)]:
         leaves = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(inputs)]
-        found = torch.autograd.grad(fused.attention(*leaves, SCALE), [leaves[i] for i in wanted], direction)
+        found = torch.autograd.grad(in_blocks(*leaves, SCALE), [leaves[i] for i in wanted], direction)
         assert all(torch.equal(gradient, truth[i]) for i, gradient in zip(wanted, found, strict=True))
 
 
 @pytest.mark.parametrize("kind", [None, "padded"])
 def test_memory_in_another_order_makes_no_difference(kind):
     inputs, documents = heads((2, 4, 2, 13, 6, 6), n_keys=15), documents_of(kind, 2, 15)
-    truth = gradients(fused.attention, inputs, documents=documents)
+    truth = gradients(in_blocks, inputs, documents=documents)
     room = [torch.zeros(*x.shape[:2], 20, 9, dtype=x.dtype) for x in inputs]
     for own, x in zip(room, inputs, strict=True):
         own[:, :, 2 : 2 + x.shape[2], 3:9] = x.detach()
     views = [own[:, :, 2 : 2 + x.shape[2], 3:9].requires_grad_() for own, x in zip(room, inputs, strict=True)]
     contiguous = [x.detach().contiguous().requires_grad_() for x in inputs]
     for others in (views, contiguous):
-        for own, expected in zip(gradients(fused.attention, others, documents=documents), truth, strict=True):
+        for own, expected in zip(gradients(in_blocks, others, documents=documents), truth, strict=True):
             assert torch.equal(own, expected)
 
 
@@ -138,7 +140,7 @@ def test_memory_in_another_order_makes_no_difference(kind):
 def test_autocast_makes_the_types_that_torch_makes(dtype):
     inputs = heads((2, 4, 2, 13, 6, 6), dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, truth = (gradients(form, inputs) for form in (fused.attention, sdpa.attention))
+        ours, truth = (gradients(form, inputs) for form in (in_blocks, sdpa_attention))
     for own, expected in zip(ours, truth, strict=True):
         assert own.dtype == expected.dtype
         assert (own - expected).norm() <= 2e-2 * expected.norm()
@@ -147,7 +149,7 @@ def test_autocast_makes_the_types_that_torch_makes(dtype):
 def test_autograd_keeps_queries_keys_and_values_only():
     inputs, kept = heads((2, 4, 2, 13, 6, 3)), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
-        fused.attention(*inputs, SCALE)
+        in_blocks(*inputs, SCALE)
     assert sorted(kept) == sorted(x.data_ptr() for x in inputs)
 
 
@@ -157,7 +159,7 @@ def test_autograd_keeps_queries_keys_and_values_only():
 )
 def test_the_operators_keep_what_they_promise_to_compilers(shape, kind):
     inputs, documents = heads(shape, torch.float32, n_keys=shape[3] + 2), documents_of(kind, shape[0], shape[3] + 2)
-    torch.library.opcheck(operators.forward, (*inputs, SCALE, documents))
+    torch.library.opcheck(forward, (*inputs, SCALE, documents))
 
 
 @in_turn(
@@ -186,8 +188,8 @@ class TestChoice:
     def taken(self, monkeypatch):
         def form_of(n_queries, dtype=torch.bfloat16, head_dim=2, **options):
             forms = []
-            for form in (fused, sdpa):
-                monkeypatch.setattr(form, "attention", lambda *_, form=form: forms.append(form))
+            for form in (in_blocks, sdpa_attention):
+                monkeypatch.setattr(MODULE, form.__name__, lambda *_, form=form: forms.append(form))
             inputs = heads((1, 2, 2, n_queries, head_dim, 2), dtype)
             attention(*inputs, SCALE, **options)
             return forms
@@ -195,29 +197,29 @@ class TestChoice:
         return form_of
 
     def test_a_backward_pass_in_bf16_is_taken_in_blocks(self, taken):
-        assert taken(32) == [fused]
-        assert taken(31) == [sdpa]
+        assert taken(32) == [in_blocks]
+        assert taken(31) == [sdpa_attention]
         with torch.autocast("cpu", torch.bfloat16):
-            assert taken(32, torch.float32) == [fused]
+            assert taken(32, torch.float32) == [in_blocks]
 
     def test_without_one_only_long_texts_of_wide_heads_are(self, taken):
         with torch.no_grad():
-            assert taken(255, head_dim=32) == [sdpa]
-            assert taken(256, head_dim=32) == [fused]
-            assert taken(256, head_dim=31) == [sdpa]
+            assert taken(255, head_dim=32) == [sdpa_attention]
+            assert taken(256, head_dim=32) == [in_blocks]
+            assert taken(256, head_dim=31) == [sdpa_attention]
 
     def test_in_wider_types_only_long_texts_of_several_documents_are(self, taken):
         documents = torch.zeros(1, 512, dtype=torch.long)
         for dtype in (torch.float32, torch.float64):
-            assert taken(512, dtype) == [sdpa]
-            assert taken(512, dtype, documents=documents) == [fused]
-            assert taken(511, dtype, documents=documents[:, 1:]) == [sdpa]
+            assert taken(512, dtype) == [sdpa_attention]
+            assert taken(512, dtype, documents=documents) == [in_blocks]
+            assert taken(511, dtype, documents=documents[:, 1:]) == [sdpa_attention]
 
     def test_the_environment_and_torch_can_ask_for_the_other(self, taken, monkeypatch):
         with sdpa_kernel(SDPBackend.MATH):
-            assert taken(64) == [sdpa]
+            assert taken(64) == [sdpa_attention]
         monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
-        assert taken(64) == [sdpa]
+        assert taken(64) == [sdpa_attention]
 
 
 class TestOneQuery:
@@ -234,9 +236,9 @@ class TestOneQuery:
         ("shape", [(2, 3, 3, 1, 5, 5), (3, 4, 2, 1, 5, 3), (2, 6, 1, 1, 5, 7)]),
     )
     def test_it_is_the_reference(self, shape, n_bytes, kind, monkeypatch):
-        monkeypatch.setattr(one_query, "BLOCK_BYTES", n_bytes)
+        monkeypatch.setattr(MODULE, "BLOCK_BYTES", n_bytes)
         inputs, documents = heads(shape, n_keys=13), documents_of(kind, shape[0], 13)
-        ours, truth = (form.attention(*inputs, SCALE, documents) for form in (one_query, reference))
+        ours, truth = (form(*inputs, SCALE, documents) for form in (one_query_attention, reference_attention))
         torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
 
     def test_it_reads_a_cache_with_room(self):
@@ -244,8 +246,8 @@ class TestOneQuery:
         room = [torch.full((2, 3, 14, x.shape[-1]), torch.nan, dtype=x.dtype) for x in (keys, values)]
         for own, x in zip(room, (keys, values), strict=True):
             own[:, :, :9] = x
-        found = one_query.attention(queries, *(own[:, :, :9] for own in room), SCALE)
-        torch.testing.assert_close(found, reference.attention(queries, keys, values, SCALE))
+        found = one_query_attention(queries, *(own[:, :, :9] for own in room), SCALE)
+        torch.testing.assert_close(found, reference_attention(queries, keys, values, SCALE))
 
     def test_it_is_taken_for_bf16_without_a_backward_pass_where_there_is_much_to_read(self):
         def is_taken(n_queries=1, dtype=torch.bfloat16, n_keys=MIN_CACHED // 32):

@@ -8,8 +8,13 @@ from thinned import every_pair, in_turn
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from widthwise.kernels import read_slots, write_slots
-from widthwise.kernels.hyper_connections import coefficients, fused, reference
+from widthwise.kernels import hyper_connections_chunks, read_slots, write_slots
+from widthwise.kernels.hyper_connections import (
+    fused_read_slots,
+    fused_write_slots,
+    reference_read_slots,
+    reference_write_slots,
+)
 
 SITES = [
     (1, 4, 1, 7),
@@ -66,16 +71,16 @@ class Chain:
         return state
 
     def fused(self, state_every=1) -> Tensor:
-        return self.run(fused.read_slots, fused.write_slots, state_every=state_every)
+        return self.run(fused_read_slots, fused_write_slots, state_every=state_every)
 
     def reference(self) -> Tensor:
         def read(state, static, projection, scale, n_read, eps):
-            x, coefficients = reference.read_slots(state, static, projection, scale, n_read, eps)
+            x, coefficients = reference_read_slots(state, static, projection, scale, n_read, eps)
             return x, (state, coefficients, n_read)
 
         def write(kept, update, multiplier):
             state, coefficients, n_read = kept
-            return reference.write_slots(state, update, coefficients, n_read, multiplier)
+            return reference_write_slots(state, update, coefficients, n_read, multiplier)
 
         return self.run(read, write)
 
@@ -109,7 +114,7 @@ def test_any_number_of_tokens_at_a_time(site, n_bytes, dynamic, state_every, mon
     """One token, and three, by which 10 cannot be divided; 16 slots have more coefficients than numbers."""
     chain = Chain(site, n_sites=2, tokens=(2, 5), dynamic=dynamic)
     truth = chain.reference()
-    monkeypatch.setattr(coefficients, "CHUNK_BYTES", n_bytes)
+    monkeypatch.setattr(hyper_connections_chunks, "CHUNK_BYTES", n_bytes)
     ours = chain.fused(state_every)
     assert_same([ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)], 1e-10)
 
@@ -163,8 +168,8 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
 def test_a_read_that_nobody_writes_after():
     chain = Chain((2, 3, 2, 5))
     (tables,) = chain.tables
-    ours, _ = fused.read_slots(chain.state, *tables, 2, 1e-5, 1)
-    truth, _ = reference.read_slots(chain.state, *tables, 2, 1e-5)
+    ours, _ = fused_read_slots(chain.state, *tables, 2, 1e-5, 1)
+    truth, _ = reference_read_slots(chain.state, *tables, 2, 1e-5)
     inputs = [chain.state, *tables]
     assert_same(
         list(torch.autograd.grad(ours.sin().sum(), inputs)), list(torch.autograd.grad(truth.sin().sum(), inputs)), 1e-10

@@ -1,11 +1,16 @@
 """The loss of a linear head in chunks, with and without a teacher, against the reference."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from thinned import in_turn
 
 from widthwise.kernels import Teacher
-from widthwise.kernels.linear_cross_entropy import fused, reference
+from widthwise.kernels.linear_cross_entropy import fused_linear_cross_entropy as fused
+from widthwise.kernels.linear_cross_entropy import reference_linear_cross_entropy as reference
+
+MODULE = import_module("widthwise.kernels.linear_cross_entropy")  # its function has the same name
 
 
 def inputs(shape=(3, 5), d_model=7, vocab_size=11, dtype=torch.float64, weight_dtype=None):
@@ -16,9 +21,7 @@ def inputs(shape=(3, 5), d_model=7, vocab_size=11, dtype=torch.float64, weight_d
 
 
 def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale=1.0, teacher=None):
-    objective, loss, log_normaliser = op.linear_cross_entropy(
-        hidden, weight, targets, multiplier, z_coefficient, teacher
-    )
+    objective, loss, log_normaliser = op(hidden, weight, targets, multiplier, z_coefficient, teacher)
     return objective, loss, log_normaliser, *torch.autograd.grad(scale * objective, (hidden, weight))
 
 
@@ -27,7 +30,7 @@ def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale
     (("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)]),
 )
 def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coefficient, multiplier):
-    monkeypatch.setattr(fused, "rows_per_chunk", lambda *_: n_rows)
+    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: n_rows)
     arguments = (*inputs(), multiplier, z_coefficient, 2.5)
     for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
@@ -59,7 +62,7 @@ def test_what_a_teacher_adds_is_the_literal_divergence():
     ("n_rows", "dtype", "tolerance"), [(1, torch.float64, 1e-12), (7, torch.float32, 1e-5), (16, torch.float64, 1e-12)]
 )
 def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, tolerance):
-    monkeypatch.setattr(fused, "rows_per_chunk", lambda *_: n_rows)
+    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: n_rows)
     arguments = inputs(dtype=dtype)
     options = {"multiplier": 0.5, "z_coefficient": 0.01, "scale": 2.5, "teacher": teacher(arguments[0])}
     for ours, truth in zip(result(fused, *arguments, **options), result(reference, *arguments, **options)):
@@ -86,7 +89,7 @@ def test_autocast_equals_reference_under_autocast():
 
 
 def test_losses_have_no_gradient_and_the_objective_is_a_scalar():
-    objective, loss, log_normaliser = fused.linear_cross_entropy(*inputs(), 1.0)
+    objective, loss, log_normaliser = fused(*inputs(), 1.0)
     assert objective.shape == ()
     assert objective.requires_grad
     assert loss.shape == log_normaliser.shape == (3, 5)
@@ -102,8 +105,8 @@ def test_no_gradient_is_formed_where_none_is_wanted(monkeypatch):
     hidden, weight, targets = inputs()
     monkeypatch.setattr(torch, "mm", refuse)
     with torch.no_grad():
-        expected = fused.linear_cross_entropy(hidden, weight, targets, 1.0)
-    frozen = fused.linear_cross_entropy(hidden.detach(), weight.detach(), targets, 1.0)
+        expected = fused(hidden, weight, targets, 1.0)
+    frozen = fused(hidden.detach(), weight.detach(), targets, 1.0)
     for a, b in zip(expected, frozen):
         torch.testing.assert_close(a, b)
 
@@ -111,9 +114,9 @@ def test_no_gradient_is_formed_where_none_is_wanted(monkeypatch):
 def test_each_gradient_alone():
     hidden, weight, targets = inputs()
     _, _, _, grad_hidden, grad_weight = result(fused, hidden, weight, targets)
-    (alone,) = torch.autograd.grad(fused.linear_cross_entropy(hidden, weight.detach(), targets, 0.7)[0], hidden)
+    (alone,) = torch.autograd.grad(fused(hidden, weight.detach(), targets, 0.7)[0], hidden)
     torch.testing.assert_close(alone, grad_hidden)
-    (alone,) = torch.autograd.grad(fused.linear_cross_entropy(hidden.detach(), weight, targets, 0.7)[0], weight)
+    (alone,) = torch.autograd.grad(fused(hidden.detach(), weight, targets, 0.7)[0], weight)
     torch.testing.assert_close(alone, grad_weight)
 
 
@@ -122,13 +125,13 @@ def test_a_target_outside_the_vocabulary_is_an_error(target):
     hidden, weight, targets = inputs()
     targets[1, 2] = target
     with pytest.raises((RuntimeError, IndexError)):
-        fused.linear_cross_entropy(hidden, weight, targets, 1.0)
+        fused(hidden, weight, targets, 1.0)
 
 
 def test_holds_no_more_logits_than_a_chunk(monkeypatch):
-    monkeypatch.setattr(fused, "rows_per_chunk", lambda *_: 3)
+    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: 3)
     sizes = []
-    real = fused.linear
-    monkeypatch.setattr(fused, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
-    fused.linear_cross_entropy(*inputs(), 1.0)
+    real = MODULE.linear
+    monkeypatch.setattr(MODULE, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
+    fused(*inputs(), 1.0)
     assert sizes == [33] * 5

@@ -1,5 +1,7 @@
 """Units up to a token's own width, in stripes, against the network with a mask over all of them."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from thinned import every_pair
@@ -7,7 +9,9 @@ from torch.nn.functional import linear, silu
 from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.kernels import bucketed_units, sliced_swiglu
-from widthwise.kernels.sliced_swiglu import buckets, fused, reference
+from widthwise.kernels.sliced_swiglu import fused_sliced_swiglu, reference_sliced_swiglu
+
+MODULE = import_module("widthwise.kernels.sliced_swiglu")  # its function has the same name
 
 N, D_MODEL, D_FF, D_OUT = 11, 6, 13, 5
 RAMP = 2.6
@@ -16,7 +20,7 @@ RAMP = 2.6
 @pytest.fixture
 def small_buckets(monkeypatch):
     """Edges at 3, 6, 9, 12 and 13 units."""
-    monkeypatch.setattr(buckets, "UNIT_TILE", 3)
+    monkeypatch.setattr(MODULE, "UNIT_TILE", 3)
 
 
 def hard(width, units):
@@ -76,16 +80,16 @@ def result(form, tensors, width, mask, margin, overlap=None):
 @every_pair(
     (
         ("form", "n", "row_tile"),
-        [(fused.sliced_swiglu, N, 1), (fused.sliced_swiglu, N, 4), (fused.sliced_swiglu, 1, 4), (sliced_swiglu, N, 1)],
+        [(fused_sliced_swiglu, N, 1), (fused_sliced_swiglu, N, 4), (fused_sliced_swiglu, 1, 4), (sliced_swiglu, N, 1)],
     ),
     (("mask", "margin", "overlap"), MASKS.values()),
     ("width", WIDTHS.values()),
 )
 def test_equals_the_masked_form(form, width, mask, margin, overlap, n, row_tile, monkeypatch):
-    monkeypatch.setattr(fused, "ROW_TILE", {torch.float64: row_tile})
+    monkeypatch.setattr(MODULE, "ROW_TILE", {torch.float64: row_tile})
     for ours, truth in zip(
         result(form, operands(n=n), width(n), mask, margin, overlap),
-        result(reference.sliced_swiglu, operands(n=n), width(n), mask, margin, overlap),
+        result(reference_sliced_swiglu, operands(n=n), width(n), mask, margin, overlap),
     ):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
@@ -94,7 +98,7 @@ def test_equals_the_masked_form(form, width, mask, margin, overlap, n, row_tile,
 def test_a_token_of_k_units_equals_the_network_cut_to_k():
     x, w_gate, w_up, w_down = operands()
     width = torch.arange(N, dtype=torch.float64)
-    y = fused.sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)
+    y = fused_sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)
     for k, own in enumerate(y):
         cut = linear(silu(w_gate[:k] @ x[k]) * (w_up[:k] @ x[k]), w_down[:, :k])
         torch.testing.assert_close(own, cut, rtol=1e-12, atol=1e-12)
@@ -107,7 +111,7 @@ def test_a_learned_ramp_gets_its_gradient():
         out = form(*operands(), WIDTHS["spread"](N), lambda w, c: ((w - c) / length + 0.5).clamp(0, 1), RAMP / 2)
         return torch.autograd.grad(out.square().sum(), length)[0]
 
-    torch.testing.assert_close(gradient(fused.sliced_swiglu), gradient(reference.sliced_swiglu), rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient(fused_sliced_swiglu), gradient(reference_sliced_swiglu), rtol=1e-12, atol=0)
 
 
 def test_a_mask_without_end_computes_everything():
@@ -117,8 +121,8 @@ def test_a_mask_without_end_computes_everything():
         return torch.sigmoid(width - units)
 
     for ours, truth in zip(
-        result(fused.sliced_swiglu, operands(), width, sigmoid, float("inf")),
-        result(reference.sliced_swiglu, operands(), width, sigmoid, float("inf")),
+        result(fused_sliced_swiglu, operands(), width, sigmoid, float("inf")),
+        result(reference_sliced_swiglu, operands(), width, sigmoid, float("inf")),
     ):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
@@ -130,7 +134,7 @@ def test_under_autocast():
     width = 300 * torch.rand(n, generator=torch.Generator().manual_seed(2))
     with torch.autocast("cpu", torch.bfloat16):
         ours = result(sliced_swiglu, tensors, width, ramp, RAMP / 2)
-    truth = result(reference.sliced_swiglu, tensors, width, ramp, RAMP / 2)
+    truth = result(reference_sliced_swiglu, tensors, width, ramp, RAMP / 2)
     assert ours[0].dtype == torch.bfloat16
     assert all(gradient.dtype == torch.float32 for gradient in ours[1:])
     for own, true in zip(ours, truth):
@@ -142,7 +146,7 @@ def test_executed_flops_are_asked_ones_rounded_up_to_an_edge():
     width = WIDTHS["spread"](N)
     leaves = [tensor.requires_grad_() for tensor in operands()]
     with FlopCounterMode(display=False) as counter:
-        fused.sliced_swiglu(*leaves, width, hard, 0.0).sum().backward()
+        fused_sliced_swiglu(*leaves, width, hard, 0.0).sum().backward()
     rounded = [min(edge for edge in (0, 3, 6, 9, 12, 13) if edge >= round(min(float(w), D_FF))) for w in width]
     assert bucketed_units(width, 0.0, D_FF).tolist() == rounded
     assert counter.get_total_flops() == 3 * sum(rounded) * (4 * D_MODEL + 2 * D_OUT)
@@ -157,9 +161,9 @@ def test_masks_are_applied_only_where_they_are_partial():
             n_masked.append(len(width) * len(units))
             return mask(width, units)
 
-        fused.sliced_swiglu(*operands(), WIDTHS["everything"](N), counted, margin, overlap)
+        fused_sliced_swiglu(*operands(), WIDTHS["everything"](N), counted, margin, overlap)
         assert sum(n_masked) == 0
-        fused.sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counted, margin, overlap)
+        fused_sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counted, margin, overlap)
         whole = sum(c <= 7.2 - margin for c in (i + 0.5 for i in range(D_FF)))
         assert sum(n_masked) == N * (9 - whole)
 
@@ -179,16 +183,16 @@ def test_keeps_no_more_than_the_masked_form():
         del out
         return sum(sizes.values())
 
-    assert kept(fused.sliced_swiglu) <= kept(reference.sliced_swiglu)
+    assert kept(fused_sliced_swiglu) <= kept(reference_sliced_swiglu)
 
 
 def test_the_masked_form_runs_when_asked_for_and_under_compile(monkeypatch):
     def refuse(*_):
         raise AssertionError("stripes")
 
-    monkeypatch.setattr(fused, "sliced_swiglu", refuse)
+    monkeypatch.setattr(MODULE, "fused_sliced_swiglu", refuse)
     arguments = (*operands(n=40), torch.full((40,), 7.0, dtype=torch.float64), hard, 0.0)
-    truth = reference.sliced_swiglu(*arguments)
+    truth = reference_sliced_swiglu(*arguments)
     with pytest.raises(AssertionError, match="stripes"):
         sliced_swiglu(*arguments)
     torch.testing.assert_close(torch.compile(sliced_swiglu, backend="eager", fullgraph=True)(*arguments), truth)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from widthwise.kernels.hyper_connections import products
-from widthwise.kernels.hyper_connections.products import add_product, product
+from widthwise.kernels.hyper_connections_chunks import MIN_MULTIPLICATIONS, add_product, product
 
 SHAPES = [(5, 2, 3, 65), (5, 2, 3, 67), (7, 1, 1, 3), (4, 1, 4, 128), (3, 8, 64, 9), (0, 2, 3, 5)]
 """(N, r, k, w), on both sides of `MIN_MULTIPLICATIONS`."""
@@ -32,7 +31,7 @@ def test_small_ones_are_left_to_no_batched_product(monkeypatch):
 
     monkeypatch.setattr(torch, "bmm", refuse)
     a, b, total = matrices(5, 2, 3, 66)
-    assert products.MIN_MULTIPLICATIONS > 2 * 3 * 66
+    assert MIN_MULTIPLICATIONS > 2 * 3 * 66
     product(a, b, total)
     with pytest.raises(AssertionError, match="batched"):
         product(*matrices(5, 2, 3, 67))

@@ -11,7 +11,7 @@ from thinned import in_turn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from widthwise.config_io import UserError, parse
-from widthwise.kernels.attention import sdpa
+from widthwise.kernels.attention import sdpa_attention
 from widthwise.model.attention import AttentionConfig, AttentionTemplate, QKNormConfig
 from widthwise.model.context import PassContext
 from widthwise.model.norm import NormConfig, NormSite
@@ -50,7 +50,7 @@ def test_values_of_any_size_are_weighted_by_the_softmax(head_dim, v_head_dim, n_
     if is_masked:
         mask[5:, 2] = False
     with nullcontext() if backend is None else sdpa_kernel(backend):
-        ours = sdpa.attention(*inputs, 0.7, mask=mask[None, None] if is_masked else None)
+        ours = sdpa_attention(*inputs, 0.7, mask=mask[None, None] if is_masked else None)
     assert ours.shape == (2, n_heads, 9, v_head_dim)
     assert_same(ours, written_out(*inputs, mask, 0.7), inputs)
 

@@ -8,12 +8,12 @@ import torch
 from model_cases import decoder, random_tokens, variant
 from thinned import in_turn
 
-from widthwise.kernels.attention import blocks, operators
+from widthwise.kernels import attention_in_blocks
 from widthwise.model.generate import pad_left
 from widthwise.model.recompute import Recompute
 
 pytestmark = pytest.mark.usefixtures("float64")
-CHOICE = import_module("widthwise.kernels.attention")  # the package; its function has the same name
+CHOICE = import_module("widthwise.kernels.attention")  # the module; its function has the same name
 NAMES = ["values_of_other_sizes", "unrotated", "further_heads", "slots"]
 
 
@@ -24,11 +24,11 @@ def in_blocks(monkeypatch):
     @contextmanager
     def entered():
         ran = []
-        build = blocks.Blocks
+        build = attention_in_blocks.Blocks
         with monkeypatch.context() as patch:
             patch.setattr(CHOICE, "blocks_are_faster", lambda n_queries, *_, **__: n_queries > 1)
-            patch.setattr(blocks, "rows_at_once", lambda n_keys: 4)
-            patch.setattr(operators, "Blocks", lambda *arguments: ran.append(1) or build(*arguments))
+            patch.setattr(attention_in_blocks, "rows_at_once", lambda n_keys: 4)
+            patch.setattr(attention_in_blocks, "Blocks", lambda *arguments: ran.append(1) or build(*arguments))
             yield
         assert ran
 

@@ -12,7 +12,7 @@ from test_ffn_contract import build, norm_site, random_input
 from thinned import in_turn
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.kernels.sliced_swiglu.buckets import bucket_edges
+from widthwise.kernels.sliced_swiglu import bucket_edges
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from widthwise.kernels.attention.reference import visible
+from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import without_autocast
 
 SCORES_AT_ONCE = 1 << 23
 IN_BLOCKS = torch.ops.widthwise.attention.default
-"""The operator of `kernels.attention.operators.forward`."""
+"""The operator of `kernels.attention_in_blocks.forward`."""
 
 
 class AttentionCall(NamedTuple):

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from widthwise.analysis.block_exits import watched_exits
 from widthwise.analysis.subject import Subject, Watcher
 from widthwise.analysis.watching import watched_layers
-from widthwise.kernels.swiglu.reference import swiglu
+from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
@@ -114,7 +114,9 @@ def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
         for expert in range(n_experts):
             token = (chosen == expert).any(dim=-1).nonzero()[:, 0]
             own = rows[token]
-            units[token, expert] = swiglu(linear(own, w_gate[expert]), linear(own, w_up[expert])).to(units.dtype)
+            units[token, expert] = reference_swiglu(linear(own, w_gate[expert]), linear(own, w_up[expert])).to(
+                units.dtype
+            )
         yield units.flatten(1)
 
 

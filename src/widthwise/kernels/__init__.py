@@ -1,4 +1,4 @@
-"""Fused operations. Each has a readable `reference.py`, which defines it, and a `fused.py` with the same signature."""
+"""Fused operations. Each file has a readable reference, which defines the operation, its fast forms and the choice."""
 
 from widthwise.kernels.attention import attention
 from widthwise.kernels.grouped_swiglu import grouped_swiglu

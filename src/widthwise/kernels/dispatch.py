@@ -10,13 +10,12 @@ from widthwise.config_io import UserError
 
 VARIABLE = "WIDTHWISE_KERNELS"
 """The environment variable that chooses among FORMS."""
-FORMS = ("fused", "reference", "triton")
-"""`fused` (default): hand-written forms where one is meant for the device; `reference`: plain torch everywhere;
-`triton`: as `fused`, and the Triton kernels too."""
+FORMS = ("fused", "reference")
+"""`fused` (default): hand-written forms where one is meant for the device; `reference`: plain torch everywhere."""
 
 
 def use_fused(x: Tensor) -> bool:
-    """Whether the hand-written form is meant for this tensor: eager execution on the CPU.
+    """Return whether the hand-written form is meant for this tensor: eager execution on the CPU.
 
     Under torch.compile and on a GPU the reference is used, which the compiler fuses itself.
     """
@@ -24,20 +23,11 @@ def use_fused(x: Tensor) -> bool:
 
 
 def reference_wanted() -> bool:
-    """Whether the environment turns the hand-written forms off."""
-    return _wanted() == "reference"
-
-
-def triton_wanted() -> bool:
-    """Whether the environment turns on the Triton kernels."""
-    return _wanted() == "triton"
-
-
-def _wanted() -> str:
+    """Return whether the environment turns the hand-written forms off. Raises UserError if it names no form."""
     value = os.environ.get(VARIABLE) or "fused"
     if value not in FORMS:
         raise UserError(f"{VARIABLE}: got {value!r}; allowed: {', '.join(FORMS)}")
-    return value
+    return value == "reference"
 
 
 def refuse_double_backward() -> None:
@@ -53,6 +43,11 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     device = x.device.type
     is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on meta
     return torch.get_autocast_dtype(device) if is_autocast else x.dtype
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in fp32 or wider, for sums and squares."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:

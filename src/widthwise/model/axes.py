@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from widthwise.kernels import rms_norm
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
-from widthwise.kernels.rms_norm import reference
+from widthwise.kernels.rms_norm import reference_rms_norm
 from widthwise.model.axis_sizes import Axes, size
 
 Start = float | Callable[[Tensor, torch.Generator], None] | None
@@ -138,7 +138,7 @@ class RMSNorm(Norm):
         """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
         gain = self.times_multiplier(self.weight)
         if self.stat_width is not None:
-            return reference.rms_norm(x, gain, self.eps, self.norm_dim, self.stat_width)
+            return reference_rms_norm(x, gain, self.eps, self.norm_dim, self.stat_width)
         return rms_norm(x, gain, self.eps, self.norm_dim)
 
 

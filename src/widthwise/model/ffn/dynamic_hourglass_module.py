@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from widthwise.kernels.dispatch import compute_dtype, use_fused
-from widthwise.kernels.sliced_swiglu import whole_units
-from widthwise.kernels.sliced_swiglu.reference import unit_centres
+from widthwise.kernels.sliced_swiglu import unit_centres, whole_units
 from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.hourglass_module import Hourglass

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused
-from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all, whole_units
-from widthwise.kernels.sliced_swiglu.reference import unit_centres
+from widthwise.kernels.sliced_swiglu import (
+    Mask,
+    bucketed_units,
+    fused_sliced_swiglu,
+    sliced_is_faster,
+    unit_centres,
+    units_for_all,
+    whole_units,
+)
 from widthwise.model.axes import Linear
 from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
@@ -69,7 +76,7 @@ class DynamicWidth(WidthChoosing):
         if self.config.grown_from and edge.margin > 0:
             return None  # a ramp needs the true centres, and the sliced forms assume i + 1/2
         if self.execution == "sliced":
-            return fused.sliced_swiglu
+            return fused_sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
 
     def _masked(self, x: Tensor, width: Tensor, mask: Mask) -> Tensor:

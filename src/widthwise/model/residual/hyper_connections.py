@@ -35,7 +35,6 @@ from widthwise.sizes import NSlots, Width
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from widthwise.kernels.boundary import PendingWrite
     from widthwise.model.residual.hyper_connections_module import HyperConnection
     from widthwise.model.residual.over_width_module import DirectEntry, OverWidthExit
 
@@ -159,10 +158,8 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return self.n_slots, self.slot_width
 
-    def to_slots(self, stream: "Tensor | PendingWrite", d_model: int) -> "Tensor":
-        from widthwise.kernels.boundary import written
-
-        return written(stream)
+    def to_slots(self, stream: "Tensor", d_model: int) -> "Tensor":
+        return stream
 
     def from_slots(self, slots: "Tensor") -> "Tensor":
         return slots

@@ -1,14 +1,13 @@
 """The module of hyper-connections: one sublayer's mixtures."""
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from widthwise.kernels import read_slots, write_slots
-from widthwise.kernels.boundary import PendingWrite, Reading, boundary, defers_writes, written
-from widthwise.kernels.hyper_connections import reference
+from widthwise.kernels.hyper_connections import reference_read_slots
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
 from widthwise.model.residual.interface_module import Site
 from widthwise.model.residual.pattern import Pattern
@@ -16,13 +15,6 @@ from widthwise.model.residual.site_cost import N_SCALES
 
 if TYPE_CHECKING:
     from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-
-
-class Unwritten(NamedTuple):
-    """What a deferred write needs from its read; see `kernels.boundary`."""
-
-    state: Tensor
-    coefficients: Tensor
 
 
 class SlotNorm(RMSNorm):
@@ -36,7 +28,7 @@ class SlotNorm(RMSNorm):
 
 
 class HyperConnection(Site):
-    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width) or the pending write that makes it."""
+    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width)."""
 
     def __init__(self, config: "HyperConnectionsConfig", n_read: int, n_write: int):
         super().__init__()
@@ -56,11 +48,11 @@ class HyperConnection(Site):
         if self.config.read_init == "in_turn":
             self.static.start = self._pattern._replace(first_read=index * self.n_read)
 
-    def _reading(self) -> Reading:
-        """Static coefficients, projection and scale as the kernels take them."""
+    def _reading(self) -> tuple[Tensor, Tensor | None, Tensor | None, int, float]:
+        """Static coefficients, projection, scale, n_read and eps as `read_slots` takes them."""
         static = self._of_all_blocks(self.static().view(self._shape))
         if not self.config.dynamic:
-            return Reading(static, None, None, self.n_read, self.config.eps)
+            return static, None, None, self.n_read, self.config.eps
         # The gain and 1 / sqrt(norm_dim) are folded into the matrix, so that the normalised state is never formed. The
         # kernels divide by the slot width b instead of norm_dim = n, with an eps that compensates:
         # 1 / sqrt(n) / sqrt(S / n + eps) = 1 / sqrt(b) / sqrt(S / b + eps n / b) for the sum of squares S.
@@ -71,7 +63,7 @@ class HyperConnection(Site):
         if self.config.writes == "own":
             projection = torch.cat((projection[:, :-1], projection[:, -1:].expand(-1, self.n_write)), dim=1)
         scale = self._of_all_blocks(self._scales())
-        return Reading(static, projection, scale, self.n_read, self.config.eps * (norm_dim / slot_width))
+        return static, projection, scale, self.n_read, self.config.eps * (norm_dim / slot_width)
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -95,20 +87,15 @@ class HyperConnection(Site):
         is_own = slots[:, None] % self.n_write == blocks
         return torch.cat((table[:, :-1], table[:, -1:] * is_own), dim=1)
 
-    def coefficients(self, stream: Tensor | PendingWrite) -> Tensor:
+    def coefficients(self, stream: Tensor) -> Tensor:
         """The mixing coefficients (B, T, n_slots, n_coefficients), without the first two axes if all tokens share them.
 
-        In fp32 or wider. See `kernels.hyper_connections.reference`.
+        In fp32 or wider. See `kernels.hyper_connections.reference_read_slots`.
         """
-        return reference.read_slots(written(stream), *self._reading())[1]
+        return reference_read_slots(stream, *self._reading())[1]
 
-    def read(self, stream: Tensor | PendingWrite) -> tuple[Tensor, Any]:
-        if defers_writes(stream):
-            state, x, coefficients = boundary(stream, self._reading())
-            return x, Unwritten(state, coefficients)
-        return read_slots(written(stream), *self._reading(), self.config.state_every)
+    def read(self, stream: Tensor) -> tuple[Tensor, Any]:
+        return read_slots(stream, *self._reading(), self.config.state_every)
 
-    def write(self, kept: Any, update: Tensor) -> Tensor | PendingWrite:
-        if isinstance(kept, Unwritten):
-            return PendingWrite(kept.state, update, kept.coefficients, self.n_read, self.config.multiplier)
+    def write(self, kept: Any, update: Tensor) -> Tensor:
         return write_slots(kept, update, self.config.multiplier)

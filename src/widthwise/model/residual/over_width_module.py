@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import rms_norm
-from widthwise.kernels.boundary import PendingWrite, written
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
 from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Start, Vector
 from widthwise.model.residual.interface_module import Exit
@@ -176,9 +175,8 @@ class OverWidthExit(Exit):
         if self.reduce.w_reduce is not None and other.reduce.w_reduce is not None:
             self.reduce.w_reduce.weight = other.reduce.w_reduce.weight
 
-    def forward(self, stream: Tensor | PendingWrite) -> Tensor:
-        slots = written(stream)
-        return self.norm(self.reduce(slots if self.group_norm is None else self.group_norm(slots)))
+    def forward(self, stream: Tensor) -> Tensor:
+        return self.norm(self.reduce(stream if self.group_norm is None else self.group_norm(stream)))
 
 
 def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:

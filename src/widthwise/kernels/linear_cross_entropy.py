@@ -1,21 +1,64 @@
-"""Head and cross-entropy in chunks of positions. Gradients are computed in the forward pass, so no logits are kept.
+"""Head and cross-entropy, in chunks of positions, without holding all logits at once.
 
 This pays on every device: with a vocabulary of 100,263, the logits of 4,096 tokens are 1.6 GB in fp32.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import cross_entropy, kl_div, linear
 
-from widthwise.kernels.dispatch import refuse_double_backward
-from widthwise.kernels.linear_cross_entropy.reference import Teacher
+from widthwise.kernels.dispatch import reference_wanted, refuse_double_backward, widened
 
 LOGITS_PER_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 """Logits wanted at a time, by device: few enough for a CPU's caches, enough for efficient products on a GPU."""
 MIN_ROWS = 256
 """Positions in a chunk at least: each chunk adds to the gradient of the whole matrix."""
+
+
+class Teacher(NamedTuple):
+    """Predictions to learn beside the targets: those of the same head for other hidden states."""
+
+    hidden: Tensor
+    """(..., d_model), as many as the student's. No gradient goes into them, nor through them into the head."""
+    share: float
+    """The share of the objective that the teacher has, from 0 to 1."""
+    temperature: float
+
+
+def reference_linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    multiplier: float,
+    z_coefficient: float = 0.0,
+    teacher: Teacher | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of softmax(multiplier * hidden weight^T) against targets, in nats, in fp32 or wider.
+
+    hidden: (..., d_model), weight: (vocab_size, d_model), targets: integers (...).
+    Returns the scalar objective mean(loss + z_coefficient * log_normaliser^2) and, detached, the loss and the
+    log-normaliser of every position, both (...). Source of the z-loss: PaLM, arXiv:2204.02311. With a teacher the loss
+    in the objective is (1 - share) * loss + share * temperature^2 * KL(teacher || student), where both predict
+    softmax(logits / temperature); Hinton et al. 2015, arXiv:1503.02531.
+    """
+    logits = _logits(hidden, weight, multiplier)
+    loss = cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape)
+    log_normaliser = logits.logsumexp(dim=-1).view(targets.shape)
+    objective = loss
+    if teacher is not None:
+        taught = _logits(teacher.hidden, weight, multiplier).detach()
+        ours, aims = ((each / teacher.temperature).log_softmax(dim=-1) for each in (logits, taught))
+        divergence = kl_div(ours, aims, reduction="none", log_target=True).sum(dim=-1).view(targets.shape)
+        objective = (1 - teacher.share) * loss + teacher.share * teacher.temperature**2 * divergence
+    objective = (objective + z_coefficient * log_normaliser.square()).mean()
+    return objective, loss.detach(), log_normaliser.detach()
+
+
+def _logits(hidden: Tensor, weight: Tensor, multiplier: float) -> Tensor:
+    """(n, vocab_size), in fp32 or wider."""
+    return widened(linear(hidden, weight.to(hidden.dtype)).flatten(0, -2)) * multiplier
 
 
 def rows_per_chunk(device_type: str, vocab_size: int) -> int:
@@ -24,6 +67,8 @@ def rows_per_chunk(device_type: str, vocab_size: int) -> int:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """Computes gradients in the forward pass, chunk by chunk, so that no logits are kept."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -88,6 +133,24 @@ def _divergence(logits: Tensor, taught: Tensor, temperature: float) -> tuple[Ten
     return temperature**2 * divergence, student.exp_().sub_(expected).mul_(temperature)
 
 
+def fused_linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    multiplier: float,
+    z_coefficient: float = 0.0,
+    teacher: Teacher | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference_linear_cross_entropy`."""
+    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if teacher is not None:
+        teacher = teacher._replace(hidden=teacher.hidden.detach().flatten(0, -2))
+    objective, loss, log_normaliser = _LinearCrossEntropy.apply(
+        hidden.flatten(0, -2), weight, targets.flatten(), multiplier, z_coefficient, teacher, with_gradient
+    )
+    return objective, loss.view(targets.shape), log_normaliser.view(targets.shape)
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -96,11 +159,6 @@ def linear_cross_entropy(
     z_coefficient: float = 0.0,
     teacher: Teacher | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference.linear_cross_entropy`."""
-    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    if teacher is not None:
-        teacher = teacher._replace(hidden=teacher.hidden.detach().flatten(0, -2))
-    objective, loss, log_normaliser = _LinearCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), multiplier, z_coefficient, teacher, with_gradient
-    )
-    return objective, loss.view(targets.shape), log_normaliser.view(targets.shape)
+    """See `reference_linear_cross_entropy`."""
+    form = reference_linear_cross_entropy if reference_wanted() else fused_linear_cross_entropy
+    return form(hidden, weight, targets, multiplier, z_coefficient, teacher)

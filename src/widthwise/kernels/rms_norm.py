@@ -1,6 +1,6 @@
-"""RMSNorm with a hand-written backward pass that keeps the output instead of the input.
+"""RMSNorm whose backward pass needs only its output, which the next matrix product keeps anyway.
 
-The next matrix product keeps that tensor anyway, so the norm costs no memory of its own.
+So the norm costs no memory of its own. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
 from typing import Any
@@ -8,15 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward
+from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward, use_fused, widened
 
 SMALLEST_GAIN = 1e-3
 """If any |gain| is smaller, output / gain is too inexact, and the normalised input is kept instead."""
 
 
+def reference_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_width: int | None = None) -> Tensor:
+    """gain * x / sqrt(sum(x^2) / norm_dim + eps) over the last axis, computed in fp32 or wider.
+
+    stat_width: how many leading coordinates enter the sum of squares; None: all.
+
+    x: (..., n), gain: (n,), or (groups, n) for x (..., groups, n) -> the shape of x, in the autocast dtype if autocast
+    is on, else in the dtype of x.
+    """
+    wide = widened(x)
+    inverse_rms = torch.rsqrt(wide[..., :stat_width].square().sum(dim=-1, keepdim=True) / norm_dim + eps)
+    return (wide * inverse_rms * gain).to(compute_dtype(x))
+
+
 def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
     """x over its root mean square, and one over that, in fp32 or wider."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = widened(x)
     # vector_norm takes one pass and stays in fp32 under autocast, where a dot product would run in bf16.
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     inverse_rms = norm.square_().div_(norm_dim).add_(eps).rsqrt_()
@@ -24,6 +37,8 @@ def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
 
 
 class _RMSNorm(torch.autograd.Function):
+    """Keeps the output instead of the input."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, norm_dim: int, dtype: torch.dtype) -> Tensor:
         normalised, inverse_rms = _normalise(x, eps, norm_dim)
@@ -51,8 +66,13 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x.to(ctx.input_dtype), grad_gain.to(gain.dtype), None, None, None
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
-    """See `reference.rms_norm`."""
+def fused_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
+    """See `reference_rms_norm`."""
     if not torch.is_grad_enabled():
         return _normalise(x, eps, norm_dim)[0].mul_(gain).to(compute_dtype(x))
     return _RMSNorm.apply(x, gain, eps, norm_dim, compute_dtype(x))
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
+    """See `reference_rms_norm`."""
+    return (fused_rms_norm if use_fused(x) else reference_rms_norm)(x, gain, eps, norm_dim)

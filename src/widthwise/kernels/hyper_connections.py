@@ -1,11 +1,15 @@
-"""Slots read, carried and written with a hand-written backward pass that recomputes most states.
+"""Generalized hyper-connections: the residual state of a token is slots, which sublayers read and write.
 
-A read works on a few tokens at a time; what leaves it is the sublayer's input, the carried state and the coefficients
-of the write.
+Source: virtual-width paper, arXiv:2511.11238, Eq. (6)-(10), Alg. 1-3. The state is n slots of b numbers. A sublayer
+reads n_read mixtures of the slots and writes n_write blocks back; the slots themselves are carried over and mixed as
+well. The weights of all three mixtures are the columns of one table of n rows, [read | carry | write]. Its carry part
+is stored as the deviation from the identity, because in bf16 a carry of 1 + 2^-8 would round to 1.
 
-For the backward pass a site keeps its sublayer's update and, at every state_every-th site, the state. A state that was
-not kept is recomputed by repeating the write that made it, from the previous state and the update. No sublayer runs
-twice, and the result is bitwise the same. Source: virtual-width paper, arXiv:2511.11238, section 3.5.
+The fused form has a hand-written backward pass that recomputes most states. A read works on a few tokens at a time;
+what leaves it is the sublayer's input, the carried state and the coefficients of the write. For the backward pass a
+site keeps its sublayer's update and, at every state_every-th site, the state. A state that was not kept is recomputed
+by repeating the write that made it, from the previous state and the update. No sublayer runs twice, and the result is
+bitwise the same. Source: section 3.5 of the paper.
 """
 
 from typing import Any, NamedTuple
@@ -13,13 +17,50 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from widthwise.kernels.dispatch import refuse_double_backward, without_autocast
-from widthwise.kernels.hyper_connections.coefficients import Chunks, Site, site_of
-from widthwise.kernels.hyper_connections.products import add_product, product
+from widthwise.kernels.dispatch import refuse_double_backward, use_fused, widened, without_autocast
+from widthwise.kernels.hyper_connections_chunks import Chunks, Site, add_product, product, site_of
+
+
+def reference_read_slots(
+    state: Tensor, static: Tensor, projection: Tensor | None, scale: Tensor | None, n_read: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The input of a sublayer, and the coefficients that `reference_write_slots` needs.
+
+    coefficients = scale * tanh(state / rms(state) @ projection) + static, each slot normalised by itself.
+
+    state: (B, T, n, b); static: (n, k), k = n_read + n + n_write; projection: (b, k), with the norm's gain folded in;
+    scale: (n, k); both None if all tokens share the coefficients. -> (B, T, n_read * b) in the state's dtype, and
+    (B, T, n, k), or `static` itself, in fp32 or wider.
+    """
+    with without_autocast(state):
+        wide = widened(state)
+        coefficients = static.to(wide.dtype)
+        if projection is not None and scale is not None:
+            inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+            pre_activation = inverse_rms * (wide @ projection.to(wide.dtype))
+            coefficients = scale * torch.tanh(pre_activation) + coefficients
+        x = coefficients[..., :n_read].transpose(-1, -2) @ wide
+        return x.flatten(-2).to(state.dtype), coefficients
+
+
+def reference_write_slots(
+    state: Tensor, update: Tensor, coefficients: Tensor, n_read: int, multiplier: float
+) -> Tensor:
+    """The state after a sublayer: state + carry^T state + multiplier * write update, in the state's dtype.
+
+    state: (B, T, n, b); update: (B, T, n_write * b); coefficients: from `reference_read_slots`.
+    """
+    with without_autocast(state):
+        n_slots, slot_width = state.shape[-2:]
+        wide = state.to(coefficients.dtype)
+        blocks = update.to(coefficients.dtype).unflatten(-1, (-1, slot_width))
+        carry = coefficients[..., n_read : n_read + n_slots]
+        write = multiplier * coefficients[..., n_read + n_slots :]
+        return (wide + carry.transpose(-1, -2) @ wide + write @ blocks).to(state.dtype)
 
 
 class FusedRead(NamedTuple):
-    """What a write needs from its read."""
+    """A read, as its write takes it."""
 
     carried: Tensor
     """(B, T, n, b), fp32 or wider: the state, mixed among its slots. The write overwrites it."""
@@ -33,7 +74,7 @@ class FusedRead(NamedTuple):
 
 def _slots(state: Tensor) -> Tensor:
     """(B, T, n, b) -> (N, n, b), fp32 or wider."""
-    return state.flatten(0, -3).to(torch.promote_types(state.dtype, torch.float32)).contiguous()
+    return widened(state.flatten(0, -3)).contiguous()
 
 
 def _blocks(x: Tensor, state: Tensor) -> Tensor:
@@ -46,11 +87,6 @@ def _mixtures(table: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
     """Read (C, n_read, n), carry (C, n, n) and write (C, n_write, n) of a chunk's table (k, C, n)."""
     read, carry, write = table.transpose(0, 1).tensor_split((site.n_read, site.n_read + table.shape[-1]), dim=1)
     return read, carry, write
-
-
-def _add_blocks(carried: Tensor, write: Tensor, blocks: Tensor, multiplier: float) -> None:
-    """Turns what is carried, of all tokens or a chunk, into the state after a write."""
-    add_product(carried, write.transpose(1, 2), blocks, multiplier)
 
 
 class _Gradients(NamedTuple):
@@ -100,6 +136,8 @@ def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write:
 
 
 class _Read(torch.autograd.Function):
+    """Mixes the slots, a few tokens at a time, for the sublayer and for what is carried past it."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -153,6 +191,8 @@ class _Read(torch.autograd.Function):
 
 
 class _Write(torch.autograd.Function):
+    """Adds the update to what was carried, in place."""
+
     @staticmethod
     def forward(
         ctx: Any, carried: Tensor, write: Tensor, dtype: torch.dtype, reading: Any, update: Tensor, multiplier: float
@@ -161,7 +201,7 @@ class _Write(torch.autograd.Function):
         ctx.save_for_backward(update)
         with without_autocast(carried):
             slots = carried.flatten(0, -3)
-            _add_blocks(slots, write, _blocks(update, slots), multiplier)
+            add_product(slots, write.transpose(1, 2), _blocks(update, slots), multiplier)
         written = carried.to(dtype)
         if written is carried:
             ctx.mark_dirty(carried)
@@ -211,8 +251,35 @@ def _made_again(writing: Any, dtype: torch.dtype) -> Tensor:
     made, blocks = torch.empty_like(chunks.state), _blocks(_update_of(writing), chunks.state)
     for rows, chunk, (table, *_) in chunks:
         _, carry, write = _mixtures(table, chunks.site)
-        _add_blocks(product(carry, chunk, out=made[rows]), write, blocks[rows], writing.multiplier)
+        add_product(product(carry, chunk, out=made[rows]), write.transpose(1, 2), blocks[rows], writing.multiplier)
     return made.to(dtype)
+
+
+def fused_read_slots(
+    state: Tensor,
+    static: Tensor,
+    projection: Tensor | None,
+    scale: Tensor | None,
+    n_read: int,
+    eps: float,
+    state_every: int,
+) -> tuple[Tensor, FusedRead]:
+    """See `reference_read_slots`. state_every: one in this many consecutive sites keeps its state."""
+    x, carried, write = _Read.apply(state, static, projection, scale, n_read, eps, state_every)
+    return x, FusedRead(carried, write, x.dtype, x.grad_fn)
+
+
+def fused_write_slots(kept: FusedRead, update: Tensor, multiplier: float) -> Tensor:
+    """See `reference_write_slots`. A read can be written after only once, because its carried state is overwritten."""
+    return _Write.apply(*kept, update, multiplier)
+
+
+class ReferenceRead(NamedTuple):
+    """The same of the reference."""
+
+    state: Tensor
+    coefficients: Tensor
+    n_read: int
 
 
 def read_slots(
@@ -222,13 +289,21 @@ def read_slots(
     scale: Tensor | None,
     n_read: int,
     eps: float,
-    state_every: int,
-) -> tuple[Tensor, FusedRead]:
-    """See `reference.read_slots`. state_every: one in this many consecutive sites keeps its state."""
-    x, carried, write = _Read.apply(state, static, projection, scale, n_read, eps, state_every)
-    return x, FusedRead(carried, write, x.dtype, x.grad_fn)
+    state_every: int = 1,
+) -> tuple[Tensor, ReferenceRead | FusedRead]:
+    """The input of a sublayer, and what `write_slots` needs later. See `reference_read_slots`.
+
+    state_every: the hand-written form keeps only every state_every-th state for the backward pass.
+    """
+    is_recorded = state.requires_grad or static.requires_grad  # else a write would find no read in the graph
+    if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):
+        return fused_read_slots(state, static, projection, scale, n_read, eps, state_every)
+    x, coefficients = reference_read_slots(state, static, projection, scale, n_read, eps)
+    return x, ReferenceRead(state, coefficients, n_read)
 
 
-def write_slots(kept: FusedRead, update: Tensor, multiplier: float) -> Tensor:
-    """See `reference.write_slots`. A read can be written after only once, because its carried state is overwritten."""
-    return _Write.apply(*kept, update, multiplier)
+def write_slots(kept: ReferenceRead | FusedRead, update: Tensor, multiplier: float) -> Tensor:
+    """The state after a sublayer, once for each read. See `reference_write_slots`."""
+    if isinstance(kept, FusedRead):
+        return fused_write_slots(kept, update, multiplier)
+    return reference_write_slots(kept.state, update, kept.coefficients, kept.n_read, multiplier)

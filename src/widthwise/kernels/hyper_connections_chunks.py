@@ -1,4 +1,4 @@
-"""The coefficients of hyper-connections for a few tokens at a time, so that they stay in the cache.
+"""The coefficients of hyper-connections for a few tokens at a time, so that they stay in the cache; products with them.
 
 The tables of many narrow slots are several times as large as the slots. They are (k, C, n) for C tokens: the product
 that makes them takes a quarter of the time with its small dimension as rows, and the batched small products that use
@@ -14,6 +14,9 @@ from torch import Tensor
 
 CHUNK_BYTES = 2**20
 """Slots and coefficients to work on at a time: about a second-level cache."""
+MIN_MULTIPLICATIONS = 400
+"""Multiplications r k w of one pair below which torch's batched product takes a loop over single numbers, four times as
+slow as a sum of outer products."""
 
 
 class Scratch:
@@ -110,10 +113,30 @@ class Chunks:
 
 
 def site_of(parameters: Sequence[Tensor | None], n_read: int, eps: float, dtype: torch.dtype) -> Site:
-    """parameters: static (n, k), projection (b, k) and scale (n, k), as in `reference.read_slots`."""
+    """parameters: static (n, k), projection (b, k) and scale (n, k), as in `hyper_connections.reference_read_slots`."""
     static, projection, scale = (None if table is None else table.T.to(dtype).contiguous() for table in parameters)
     assert static is not None
     n_slots = static.shape[1]
     static = static.clone()  # with one slot or coefficient it is still the parameter's memory
     static[n_read : n_read + n_slots].diagonal().add_(1)
     return Site(static, projection, scale, n_read, eps)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """a b, written to `out`. a: (N, r, k), b: (N, k, w), out: (N, r, w)."""
+    return torch.bmm(a, b, out=out) if _is_large(a, b) else _add_outer(out.zero_(), a, b, 1.0)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
+    """total += factor a b. total: (N, r, w); a, b: as in `product`."""
+    return total.baddbmm_(a, b, alpha=factor) if _is_large(a, b) else _add_outer(total, a, b, factor)
+
+
+def _is_large(a: Tensor, b: Tensor) -> bool:
+    return a.shape[1] * b.shape[1] * b.shape[2] >= MIN_MULTIPLICATIONS
+
+
+def _add_outer(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
+    for i in range(b.shape[1]):
+        total.addcmul_(a[..., i : i + 1], b[:, i : i + 1], value=factor)
+    return total

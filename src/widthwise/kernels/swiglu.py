@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU with a hand-written backward pass that recomputes silu(gate) instead of keeping it."""
+"""The gate of a SwiGLU: silu(gate) * up, with only gate and up kept for the backward pass."""
 
 from typing import Any
 
@@ -6,10 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from widthwise.kernels.dispatch import refuse_double_backward
+from widthwise.kernels.dispatch import refuse_double_backward, use_fused
+
+
+def reference_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, elementwise. gate, up: (..., d_ff) -> (..., d_ff)."""
+    return silu(gate) * up
 
 
 class _SwiGLU(torch.autograd.Function):
+    """Computes silu(gate) again in the backward pass instead of keeping it."""
+
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
@@ -23,8 +30,13 @@ class _SwiGLU(torch.autograd.Function):
         return grad_gate, silu(gate).mul_(grad)
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """See `reference.swiglu`."""
+def fused_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See `reference_swiglu`."""
     if not torch.is_grad_enabled():
         return silu(gate).mul_(up)
     return _SwiGLU.apply(gate, up)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See `reference_swiglu`."""
+    return (fused_swiglu if use_fused(gate) else reference_swiglu)(gate, up)
