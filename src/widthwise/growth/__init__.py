@@ -9,7 +9,7 @@ order, which is the order in which a growth happens:
 3. `target`: the grown config: the requested sizes with the constants of the old model (`model`).
 4. `plan`: how each tensor is made (`tensor_plan`), from the names of its axes (`rules`; `slots` for the tables of
    hyper-connections); which parameters are new (`added`) and how new entries are filled (`fresh`). `model_plan` puts
-   them together; its `plan_growth` is the entry point. `gradmax` chooses by a gradient what would be drawn.
+   them together; its `plan_growth` is the entry point.
 5. `describe`: the growth in words. `certify`: old and grown model compared. `optimizer_state`: moments carried over.
 6. `pad` and `bake`: sizes rounded up with zeros; the constants of a grown model brought back to their usual form.
 """

@@ -4,28 +4,15 @@ from dataclasses import replace
 
 from widthwise.config_io import UserError
 from widthwise.growth.choices import GrowthChoices
-from widthwise.growth.gradmax import new_units
-from widthwise.growth.maps.correspondence import align, stacked
+from widthwise.growth.maps.correspondence import align
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 
 
 def chosen_plan(old: ModelConfig, wanted: ModelConfig, choices: GrowthChoices) -> GrowthPlan:
-    """The plan whose constants keep the function.
-
-    Raises UserError where there is none, and for `gradmax` where it has no units to choose.
-    """
-    layers = choices.layers
-    if layers is None and choices.new_layers == "stacked":
-        layers = stacked(old, wanted)
-    correspondence = align(old, wanted, layers)
-    plan = plan_growth(
-        old, wanted, correspondence, choices.new_layers, choices.zero_side, choices.new_std, choices.new_weights
-    )
-    if choices.new_weights == "gradmax":
-        new_units(plan)  # or it is refused
-    return plan
+    """The plan whose constants keep the function. Raises UserError where there is none."""
+    return plan_growth(old, wanted, align(old, wanted, choices.layers), choices.new_layers)
 
 
 def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:

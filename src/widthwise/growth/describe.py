@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any
 
 from widthwise.config_io import to_data
-from widthwise.growth.choices import NewLayers
 from widthwise.growth.maps.attention import AttentionMaps
 from widthwise.growth.maps.stream import FOREIGN, FRESH, StreamMap, stream_map
 from widthwise.growth.plan.model_plan import GrowthPlan
@@ -26,7 +25,7 @@ def expansions(plan: GrowthPlan) -> list[str]:
         return [*sizes, *after.ffn.growth_in_words(before.ffn, blocks)]
 
     by_layer = [
-        (j, [_added(layer, plan.new_layers)] if source is None else changes(j, old.layers[source], layer))
+        (j, [_added(layer)] if source is None else changes(j, old.layers[source], layer))
         for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers))
     ]
     lines = [*_model(old, new), *_grouped(by_layer)]
@@ -65,19 +64,11 @@ def _model(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
         yield f"further heads: {n} added, which the model does not read (multi-token prediction)"
 
 
-HOW_ADDED: dict[NewLayers, str] = {
-    "drawn": "silent at first (layer addition)",
-    "copied": "silent at first (layer addition)",
-    "stacked": "a whole copy, which changes the function (layer stacking)",
-    "duplicated": "a whole copy, which changes the function (layer duplication)",
-}
-
-
-def _added(layer: LayerConfig, new_layers: NewLayers) -> str:
+def _added(layer: LayerConfig) -> str:
     attention, hidden = layer.attention, ", ".join(str(width) for width in layer.ffn.hidden_widths)
     heads = f"{attention.n_heads} heads of {attention.head_dim}"
     sizes = f"width {layer.d_model}, {heads}, {layer.ffn.kind} feed-forward of {hidden} hidden units"
-    return f"added, {sizes}, {HOW_ADDED[new_layers]}"
+    return f"added, {sizes}, silent at first (layer addition)"
 
 
 def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
-from widthwise.growth.choices import CHANGING, GrowthChoices
+from widthwise.growth.choices import GrowthChoices
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
 from widthwise.recipe.pace import Pace, usual_rewarmup
@@ -133,7 +133,5 @@ def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
 def _planned(index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, pace: Pace) -> Growth:
     from widthwise.growth.chosen import chosen_plan, with_constants_of
 
-    if event.preserve and event.new_layers in CHANGING:
-        raise UserError(f"new_layers: got {event.new_layers}, which changes the function; it needs preserve: false")
     plan = chosen_plan(old, wanted, event)
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
-from widthwise.growth.choices import CHANGING, GrowOptions, NewSizes
+from widthwise.growth.choices import GrowOptions, NewSizes
 from widthwise.growth.chosen import chosen_plan, with_constants_of
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.plan.model_plan import GrowthPlan
@@ -109,8 +109,6 @@ def _check_override(override: str, source: Source) -> None:
 def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
-    if options.new_layers in CHANGING and not options.allow_change:
-        raise UserError(f"--new-layers: got {options.new_layers}, which changes the function; it needs --allow-change")
     plan = chosen_plan(old, wanted, options)
     constants, changes = tuple(kept_constants(plan, wanted)), ()
     if options.allow_change and constants:
@@ -128,7 +126,6 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
         plan,
         reset=options.reset,
         seed=options.seed,
-        new_weights=options.new_weights,
         constants=constants,
         changes=changes,
         may_change=options.allow_change,
@@ -146,8 +143,6 @@ def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, options: GrowOpt
     pace = Pace(source.step, steps, of, options.freeze_steps).check(n_left, "--")
     if steps == options.freeze_steps == 0:
         return None
-    if pace.end_apart > source.step and options.new_weights == "copied":
-        raise UserError("--new-weights: got copied; copies and old entries are told apart in a recipe that grows only")
     told = Rewarmup(after_step=source.step, steps=steps, of=of, freeze_steps=options.freeze_steps)
     if pace.end_apart == source.step:
         return told

@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from widthwise.config_io import UserError
-from widthwise.growth.choices import ZeroSide
 from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.model.attention import AttentionConfig
 
@@ -116,26 +112,11 @@ def frequency_places(old: Sequence[float], new: Sequence[float]) -> list[int] | 
     return places
 
 
-ZEROS: dict[ZeroSide, set[tuple[str, str]]] = {
-    "outputs": {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")},
-    "inputs": {("w_q", "head_dim"), ("w_v", "n_kv_heads"), ("w_v", "v_head_dim")},
-}
-"""(matrix, axis) whose new entries are 0. Zero keys leave the scores unchanged whatever the new query coordinates are,
-and zero queries whatever the keys are; zero columns of w_o ignore new heads and new value coordinates, and values of 0
-make them 0. The other factor is free, so both have a gradient."""
+ZEROS = {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")}
+"""(matrix, axis) whose new entries are 0. Zero keys leave the scores unchanged whatever the new query coordinates are;
+zero columns of w_o ignore new heads and new value coordinates. The other factor is free, so both have a gradient."""
 
 
-def head_axis(maps: AttentionMaps, matrix: str, axis: str, n_old: int, zero_side: ZeroSide) -> AxisMap:
+def head_axis(maps: AttentionMaps, matrix: str, axis: str, n_old: int) -> AxisMap:
     """The map of one axis of w_q, w_k, w_v or w_o, of its bias, or of a query/key norm. n_old: its old length."""
-    if axis == "head_dim" and maps.new.qk_norm is not None:
-        zero_side = "outputs"  # the norm would divide by new queries of 0, which copies of the old ones prevent
-    index = getattr(maps, axis)
-    if zero_side == "inputs" and (matrix, axis) == ("w_o", "n_heads"):
-        return AxisMap.of(n_old, index, zero=_of_old_values(maps))
-    return AxisMap.of(n_old, index, zero=(matrix, axis) in ZEROS[zero_side])
-
-
-def _of_old_values(maps: AttentionMaps) -> Tensor:
-    """bool (new n_heads,): the query heads whose key-value head the old model has, so that its values are not 0."""
-    group = maps.new.n_heads // maps.new.n_kv_heads
-    return torch.tensor([head >= 0 for head in maps.n_kv_heads]).repeat_interleave(group)
+    return AxisMap.of(n_old, getattr(maps, axis), zero=(matrix, axis) in ZEROS)

@@ -46,11 +46,6 @@ class Correspondence:
         return None if old_layer is None else f"layers.{old_layer}.{found[2]}"
 
 
-def stacked(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
-    """All old layers first, and the added ones behind them."""
-    return (*range(old.n_layers), *[None] * (new.n_layers - old.n_layers))
-
-
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
     """`layers`, checked; or if None, the alignment in which layers lose nothing, widen least, and lie most evenly.
 

@@ -1,8 +1,7 @@
 """Parameters of parts the old model does not have: layers, blocks, residual sites, routers, shared experts.
 
-A part that writes the stream is silent at first. Its last matrix is 0, or one of those before it; or if a new norm
-follows, the gain of that norm is. With a zero matrix before a norm, the first optimizer step, however small, would be
-normalised to full size.
+A part that writes the stream is silent at first. Its last matrix is 0; or if a new norm follows, the gain of that norm
+is. With a zero matrix before a norm, the first optimizer step, however small, would be normalised to full size.
 """
 
 from collections.abc import Callable
@@ -11,10 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import NewStd, ZeroSide
 from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.growth.plan.fresh import AsStarted, Draw, Revived
-from widthwise.growth.plan.rules import silent_input
 from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
@@ -36,9 +33,6 @@ class Additions:
     model: Decoder
     """The grown model."""
     is_added: IsAdded
-    zero_side: ZeroSide = "outputs"
-    std: NewStd | None = None
-    """Standard deviation of the entries that are drawn and free; None, as `initial`: that of an untrained model."""
 
     def drawn(self, name: str, owner: Weight) -> TensorPlan:
         """The plan of a parameter that is 0 where it silences its part, and else drawn. Raises UserError for one that
@@ -48,10 +42,9 @@ class Additions:
                 f"residual.resize: {name} of full_projection would replace the whole stream where a layer becomes "
                 "wider than the one before it; let the widths of all layers grow alike"
             )
-        is_free = _is_free(name, self.model)
-        start = starter(name, self.model, owner, self.std if is_free and isinstance(self.std, float) else None)
         maps = tuple(AxisMap.of(0, [-1] * n, zero=self._is_silent(name)) for n in owner.weight.shape)
-        return TensorPlan("", maps, AsStarted(start, is_free=is_free))
+        start = starter(name, self.model, owner)
+        return TensorPlan("", maps, AsStarted(start, is_free=_is_free(name, self.model)))
 
     def copied(self, name: str, source: str, owner: Weight) -> TensorPlan:
         """The plan of a parameter of an added layer that starts as a copy of `source`, unless it silences its part."""
@@ -61,7 +54,7 @@ class Additions:
         return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
 
     def _is_silent(self, name: str) -> bool:
-        return is_silent(name, self.model, self.is_added, self.zero_side)
+        return is_silent(name, self.model, self.is_added)
 
 
 def _is_free(name: str, model: Decoder) -> bool:
@@ -76,12 +69,11 @@ def _is_free(name: str, model: Decoder) -> bool:
     return any(part in SUBLAYERS for part in name.split("."))
 
 
-def starter(name: str, model: Decoder, owner: Weight, std: float | None = None) -> Draw:
-    """The function that initialises this parameter in an untrained model. std: of a draw, instead of the usual one."""
+def starter(name: str, model: Decoder, owner: Weight) -> Draw:
+    """The function that initialises this parameter in an untrained model."""
     config = model.config
     width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
-    if std is None:
-        std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
+    std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
 
     def start(tensor: Tensor, generator) -> None:
         # A module without `__init__`, so that `fill` sees the owner's class and `start` but allocates nothing else.
@@ -93,9 +85,9 @@ def starter(name: str, model: Decoder, owner: Weight, std: float | None = None) 
     return start
 
 
-def is_silent(name: str, model: Decoder, is_added: IsAdded, zero_side: ZeroSide = "outputs") -> bool:
+def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     """Whether a parameter of a new part must start at 0 so that the part writes nothing."""
-    path, is_bias = name.split("."), False
+    path = name.split(".")
     owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
     owner_name, owner = list(owners.items())[-1]
     if isinstance(owner, Linear) and "d_widened" in owner.out_axes:
@@ -108,7 +100,7 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded, zero_side: ZeroSide 
     if sublayer is None:
         return False
     if isinstance(owner, Vector) and path[-2] == "bias":
-        owner_name, is_bias = owner_name.removesuffix(".bias"), True
+        owner_name = owner_name.removesuffix(".bias")
         owner = owners[owner_name]
         if isinstance(owner, Norm):
             return isinstance(owner, ActsAfter)  # after the sublayer, so that its bias would be written to the stream
@@ -117,17 +109,7 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded, zero_side: ZeroSide 
     behind = _norm_behind(owners, sublayer, owner_name, is_added)
     if isinstance(owner, ActsAfter):
         return owner is behind
-    if behind is not None:
-        return False
-    if zero_side == "outputs" or (is_bias and is_writer(owner)):
-        return is_writer(owner)
-    return owner_name.rpartition(".")[2] == _silent_input(name, model)
-
-
-def _silent_input(name: str, model: Decoder) -> str:
-    """The matrix whose zeros silence the sublayer that a parameter belongs to."""
-    layer, _, inside = name.partition(".ffn.")
-    return silent_input(model.get_submodule(layer).config.ffn, name) if inside else "w_v"  # pyright: ignore
+    return behind is None and is_writer(owner)
 
 
 def is_writer(owner: nn.Module) -> bool:

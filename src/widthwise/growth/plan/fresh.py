@@ -28,7 +28,7 @@ class Fresh:
         """Fills the free entries in place and returns the tensor. grown: the new shape, with old entries in place."""
         if not any(axis.is_free.any() for axis in maps):
             return grown
-        std = self._std(old)
+        std = root_mean_square(old)
         for dim, axis in enumerate(maps):
             where = torch.nonzero(axis.is_free)[:, 0]
             if len(where):
@@ -38,19 +38,6 @@ class Fresh:
                 drawn = torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
                 grown.index_copy_(dim, where, drawn.to(grown.dtype))
         return grown
-
-    def _std(self, old: Tensor) -> float:
-        return root_mean_square(old)
-
-
-@dataclass(frozen=True)
-class Normal(Fresh):
-    """Fills normally with a given standard deviation."""
-
-    std: float
-
-    def _std(self, old: Tensor) -> float:
-        return self.std
 
 
 class Mean(Fresh):
@@ -155,20 +142,6 @@ class Mirrored(Derived):
         if self.n_copies % 2:
             signed = torch.cat((signed, torch.zeros_like(copies[:, :1])), dim=1)
         return (copies + signed).flatten(0, 2)
-
-
-@dataclass(frozen=True)
-class MirroredColumns(Derived):
-    """The columns behind copies of a hidden unit: the same noise with opposite signs, as for experts.
-
-    Copies have equal values, so that the noise cancels in their sum, and different gradients from then on.
-    """
-
-    n_copies: int
-
-    def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
-        mirrored = Mirrored(self.n_copies, 1, noise=0.1 / self.n_copies)
-        return mirrored.apply(grown.T, rows, std, generator).T.contiguous()
 
 
 class Revived(Derived):

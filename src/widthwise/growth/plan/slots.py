@@ -10,17 +10,17 @@ from torch import Tensor
 
 from widthwise.growth.maps.axis_map import AxisMap, product
 from widthwise.growth.maps.stream import StreamMap
-from widthwise.growth.plan.fresh import AsStarted, Draw, Fresh
+from widthwise.growth.plan.fresh import AsStarted, Draw
 from widthwise.growth.plan.rules import Owner
 from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.axes import Control, Vector
 from widthwise.model.residual.hyper_connections_module import HyperConnection
 
 
-def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw, fresh: Fresh) -> TensorPlan | None:
+def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:
     """The plan of a parameter of a hyper-connection, None for all others.
 
-    start: initialises an untrained one; fresh: fills what is free in a map to coefficients.
+    start: initialises an untrained one.
     """
     old, new = owner.old_parent, owner.parent
     if not (isinstance(old, HyperConnection) and isinstance(new, HyperConnection)):
@@ -29,7 +29,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw, fresh: 
         return table_plan(source, old, new, start)
     if isinstance(owner.new, Control):
         columns = stream.slot_read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
-        return TensorPlan(source, (coefficient_map(old, new), columns), fresh)
+        return TensorPlan(source, (coefficient_map(old, new), columns))
     return None
 
 
