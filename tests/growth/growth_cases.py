@@ -10,7 +10,7 @@ from expansions import Expansion, changed, same_layers
 from torch import Tensor
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig

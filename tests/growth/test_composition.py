@@ -22,7 +22,7 @@ from growth_cases import (
 from thinned import hard_but
 
 from widthwise.config_io import UserError
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 from widthwise.model.config import ModelConfig
 
 pytestmark = [

@@ -22,9 +22,9 @@ from growth_cases import (
     with_random_weights,
 )
 
-from widthwise.growth.optimizer_state import grown_state
-from widthwise.growth.plan.fresh import Constant
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.optimizer_state import grown_states
+from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.tensor_plan import Constant
 from widthwise.merging import merge
 from widthwise.model.generate import SamplingConfig, generate
 from widthwise.model.rope import rope_table
@@ -158,7 +158,7 @@ def test_an_hourglass_has_the_weights_and_the_moments_of_the_swiglu():
     assert all(torch.equal(weight, weights[name]) for name, weight in plan.shrunk(dict(plan.weights(weights))).items())
     plan = plan_growth(old, small_model(ffn=HOURGLASS, attention={"bias": True}))
     state = {name: {"exp_avg": each, "step": torch.tensor(7.0)} for name, each in weights.items()}
-    grown = grown_state(plan, state)
+    grown = dict(grown_states(plan, state))
     moved = grown["layers.2.ffn.blocks.0.w_gate.weight"]
     assert torch.equal(moved["exp_avg"], state["layers.2.ffn.w_gate.weight"]["exp_avg"])
     assert moved["step"] == 7

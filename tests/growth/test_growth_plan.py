@@ -9,10 +9,9 @@ from model_cases import config, decoder
 from thinned import every_pair
 from torch import Tensor
 
-from widthwise.growth.maps.axis_map import AxisMap
-from widthwise.growth.plan.fresh import Constant, Mean, OrthogonalCopies
-from widthwise.growth.plan.model_plan import plan_growth
-from widthwise.growth.plan.tensor_plan import Split, TensorPlan
+from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.plan import plan_growth
+from widthwise.growth.tensor_plan import Constant, Mean, OrthogonalCopies, Split, TensorPlan
 from widthwise.model.decoder import build
 
 

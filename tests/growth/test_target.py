@@ -23,9 +23,9 @@ from growth_cases import (
 )
 
 from widthwise.config_io import UserError
-from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.model_plan import plan_growth
-from widthwise.growth.target.model import grown_config
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.plan import plan_growth
+from widthwise.growth.target import grown_config
 from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.dynamic import DynamicConfig

@@ -1,4 +1,4 @@
-"""What a growth leaves open, as a recipe or `widthwise grow` says it."""
+"""The choices that a growth leaves open, as a recipe or `widthwise grow` says them."""
 
 from typing import Annotated, Any, Literal
 
@@ -38,7 +38,7 @@ def _old_layer(name: Any) -> Any:
 
 
 class GrowthChoices(Config):
-    """What a growth leaves open beside the sizes."""
+    """The choices that a growth leaves open beside the sizes."""
 
     new_layers: NewLayers = "drawn"
     """Draw what of added layers does not have to be 0 as in an untrained model, or copy that of the layer before."""
@@ -58,7 +58,7 @@ class GrowthChoices(Config):
 
 
 class GrowOptions(GrowthChoices):
-    """How the model of a run grows; the recipe gives the sizes."""
+    """The choices for the growth of a run; the recipe gives the sizes."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the new entries that are drawn."""

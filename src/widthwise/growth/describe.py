@@ -1,14 +1,14 @@
 """A growth in words: its expansions, and the constants that differ from what its recipe says."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from widthwise.config_io import to_data
-from widthwise.growth.maps.attention import AttentionMaps
-from widthwise.growth.maps.stream import FOREIGN, FRESH, StreamMap, stream_map
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.axis_maps import AttentionMaps
+from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.stream import FOREIGN, FRESH, StreamMap, stream_map
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
@@ -130,7 +130,7 @@ class KeptConstant:
 
     @property
     def is_baked(self) -> bool:
-        """Whether `widthwise bake` folds it into the weights."""
+        """True if `widthwise bake` folds it into the weights."""
         return self.path.rpartition(".")[2] in BAKED
 
 
@@ -147,12 +147,8 @@ def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
         for found in _differences(before, by_layer[1][j], by_layer[2][j]):
             key = found.path, repr((found.value, found.is_kept, found.wanted))
             layers.setdefault(key, (found, []))[1].append(j)
-    of_layers = [KeptConstant(_named(members), *_content(found)) for found, members in layers.values()]
+    of_layers = [replace(found, where=_named(members)) for found, members in layers.values()]
     return [*of_layers, *_differences(old, new, asked)]
-
-
-def _content(constant: KeptConstant) -> tuple[str, Any, bool, Any]:
-    return constant.path, constant.value, constant.is_kept, constant.wanted
 
 
 def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[KeptConstant]:

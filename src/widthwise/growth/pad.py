@@ -4,19 +4,31 @@ Kernels want whole tiles, and tensor parallelism wants as many heads on every de
 entries are 0. Real growth avoids just that, because a product of two zeros has no gradient.
 """
 
+from collections.abc import Iterator
+
+from torch import nn
+
 from widthwise.config_io import UserError, checked_copy
+from widthwise.growth.axis_maps import AttentionMaps, AxisMap, product
 from widthwise.growth.choices import Multiples
-from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.fresh import Constant
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.target import kept_rotation
+from widthwise.growth.tensor_plan import Constant, Split, TensorPlan
 from widthwise.model.attention import AttentionConfig
+from widthwise.model.attention_module import Attention
+from widthwise.model.axes import Axes, Weight, size
 from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn import FFN
 from widthwise.model.layer import LayerConfig
+from widthwise.model.qk_norm import QKNormConfig
 from widthwise.model.residual.interface import SlotLayout
 
 PADDING = Constant(0.0)
 """The `fresh` to give to `GrowthPlan.weights` for padding."""
+KERNEL_MULTIPLE = 8
+"""What the fast kernels of attention want a head size to be a multiple of."""
 
 
 def pad_plan(model: ModelConfig, multiples: Multiples) -> GrowthPlan:
@@ -104,3 +116,73 @@ def _ffn(old: FFN, multiple: int, where: str) -> FFN:
 
 def _padded_hidden(size: int | tuple[int, ...], multiple: int) -> int | tuple[int, ...]:
     return tuple(_up(each, multiple) for each in size) if isinstance(size, tuple) else _up(size, multiple)
+
+
+def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> GrowthPlan:
+    """The plan that gives all heads, of values too, the smallest multiple of `multiple` that holds the largest.
+
+    What a head gains is 0 in queries, keys and values, so that no score and no sum changes. The softmax scale and the
+    divisors of query/key norms stay those of the true size, and each rotary pair keeps its frequency. Raises UserError
+    where all have that size already, and for a multiple that no kernel has.
+    """
+    if multiple < 1 or multiple % KERNEL_MULTIPLE:
+        raise UserError(f"pad_heads: got {multiple}; allowed: multiples of {KERNEL_MULTIPLE}")
+    largest = max(max(layer.attention.head_dim, layer.attention.value_dim) for _, layer in model.named_layers())
+    new = _with_heads_of(model, _up(largest, multiple))
+    if new == model:
+        raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so leave it out")
+    models = blueprint(model), blueprint(new)
+    maps = dict(_attention_maps(*models))
+    tensors: dict[str, TensorPlan | Split] = {
+        name: TensorPlan(name, maps.get(name) or tuple(AxisMap.same(n) for n in parameter.shape))
+        for name, parameter in models[1].named_parameters()
+    }
+    return GrowthPlan(model, new, Correspondence.same(model), tensors)
+
+
+def _with_heads_of(model: ModelConfig, head_dim: int) -> ModelConfig:
+    layers = [
+        layer.model_copy(update={"attention": _with_head_dim(layer.attention, head_dim)})
+        for _, layer in model.named_layers()
+    ]
+    mtp = model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
+    return checked_copy(model, "model", layers=tuple(layers), mtp=mtp)
+
+
+def _with_head_dim(old: AttentionConfig, head_dim: int) -> AttentionConfig:
+    """With the constants of the old one written out, where they would follow from its size."""
+    if old.head_dim == old.value_dim == head_dim:
+        return old
+    sized = old.model_copy(update={"head_dim": head_dim, "v_head_dim": None, "rope_frequencies": None})
+    return sized.model_copy(update={**kept_rotation(old, sized), "qk_norm": _qk_norm(old)})
+
+
+def _qk_norm(old: AttentionConfig) -> QKNormConfig | None:
+    norm = old.qk_norm
+    if norm is None:
+        return None
+    q_dim, k_dim = (size(norm.axes(heads)) for heads in (old.queries, old.keys))
+    return norm.model_copy(update={"q_norm_dim": norm.q_norm_dim or q_dim, "k_norm_dim": norm.k_norm_dim or k_dim})
+
+
+def _attention_maps(old: Decoder, new: Decoder) -> Iterator[tuple[str, tuple[AxisMap, ...]]]:
+    """The maps of every parameter whose axes are those of heads, by name."""
+    before: dict[str, nn.Module] = dict(old.named_modules())
+    for name, attention in new.named_modules():
+        was = before[name]
+        if isinstance(attention, Attention) and isinstance(was, Attention):
+            heads = AttentionMaps.of(was.config, attention.config)
+            for leaf, weight in was.named_modules():
+                if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
+                    yield f"{name}.{leaf}.weight", _maps(weight, heads)
+
+
+def _maps(weight: Weight, heads: AttentionMaps) -> tuple[AxisMap, ...]:
+    """The maps of a matrix's rows and columns, or of a vector's entries."""
+    sizes = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
+
+    def along(axes: Axes) -> AxisMap:
+        return product([AxisMap.of(n, sizes.get(name, range(n)), zero=True) for name, n in axes.items()])
+
+    rows = along(weight.out_axes)
+    return (rows,) if weight.weight.ndim == 1 else (rows, along(weight.in_axes))

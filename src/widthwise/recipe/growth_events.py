@@ -14,7 +14,7 @@ from widthwise.recipe.model_section import ModelChange, ModelSection, changed_se
 from widthwise.recipe.pace import Pace, usual_rewarmup
 
 if TYPE_CHECKING:
-    from widthwise.growth.plan.model_plan import GrowthPlan
+    from widthwise.growth.plan import GrowthPlan
 
 
 class _Moment(Config):
@@ -131,7 +131,8 @@ def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
 
 
 def _planned(index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, pace: Pace) -> Growth:
-    from widthwise.growth.chosen import chosen_plan, with_constants_of
+    from widthwise.growth.correspondence import align
+    from widthwise.growth.plan import plan_growth, with_constants_of
 
-    plan = chosen_plan(old, wanted, event)
+    plan = plan_growth(old, wanted, align(old, wanted, event.layers), event.new_layers)
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)

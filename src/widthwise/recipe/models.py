@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from widthwise.growth.choices import NewLayers, NewSizes
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 from widthwise.growth.resized import resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from widthwise.config_io import UserError
-from widthwise.growth.bake.baked import bake_plan, left_explicit
+from widthwise.growth.bake import bake_plan, left_explicit
 from widthwise.growth.describe import kept_constants
 from widthwise.runs.conversion import Intention, pending, recipe_with
 from widthwise.runs.source import Source

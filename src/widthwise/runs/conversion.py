@@ -9,12 +9,12 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, checked_copy
 from widthwise.files import check_free
-from widthwise.growth.certify.certificate import certify, model_size
+from widthwise.growth.certificate import certify, model_size
 from widthwise.growth.choices import Reset
 from widthwise.growth.describe import KeptConstant, expansions
 from widthwise.growth.optimizer_state import grown_factors, grown_states
-from widthwise.growth.plan.fresh import Fresh
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.tensor_plan import Fresh
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe

@@ -12,7 +12,7 @@ from torch import Tensor
 from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
 from widthwise.files import new_folder, write_atomic
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig

@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
 from widthwise.growth.choices import GrowOptions, NewSizes
-from widthwise.growth.chosen import chosen_plan, with_constants_of
+from widthwise.growth.correspondence import align
 from widthwise.growth.describe import kept_constants
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
 from widthwise.growth.resized import SAME_SIZES, resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
@@ -109,7 +109,7 @@ def _check_override(override: str, source: Source) -> None:
 def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
-    plan = chosen_plan(old, wanted, options)
+    plan = plan_growth(old, wanted, align(old, wanted, options.layers), options.new_layers)
     constants, changes = tuple(kept_constants(plan, wanted)), ()
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()

@@ -2,7 +2,8 @@
 
 One rule covers every component: for new coordinates, either the weights that write them are 0 and those that read them
 are free, or the reverse. New entries then change nothing, yet they learn: the factor that is 0 has a gradient at
-once, and the other as soon as that has moved. A component whose axes are named below grows without code of its own.
+once, and the other as soon as that has moved. A component whose axes are named below grows without code of its own;
+the coefficients of hyper-connections, at the end, have rules of their own.
 """
 
 import zlib
@@ -10,21 +11,30 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.maps.attention import AttentionMaps, head_axis
-from widthwise.growth.maps.axis_map import AxisMap, product
-from widthwise.growth.maps.stream import StreamMap
-from widthwise.growth.plan.fresh import Derived, Fresh, Mean, Mirrored, OrthogonalCopies
-from widthwise.growth.plan.tensor_plan import Split, TensorPlan
+from widthwise.growth.axis_maps import AttentionMaps, AxisMap, head_axis, product
+from widthwise.growth.stream import StreamMap
+from widthwise.growth.tensor_plan import (
+    AsStarted,
+    Derived,
+    Draw,
+    Fresh,
+    Mean,
+    Mirrored,
+    OrthogonalCopies,
+    Split,
+    TensorPlan,
+)
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import Embedding, LayerNorm, Linear, Norm, Vector, Weight
+from widthwise.model.axes import Control, Embedding, LayerNorm, Linear, Norm, Vector, Weight
 from widthwise.model.axis_sizes import Axes
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.moe_module import MoE
 from widthwise.model.positions_module import LearnedPositions
+from widthwise.model.residual.hyper_connections_module import HyperConnection
 
 TABLES = (Embedding, LearnedPositions)
 """Lookup tables: rows are their in_axes, columns their out_axes; in all other weights rows are out_axes."""
@@ -182,7 +192,7 @@ def _as_one_expert(old: Axes, new: Axes) -> Axes:
 
 
 def _copies(owner: Owner) -> tuple[int, bool]:
-    """How many equal entries share the gradient of one old entry, and whether their parts of it differ.
+    """Return how many equal entries share the gradient of one old entry, and whether their parts of it differ.
 
     Copies of one expert get equal parts, since they compute the same. The parts differ for copies of a dense
     feed-forward (different tokens), the pieces of a cut expert (different outputs) and copies of a key-value head
@@ -221,3 +231,46 @@ def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> Orthogona
     else:
         return None
     return OrthogonalCopies(n_groups, zlib.crc32(owner.name.removesuffix(".bias").encode()))
+
+
+def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:
+    """Return the plan of a parameter of a hyper-connection, None for all others. start: initialises an untrained one.
+
+    At first no old block reads a new slot and nothing is carried from it into an old one, so its content is free; it
+    comes into use as soon as a read coefficient is learned. With dynamic coefficients both the static table and its
+    scale must be 0 there, because one projection serves all slots. Source: arXiv:2511.11238.
+    """
+    old, new = owner.old_parent, owner.parent
+    if not (isinstance(old, HyperConnection) and isinstance(new, HyperConnection)):
+        return None
+    coefficients = _coefficients(old, new)
+    if isinstance(owner.new, Vector) and owner.new.out_axes == new.table:  # the static table or its scale, flattened
+        slots = AxisMap.appended(old.config.n_slots, new.config.n_slots, zero=False)
+        unused = _must_be_unused(old, new).flatten()
+        return TensorPlan(source, (product([slots, coefficients]),), AsStarted(start), zero_entries=unused)
+    if isinstance(owner.new, Control):
+        columns = stream.slot_read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
+        return TensorPlan(source, (coefficients, columns))
+    return None
+
+
+def _coefficients(old: HyperConnection, new: HyperConnection) -> AxisMap:
+    """The columns of the table [read | carry | write]; each part gets its new columns at its end."""
+    parts, offset = [], 0
+    for n_old, n_new in zip(_columns(old), _columns(new)):
+        parts += [*range(offset, offset + n_old), *[-1] * (n_new - n_old)]
+        offset += n_old
+    return AxisMap.of(offset, parts)
+
+
+def _columns(site: HyperConnection) -> tuple[int, int, int]:
+    n_slots = site.config.n_slots
+    return site.n_read, n_slots, site.table["n_coefficients"] - site.n_read - n_slots
+
+
+def _must_be_unused(old: HyperConnection, new: HyperConnection) -> Tensor:
+    """bool (n_slots, n_coefficients): what new slots give to read blocks and to old slots, which must be 0."""
+    n_read, n_slots, n_write = _columns(new)
+    is_new_slot = torch.arange(n_slots) >= old.config.n_slots
+    to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))
+    return is_new_slot[:, None] & to_old

@@ -5,14 +5,12 @@ is. With a zero matrix before a norm, the first optimizer step, however small, w
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.maps.axis_map import AxisMap
-from widthwise.growth.plan.fresh import AsStarted, Draw, Revived
-from widthwise.growth.plan.tensor_plan import TensorPlan
+from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.tensor_plan import AsStarted, Draw, Revived, TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import fill, initial_std
@@ -26,39 +24,32 @@ SUBLAYERS = ("attention", "ffn")
 """The parts of a layer that write the stream."""
 
 
-@dataclass(frozen=True)
-class Additions:
-    """How the parameters that the old model lacks begin. Of a name, `owner` is the module that holds the parameter."""
+def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
+    """Return the plan of a parameter that is 0 where it silences its part, and else drawn.
 
-    model: Decoder
-    """The grown model."""
-    is_added: IsAdded
+    owner: the module that holds it in the grown model. Raises UserError for one that is used from the start and that no
+    value makes silent.
+    """
+    if isinstance(owner, Linear) and name.split(".")[-2] == WHOLE_PROJECTION and "d_model" in owner.out_axes:
+        raise UserError(
+            f"residual.resize: {name} of full_projection would replace the whole stream where a layer becomes "
+            "wider than the one before it; let the widths of all layers grow alike"
+        )
+    is_zero = is_silent(name, model, is_added)
+    maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
+    return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=_is_free(name, model)))
 
-    def drawn(self, name: str, owner: Weight) -> TensorPlan:
-        """The plan of a parameter that is 0 where it silences its part, and else drawn. Raises UserError for one that
-        is used from the start and that no value makes silent."""
-        if isinstance(owner, Linear) and name.split(".")[-2] == WHOLE_PROJECTION and "d_model" in owner.out_axes:
-            raise UserError(
-                f"residual.resize: {name} of full_projection would replace the whole stream where a layer becomes "
-                "wider than the one before it; let the widths of all layers grow alike"
-            )
-        maps = tuple(AxisMap.of(0, [-1] * n, zero=self._is_silent(name)) for n in owner.weight.shape)
-        start = starter(name, self.model, owner)
-        return TensorPlan("", maps, AsStarted(start, is_free=_is_free(name, self.model)))
 
-    def copied(self, name: str, source: str, owner: Weight) -> TensorPlan:
-        """The plan of a parameter of an added layer that starts as a copy of `source`, unless it silences its part."""
-        if self._is_silent(name):
-            return self.drawn(name, owner)
-        derived = Revived() if is_writer(owner) else None
-        return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
-
-    def _is_silent(self, name: str) -> bool:
-        return is_silent(name, self.model, self.is_added)
+def copied_plan(name: str, source: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
+    """Return the plan of a parameter of an added layer that is a copy of `source`, unless it silences its part."""
+    if is_silent(name, model, is_added):
+        return drawn_plan(name, owner, model, is_added)
+    derived = Revived() if is_writer(owner) else None
+    return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
 
 
 def _is_free(name: str, model: Decoder) -> bool:
-    """Whether any values would preserve the function, in entries that need not be 0.
+    """Return True if any values would preserve the function, in entries that need not be 0.
 
     Not where the output is used from the start: the residual, and the parts that a feed-forward names in
     `active_at_start`.
@@ -86,7 +77,7 @@ def starter(name: str, model: Decoder, owner: Weight) -> Draw:
 
 
 def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
-    """Whether a parameter of a new part must start at 0 so that the part writes nothing."""
+    """Return True if a parameter of a new part must start at 0 so that the part writes nothing."""
     path = name.split(".")
     owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
     owner_name, owner = list(owners.items())[-1]
@@ -113,7 +104,7 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
 
 
 def is_writer(owner: nn.Module) -> bool:
-    """Whether a module is the last matrix of a sublayer: it writes d_model and does not read it."""
+    """Return True if a module is the last matrix of a sublayer: it writes d_model and does not read it."""
     return isinstance(owner, Linear) and "d_model" in owner.out_axes and "d_model" not in owner.in_axes
 
 

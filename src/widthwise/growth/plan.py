@@ -6,25 +6,23 @@ It yields the grown weights, the grown optimizer state, which entries are new, a
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
+from widthwise.growth.added import SUBLAYERS, copied_plan, drawn_plan, starter
 from widthwise.growth.choices import NewLayers
-from widthwise.growth.maps.correspondence import Correspondence, align
-from widthwise.growth.maps.stream import StreamMap, stream_map
-from widthwise.growth.plan.added import SUBLAYERS, Additions, starter
-from widthwise.growth.plan.fresh import Fresh
-from widthwise.growth.plan.rules import Owner, weight_plan
-from widthwise.growth.plan.slots import slot_plan
-from widthwise.growth.plan.tensor_plan import Split, TensorPlan
-from widthwise.growth.target.model import grown_config
+from widthwise.growth.correspondence import Correspondence, align
+from widthwise.growth.rules import Owner, slot_plan, weight_plan
+from widthwise.growth.stream import StreamMap, stream_map
+from widthwise.growth.target import grown_config
+from widthwise.growth.tensor_plan import Fresh, Split, TensorPlan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.memory import allocating
@@ -32,7 +30,7 @@ from widthwise.model.memory import allocating
 
 @dataclass(frozen=True)
 class GrowthPlan:
-    """How one model grows into another."""
+    """The growth of one model into another."""
 
     old: ModelConfig
     new: ModelConfig
@@ -99,7 +97,7 @@ def plan_growth(
     correspondence: Correspondence | None = None,
     new_layers: NewLayers = "drawn",
 ) -> GrowthPlan:
-    """How a model grows to the sizes of `wanted` while keeping its own constants.
+    """Return the plan by which a model grows to the sizes of `wanted` while it keeps its own constants.
 
     correspondence: the old layer and block of each new one, by default from `align`; new_layers: whether added layers
     are drawn or copied, see `NewLayers`. Raises UserError if the function cannot be preserved.
@@ -174,12 +172,11 @@ class _Planner:
         return self._old_name(name) is None
 
     def _added(self, name: str, owner: Weight) -> TensorPlan:
-        additions = Additions(self.new, self._is_added)
         copied = self._copied_from(name) if self.copies_layers else None
         source = None if copied is None else _weight(self.old_modules, copied)
         if copied is None or source is None or source.weight.shape != owner.weight.shape:
-            return additions.drawn(name, owner)
-        return additions.copied(name, copied, owner)
+            return drawn_plan(name, owner, self.new, self._is_added)
+        return copied_plan(name, copied, owner, self.new, self._is_added)
 
     def _copied_from(self, name: str) -> str | None:
         """The parameter of the old model that one of an added layer is a copy of; None if it is none."""
@@ -207,3 +204,13 @@ def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
 def _parent(name: str) -> str:
     """The name of the module around the parameter's owner; for a bias, around its matrix or norm."""
     return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
+
+
+def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
+    """The same tensors in the model as its recipe describes it, which is another function.
+
+    Raises UserError where the tensors of that model have other shapes.
+    """
+    if parameter_shapes(plan.new) != parameter_shapes(wanted):
+        raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
+    return replace(plan, new=wanted)

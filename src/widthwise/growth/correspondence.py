@@ -100,6 +100,6 @@ def _can_become(old: LayerConfig, new: LayerConfig) -> bool:
 
 
 def _loses(old: LayerConfig, new: LayerConfig) -> bool:
-    """Whether a layer would have fewer heads or hidden units, which growth refuses: another one is the kept one."""
+    """Return True if a layer would have fewer heads or hidden units, which growth refuses: another one is kept."""
     before, after = ((each.attention.n_heads, sum(each.ffn.hidden_widths)) for each in (old, new))
     return before[0] > after[0] or (type(old.ffn) is type(new.ffn) and before[1] > after[1])
