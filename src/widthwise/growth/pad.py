@@ -13,6 +13,7 @@ from widthwise.growth.axis_maps import AttentionMaps, AxisMap, product
 from widthwise.growth.choices import Multiples
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.resized import with_layers
 from widthwise.growth.target import kept_rotation
 from widthwise.growth.tensor_plan import Constant, Split, TensorPlan
 from widthwise.model.attention import AttentionConfig
@@ -20,7 +21,6 @@ from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Axes, Weight, size
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
-from widthwise.model.ffn import FFN
 from widthwise.model.layer import LayerConfig
 from widthwise.model.qk_norm import QKNormConfig
 from widthwise.model.residual.interface import SlotLayout
@@ -48,16 +48,14 @@ def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
         raise UserError(
             "d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes, or grow"
         )
-    layers = tuple(_layer(layer, multiples, f"layers.{i}") for i, layer in enumerate(model.layers))
-    mtp = model.mtp
-    if mtp is not None:
-        mtp = mtp.model_copy(update={"layer": _layer(mtp.layer, multiples, "mtp.layer")})
+    layers = [_layer(layer, multiples, where) for where, layer in model.named_layers()]
+    mtp = model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
     return checked_copy(
         model,
         "model",
         d_model=_up(model.d_model, d_model),
         final_norm_width=_up(model.final_norm_width, d_model),
-        layers=layers,
+        layers=tuple(layers),
         mtp=mtp,
     )
 
@@ -68,13 +66,10 @@ def _up(size: int, multiple: int) -> int:
 
 def _layer(layer: LayerConfig, multiples: Multiples, where: str) -> LayerConfig:
     widths = {name: _up(getattr(layer, name), multiples.d_model_multiple) for name in ("d_model", "d_in", "d_out")}
-    return layer.model_copy(
-        update={
-            **widths,
-            "attention": _attention(layer.attention, multiples, f"{where}.attention"),
-            "ffn": _ffn(layer.ffn, multiples.d_ff_multiple, f"{where}.ffn"),
-        }
-    )
+    hidden = {name: _hidden(getattr(layer.ffn, name), multiples.d_ff_multiple) for name in layer.ffn.hidden_axes}
+    attention = _attention(layer.attention, multiples, f"{where}.attention")
+    ffn = checked_copy(layer.ffn, f"{where}.ffn", **hidden)
+    return layer.model_copy(update={**widths, "attention": attention, "ffn": ffn})
 
 
 def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> AttentionConfig:
@@ -109,12 +104,7 @@ def _shared_evenly(n_kv_heads: int, group: int, n_devices: int) -> int:
     return _up(n_kv_heads, n_devices)
 
 
-def _ffn(old: FFN, multiple: int, where: str) -> FFN:
-    sizes = {field: _padded_hidden(getattr(old, field), multiple) for field in old.hidden_axes}
-    return checked_copy(old, where, **sizes)
-
-
-def _padded_hidden(size: int | tuple[int, ...], multiple: int) -> int | tuple[int, ...]:
+def _hidden(size: int | tuple[int, ...], multiple: int) -> int | tuple[int, ...]:
     return tuple(_up(each, multiple) for each in size) if isinstance(size, tuple) else _up(size, multiple)
 
 
@@ -128,7 +118,8 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
     if multiple < 1 or multiple % KERNEL_MULTIPLE:
         raise UserError(f"pad_heads: got {multiple}; allowed: multiples of {KERNEL_MULTIPLE}")
     largest = max(max(layer.attention.head_dim, layer.attention.value_dim) for _, layer in model.named_layers())
-    new = _with_heads_of(model, _up(largest, multiple))
+    head_dim = _up(largest, multiple)
+    new = with_layers(model, lambda layer: {"attention": _with_head_dim(layer.attention, head_dim)})
     if new == model:
         raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so leave it out")
     models = blueprint(model), blueprint(new)
@@ -138,15 +129,6 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
         for name, parameter in models[1].named_parameters()
     }
     return GrowthPlan(model, new, Correspondence.same(model), tensors)
-
-
-def _with_heads_of(model: ModelConfig, head_dim: int) -> ModelConfig:
-    layers = [
-        layer.model_copy(update={"attention": _with_head_dim(layer.attention, head_dim)})
-        for _, layer in model.named_layers()
-    ]
-    mtp = model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
-    return checked_copy(model, "model", layers=tuple(layers), mtp=mtp)
 
 
 def _with_head_dim(old: AttentionConfig, head_dim: int) -> AttentionConfig:

@@ -65,18 +65,6 @@ class GrowthPlan:
         for name in self.tensors:
             yield name, self.tensor(name, weights, seed, fresh)
 
-    def shadow(self, shadow: Mapping[str, Tensor], grown: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """A moving average of the weights at the new shapes, one at a time; new entries start at the grown weights.
-
-        shadow: the old model's average, by name; grown: the grown weights.
-        """
-        for name, plan in self.tensors.items():
-            if not plan.source or plan.is_alien:
-                yield name, grown[name].clone()
-            else:
-                carried = plan.carry(shadow[plan.source], plan.scale, 0.0)
-                yield name, torch.where(plan.is_new(), grown[name], carried)
-
     def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """bool, for every parameter: the entries that growth added. was_new: those of an earlier growth, still new."""
         before = was_new or {}
