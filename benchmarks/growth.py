@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from widthwise.config_io import ConfigT, parse
-from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 from widthwise.shape.template import ModelTemplate

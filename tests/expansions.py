@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at
-from widthwise.growth.maps.correspondence import Correspondence
+from widthwise.growth.correspondence import Correspondence
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN
 from widthwise.model.ffn.hourglass import HourglassConfig

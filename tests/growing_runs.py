@@ -40,21 +40,7 @@ GROWING = {
         " positions: {n_positions: 64}}}]",
     ),
     "made dynamic": (UNIFORM, BUDGET, "growth=[{at_step: 4, model: {ffn: {kind: dynamic, ratio: 4}}}]"),
-    "inputs": (
-        UNIFORM,
-        "growth=[{at_step: 4, model: {d_model: 32, n_layers: 5, ffn: {kind: swiglu, ratio: 6}}, zero_side: inputs,"
-        " new_std: 0.03}]",
-    ),
     "apart": APART,
-    "copied units": (
-        UNIFORM,
-        "model.ffn={kind: mlp, ratio: 2, bias: true}",
-        "growth=[{at_step: 4, model: {ffn: {ratio: 4}}, new_weights: copied}]",
-    ),
-    "gradmax": (
-        UNIFORM,
-        "growth=[{at_step: 4, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 6}}, new_weights: gradmax}]",
-    ),
     "reset": (UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}, reset: all, rewarmup_steps: 0}]"),
 }
 """Name -> overrides of `tiny_recipe`, 9 steps."""

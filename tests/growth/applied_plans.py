@@ -2,7 +2,7 @@
 
 import torch
 
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.model.decoder import Decoder, build
 
 

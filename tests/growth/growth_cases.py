@@ -10,8 +10,7 @@ from expansions import Expansion, changed, same_layers
 from torch import Tensor
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.growth.choices import ZeroSide
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
@@ -293,16 +292,13 @@ class Grown:
 
     config: ModelConfig
     plans: list[GrowthPlan] = field(default_factory=list)
-    zero_side: ZeroSide = "outputs"
 
     @property
     def now(self) -> ModelConfig:
         return self.plans[-1].new if self.plans else self.config
 
     def grow(self, expansion: Expansion, new_layers: str = "drawn") -> GrowthPlan:
-        can_choose = all(layer.ffn.zero_input for layer in expansion[0].layers)
-        zero_side = self.zero_side if can_choose else "outputs"
-        self.plans.append(plan_growth(self.now, *expansion, new_layers=new_layers, zero_side=zero_side))
+        self.plans.append(plan_growth(self.now, *expansion, new_layers=new_layers))
         return self.plans[-1]
 
     def weights(self, weights: Mapping[str, Tensor], seed: int = 0, fresh=None) -> Weights:
@@ -521,9 +517,9 @@ RARE = ("add_block", "duplicate_experts", "split_experts", "widen_shared_expert"
 """Those that few models have, which are tried more often."""
 
 
-def random_growth(rng: Random, n_operations: int, zero_side: ZeroSide = "outputs") -> tuple[Grown, list[str]]:
+def random_growth(rng: Random, n_operations: int) -> tuple[Grown, list[str]]:
     """A random model grown so many times, and the names of the expansions; what is refused is drawn again."""
-    grown, names = Grown(random_model(rng), zero_side=zero_side), []
+    grown, names = Grown(random_model(rng)), []
     most_params = 3 * grown.config.cost().params
     while len(names) < n_operations:
         name = rng.choice([*OPERATIONS, *3 * RARE])

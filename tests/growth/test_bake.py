@@ -10,8 +10,8 @@ from model_cases import KINDS, VARIANTS, config, decoder, random_tokens, variant
 from thinned import in_turn
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.growth.bake.baked import bake_plan, left_explicit
-from widthwise.growth.optimizer_state import grown_factors, grown_state
+from widthwise.growth.bake import bake_plan, left_explicit
+from widthwise.growth.optimizer_state import grown_factors, grown_states
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
@@ -231,5 +231,5 @@ def test_a_baked_model_trains_as_it_would_have(optimizer, head_dim, more, one_ep
     plan = bake_plan(model.config, one_eps)
     baked = applied(plan, model)
     continued = built(baked, scaled=grown_factors(plan, {}))
-    give_state(baked, continued, grown_state(plan, state_of(model, running)))
+    give_state(baked, continued, dict(grown_states(plan, state_of(model, running))))
     assert trained(baked, continued, 8) == pytest.approx(trained(model, running, 8), rel=1e-12)

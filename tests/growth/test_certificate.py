@@ -8,10 +8,10 @@ import torch
 from applied_plans import weights_of
 from model_cases import config, decoder, variant
 
-from widthwise.growth.certify import certificate
-from widthwise.growth.certify.certificate import certify
-from widthwise.growth.maps.axis_map import AxisMap
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth import certificate
+from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.certificate import certify
+from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.records.certificate import Certificate
 
 GROWTHS = {

@@ -22,7 +22,7 @@ from growth_cases import (
 from thinned import hard_but
 
 from widthwise.config_io import UserError
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 from widthwise.model.config import ModelConfig
 
 pytestmark = [
@@ -37,7 +37,7 @@ def test_compositions_keep_logits_losses_gradients_and_the_way_back_and_all_that
     """The growths follow each other without a step in between, so that learning may take three steps, not two."""
     for seed in range(batch * 14, (batch + 1) * 14):
         rng = random.Random(seed)
-        grown, names = random_growth(rng, rng.randint(1, 6), "inputs" if seed % 3 == 2 else "outputs")
+        grown, names = random_growth(rng, rng.randint(1, 6))
         what = f"seed {seed}: {names}"
         weights = with_random_weights(grown.config, seed, EMBEDDING_STDS[seed // 3 % 3])
         tokens = tokens_for(seed, batch=4)

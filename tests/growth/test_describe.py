@@ -4,7 +4,7 @@ import expansions as grow
 from model_cases import config, variant
 
 from widthwise.growth.describe import expansions, kept_constants
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 
 X, UNIFORM, GQA = config("x"), config("uniform"), variant("uniform", "gqa")
 HOURGLASS = config("uniform", ffn={"kind": "hourglass", "n_blocks": 2, "d_hidden": 5})

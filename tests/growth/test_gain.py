@@ -5,9 +5,9 @@ import pytest
 import torch
 from growth_cases import small_model, tokens_for, with_random_weights
 
-from widthwise.growth.certify.measuring import decoder_of
+from widthwise.growth.certificate import decoder_of
 from widthwise.growth.gain import STEPS, Step, along_sign, first_order_gains
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 
 BATCHES = [tokens_for(seed, batch=3) for seed in range(4)]
 CONFIG = small_model()

@@ -5,14 +5,12 @@ import pytest
 import torch
 from applied_plans import weights_of
 from growth_cases import logits_of, shaped, small_model, tokens_for, with_random_weights
-from model_cases import config, decoder
 from thinned import every_pair
 from torch import Tensor
 
-from widthwise.growth.maps.axis_map import AxisMap
-from widthwise.growth.plan.fresh import Constant, Mean, OrthogonalCopies
-from widthwise.growth.plan.model_plan import plan_growth
-from widthwise.growth.plan.tensor_plan import Split, TensorPlan
+from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.plan import plan_growth
+from widthwise.growth.tensor_plan import Constant, Mean, OrthogonalCopies, Split, TensorPlan
 from widthwise.model.decoder import build
 
 
@@ -96,22 +94,6 @@ def test_parts_of_experts_are_their_columns_times_their_number():
             assert torch.equal(found, 2 * old.view(3, 2, 4)[expert, :, 2 * part : 2 * part + 2])
     assert torch.equal(split.shrink(new), old)
     assert torch.equal(split.carry(old, 0.5, 0.0), new / 4)
-
-
-def test_a_shadow_grows_as_its_weights_do() -> None:
-    """Old entries are those of the shadow, new ones those of the grown weights; of cut experts times their number."""
-    mixture = config("x", ffn={"kind": "moe", "n_experts": 3, "top_k": 1, "d_expert": 6})
-    for old, (wanted, layers) in (
-        (config("x"), expansions.widen_stream(config("x"), 6)),
-        (mixture, expansions.split_experts(mixture, [1], 3)),
-    ):
-        plan = plan_growth(old, wanted, layers)
-        weights, shadow = ({name: p.detach() for name, p in decoder(old, seed).named_parameters()} for seed in (1, 2))
-        grown = dict(plan.weights(weights, seed=3))
-        followed = dict(plan.shadow(shadow, grown))
-        back, is_new = plan.shrunk(followed), plan.is_new()
-        assert all(torch.allclose(back[name], tensor, rtol=1e-14) for name, tensor in shadow.items())
-        assert all(torch.equal(followed[name][is_new[name]], grown[name][is_new[name]]) for name in grown)
 
 
 @pytest.mark.parametrize("placement", ["pre", "reordered"])

@@ -11,10 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.growth.maps.attention import AttentionMaps
-from widthwise.growth.maps.axis_map import AxisMap, product
-from widthwise.growth.maps.correspondence import Correspondence, align
-from widthwise.growth.maps.stream import FOREIGN, FRESH, PrefixMap, SlotMap, stream_map
+from widthwise.growth.axis_maps import AttentionMaps, AxisMap, product
+from widthwise.growth.correspondence import Correspondence, align
+from widthwise.growth.stream import FOREIGN, FRESH, PrefixMap, SlotMap, stream_map
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.ffn.hourglass import HourglassConfig
 

@@ -9,9 +9,9 @@ from applied_plans import applied, give_state, state_of, step
 from model_cases import decoder, random_tokens, variant
 from thinned import in_turn
 
-from widthwise.growth.bake.baked import bake_plan
-from widthwise.growth.optimizer_state import grown_factors, grown_state
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.bake import bake_plan
+from widthwise.growth.optimizer_state import grown_factors, grown_states
+from widthwise.growth.plan import plan_growth
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 
 GROWTHS = {
@@ -67,7 +67,7 @@ def test_moments_of_old_entries_stay_and_new_entries_start_without_momentum(name
     config, plan = planned(name)
     model = decoder(config)
     state, weights = random_state(model), dict(model.named_parameters())
-    found = grown_state(plan, state, reset)
+    found = dict(grown_states(plan, state, reset))
     pulled = {parameter: torch.zeros_like(weight) for parameter, weight in weights.items()}
     n_checked = n_made = 0
     for parameter, parts in found.items():
@@ -108,7 +108,7 @@ def test_state_of_old_entries_is_what_the_grown_model_would_have_gathered(name):
     """In growths in which no new entry shares the gradient of an old one."""
     config, plan = planned(name)
     model = decoder(config)
-    found, expected = grown_state(plan, gathered(model)), gathered(applied(plan, model))
+    found, expected = dict(grown_states(plan, gathered(model))), gathered(applied(plan, model))
     is_new = plan.is_new()
     for parameter, parts in found.items():
         if plan.tensors[parameter].n_copies > 1 or ("w_q" in parameter and name == "keys"):
@@ -132,7 +132,7 @@ def test_copies_have_gradients_that_add_up(name, parameter, shape, dim):
     """Of a key-value head; routes to the parts of an expert; experts that were one and see different tokens."""
     config, plan = planned(name)
     state = random_state(decoder(config))
-    found = grown_state(plan, state)
+    found = dict(grown_states(plan, state))
     for part in ("exp_avg", "exp_avg_sq"):
         copies = found[parameter][part].view(shape)
         before = state[parameter][part]
@@ -156,7 +156,7 @@ def test_a_grown_state_is_one_that_its_optimizer_goes_on_with(name, kind):
     state = state_of(model, optimizer)
     new = applied(plan, model)
     continued = OPTIMIZERS[kind].build(new)
-    given = grown_state(plan, state)
+    given = dict(grown_states(plan, state))
     give_state(new, continued, given)
     step(new, continued, random_tokens(2, 11, seed=1))
     for name, parts in state_of(new, continued).items():

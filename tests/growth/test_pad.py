@@ -6,7 +6,7 @@ from applied_plans import weights_of
 from model_cases import config, decoder, random_tokens, variant
 
 from widthwise.config_io import UserError
-from widthwise.growth.certify.certificate import certify
+from widthwise.growth.certificate import certify
 from widthwise.growth.choices import Multiples
 from widthwise.growth.pad import PADDING, pad_plan, padded
 from widthwise.model.decoder import build

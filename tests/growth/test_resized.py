@@ -7,7 +7,7 @@ from growth_cases import shaped, small_model
 
 from widthwise.config_io import UserError
 from widthwise.growth.choices import NewSizes
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 from widthwise.growth.resized import resized
 from widthwise.merging import merge
 

@@ -21,9 +21,9 @@ from expansions import (
 from hf_models import TOLERANCE, hf_folder, hf_logits, hf_model, own_logits
 
 from widthwise.config_io import parse, to_data
-from widthwise.growth.bake.baked import bake_plan
-from widthwise.growth.plan.fresh import Constant
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.bake import bake_plan
+from widthwise.growth.plan import plan_growth
+from widthwise.growth.tensor_plan import Constant
 from widthwise.interop.hf_export import Surroundings, export_hf
 from widthwise.interop.hf_import import import_hf
 from widthwise.model.config import ModelConfig

@@ -11,7 +11,7 @@ from thinned import in_turn
 from widthwise_models import MODELS, X, config_of, left_padded, loaded, own_model, prompts, written
 
 from widthwise.config_io import UserError, parse
-from widthwise.growth.pad_heads import pad_heads_plan
+from widthwise.growth.pad import pad_heads_plan
 from widthwise.interop.hf_import import import_hf
 from widthwise.interop.vllm_plugin import check
 from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig

@@ -8,9 +8,9 @@ from expansions import Expansion
 from model_cases import decoder, random_tokens
 
 from widthwise.config_io import Config, UserError, checked_copy
-from widthwise.growth.certify.measuring import decoder_of
-from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.certificate import decoder_of
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 
 

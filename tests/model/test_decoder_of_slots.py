@@ -11,7 +11,7 @@ from thinned import in_turn
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import load_recipe
 

@@ -8,9 +8,9 @@ from expansions import add_layers
 from growth_contract import assert_preserved
 from model_cases import config, decoder, random_tokens
 
-from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.bake import bake_plan
 from widthwise.growth.describe import kept_constants
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 
 SCALED = {"norm": {"scaling": "depth"}}
 

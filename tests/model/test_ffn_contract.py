@@ -13,11 +13,11 @@ from measured import counted_flops, kept_bytes, on_meta
 from model_cases import D_MODEL, config
 
 from widthwise.config_io import UserError, checked_copy, parse, to_data
-from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.bake import bake_plan
 from widthwise.growth.choices import Multiples
 from widthwise.growth.describe import expansions
 from widthwise.growth.pad import pad_plan
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 from widthwise.interop.hf_export import hf_config
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.interface import FEED_FORWARDS

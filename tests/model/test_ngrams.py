@@ -9,7 +9,7 @@ from model_cases import config, decoder, random_tokens
 
 from widthwise.config_io import UserError
 from widthwise.data.boundaries import Boundaries
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan import plan_growth
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.decoder import Decoder, build

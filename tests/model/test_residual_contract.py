@@ -13,7 +13,7 @@ from measured import counted_flops, kept_bytes, on_meta, parameters_by_part
 from model_cases import AS_IN_THE_PAPERS, config, decoder, random_tokens
 
 from widthwise.config_io import UserError, checked_copy, parse, to_data
-from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.bake import bake_plan
 from widthwise.growth.choices import Multiples
 from widthwise.growth.describe import expansions
 from widthwise.growth.pad import pad_plan

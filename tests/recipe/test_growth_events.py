@@ -86,7 +86,6 @@ REFUSED = {
     "[{at_step: 2, model: {tie_embeddings: true}}]": r"^growth\.0: tie_embeddings: .* growth has no conversion for it",
     "[{at_step: 2, model: {}, layers: [0, null, 1]}]": r"^growth\.0: layers: got",
     "[{at_step: 5, model: {}, rewarmup_steps: 5}]": r"^growth\.0: rewarmup_steps: got 5; the run has only 4 more",
-    "[{at_step: 5, model: {d_model: 24}, new_weights: gradmax}]": r"^growth\.0: new_weights: got gradmax; it chooses",
     "[{at_step: 5, model: {attention: {head_dim: [8, 16]}}}]": (
         r"^growth\.0\.model: attention\.head_dim: got \[8, 16\]; heads of different sizes in one layer are"
     ),

@@ -130,7 +130,7 @@ def test_constants_that_stay_are_told_changed_where_that_is_allowed_and_folded_b
 def test_a_model_that_would_not_compute_the_same_is_not_written(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from widthwise.growth.plan.tensor_plan import TensorPlan
+    from widthwise.growth.tensor_plan import TensorPlan
 
     zero = TensorPlan._zero
 

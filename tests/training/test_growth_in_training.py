@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from thinned import hard_but
 from tiny_runs import Listener, outcome, step_config, tiny_recipe, unfinished_copy, without_measurements
 
-from widthwise.config_io import UserError
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
 from widthwise.recipe.width_budget import LagrangianBudget, PenaltyBudget
@@ -19,9 +18,8 @@ from widthwise.runs.trained import load_trained
 from widthwise.training import assembly, growth_step
 from widthwise.training.assembly import assembled
 from widthwise.training.growth_step import state_by_name
-from widthwise.training.learner import Learner
 from widthwise.training.objective import carried_state
-from widthwise.training.processes import ALONE, Processes
+from widthwise.training.processes import ALONE
 
 
 @pytest.fixture(scope="module")
@@ -188,17 +186,6 @@ def test_the_optimizer_forgets_what_the_event_says(reset: str) -> None:
         squares = state["layers.0.ffn.w_gate.weight"]["exp_avg_sq"]
         assert squares[:d_ff].any()
         assert bool(squares[d_ff:].any()) == (reset == "none")
-
-
-def test_several_processes_do_not_choose_weights_by_their_gradient() -> None:
-    class Two(Processes):
-        world_size = 2
-
-    recipe = tiny_recipe(*GROWING["gradmax"])
-    with pytest.raises(
-        UserError, match=r"^growth\.0\.new_weights: got gradmax, which one process computes; there are 2"
-    ):
-        Learner.untrained(recipe, recipe.phases[0], Two())
 
 
 def test_layers_keep_their_prices_and_added_ones_start_at_the_mean() -> None:

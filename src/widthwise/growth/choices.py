@@ -1,4 +1,4 @@
-"""What a growth leaves open, as a recipe or `widthwise grow` says it."""
+"""The choices that a growth leaves open, as a recipe or `widthwise grow` says them."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,20 +8,8 @@ from pydantic import Field
 from widthwise.config_io import Config
 from widthwise.sizes import MOST_LAYERS, Count
 
-NewLayers = Literal["drawn", "copied", "stacked", "duplicated"]
-"""What the parts of added layers are that do not have to be 0: drawn, or copies of those of the layer before. The last
-two are whole copies with nothing at 0, so that the function changes: of all layers in order behind them, again and
-again (`stacked`), or each of the layer before it (`duplicated`)."""
-CHANGING: tuple[NewLayers, ...] = ("stacked", "duplicated")
-"""Those that change the function."""
-NewWeights = Literal["drawn", "gradmax", "copied"]
-"""How new hidden units begin: with one factor drawn, or chosen for the largest gradient (see `growth.gradmax`); or as
-copies of the old units, whose output weights are divided among them."""
-ZeroSide = Literal["outputs", "inputs"]
-"""Which factor of a product of new weights starts at 0: what reads the new units, heads and coordinates of queries
-(w_down, w_o, w_k), or what makes them (w_up, w_v, w_q). The other is drawn."""
-NewStd = Annotated[float, Field(gt=0)] | Literal["initial"]
-"""Standard deviation of new weights that are drawn: that of an untrained model, or a number."""
+NewLayers = Literal["drawn", "copied"]
+"""What the parts of added layers are that do not have to be 0: drawn, or copies of those of the layer before."""
 Reset = Literal["none", "new", "all"]
 """What the optimizer forgets; see `growth.optimizer_state`."""
 RewarmupOf = Literal["all", "new"]
@@ -50,20 +38,10 @@ def _old_layer(name: Any) -> Any:
 
 
 class GrowthChoices(Config):
-    """What a growth leaves open beside the sizes."""
+    """The choices that a growth leaves open beside the sizes."""
 
     new_layers: NewLayers = "drawn"
-    """Draw what of added layers does not have to be 0 as in an untrained model, or copy that of the layer before; or
-    whole copies, as a baseline that changes the function: `stacked` behind all old layers, `duplicated` behind each."""
-    zero_side: ZeroSide = "outputs"
-    """Of two new factors, which starts at 0, so that their product is 0: w_down, w_o and w_k, or w_up, w_v and w_q. New
-    coordinates of the stream always start with what writes them at 0, because norms measure them."""
-    new_std: NewStd | None = None
-    """Standard deviation of new weights that are drawn, gains excepted: a number, or `initial`, as in an untrained
-    model; default: that of the old entries of their tensor, and in added layers as in an untrained model."""
-    new_weights: NewWeights = "drawn"
-    """Draw new hidden units, choose them for the largest gradient on the next batch (`gradmax`, in gated
-    feed-forwards), or copy all old ones, equally often."""
+    """Draw what of added layers does not have to be 0 as in an untrained model, or copy that of the layer before."""
     layers: tuple[Annotated[pydantic.NonNegativeInt | None, pydantic.BeforeValidator(_old_layer)], ...] | None = None
     """For each layer of the larger model the old one it comes from, counted from 0, or new (null) for one that is
     added, such as 0,1,new,2; default: added layers lie evenly among the others."""
@@ -80,7 +58,7 @@ class GrowthChoices(Config):
 
 
 class GrowOptions(GrowthChoices):
-    """How the model of a run grows; the recipe gives the sizes."""
+    """The choices for the growth of a run; the recipe gives the sizes."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the new entries that are drawn."""

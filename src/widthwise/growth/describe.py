@@ -1,15 +1,14 @@
 """A growth in words: its expansions, and the constants that differ from what its recipe says."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from widthwise.config_io import to_data
-from widthwise.growth.choices import NewLayers
-from widthwise.growth.maps.attention import AttentionMaps
-from widthwise.growth.maps.stream import FOREIGN, FRESH, StreamMap, stream_map
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.axis_maps import AttentionMaps
+from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.stream import FOREIGN, FRESH, StreamMap, stream_map
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
@@ -26,7 +25,7 @@ def expansions(plan: GrowthPlan) -> list[str]:
         return [*sizes, *after.ffn.growth_in_words(before.ffn, blocks)]
 
     by_layer = [
-        (j, [_added(layer, plan.new_layers)] if source is None else changes(j, old.layers[source], layer))
+        (j, [_added(layer)] if source is None else changes(j, old.layers[source], layer))
         for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers))
     ]
     lines = [*_model(old, new), *_grouped(by_layer)]
@@ -65,19 +64,11 @@ def _model(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
         yield f"further heads: {n} added, which the model does not read (multi-token prediction)"
 
 
-HOW_ADDED: dict[NewLayers, str] = {
-    "drawn": "silent at first (layer addition)",
-    "copied": "silent at first (layer addition)",
-    "stacked": "a whole copy, which changes the function (layer stacking)",
-    "duplicated": "a whole copy, which changes the function (layer duplication)",
-}
-
-
-def _added(layer: LayerConfig, new_layers: NewLayers) -> str:
+def _added(layer: LayerConfig) -> str:
     attention, hidden = layer.attention, ", ".join(str(width) for width in layer.ffn.hidden_widths)
     heads = f"{attention.n_heads} heads of {attention.head_dim}"
     sizes = f"width {layer.d_model}, {heads}, {layer.ffn.kind} feed-forward of {hidden} hidden units"
-    return f"added, {sizes}, {HOW_ADDED[new_layers]}"
+    return f"added, {sizes}, silent at first (layer addition)"
 
 
 def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[str]:
@@ -139,7 +130,7 @@ class KeptConstant:
 
     @property
     def is_baked(self) -> bool:
-        """Whether `widthwise bake` folds it into the weights."""
+        """True if `widthwise bake` folds it into the weights."""
         return self.path.rpartition(".")[2] in BAKED
 
 
@@ -156,12 +147,8 @@ def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
         for found in _differences(before, by_layer[1][j], by_layer[2][j]):
             key = found.path, repr((found.value, found.is_kept, found.wanted))
             layers.setdefault(key, (found, []))[1].append(j)
-    of_layers = [KeptConstant(_named(members), *_content(found)) for found, members in layers.values()]
+    of_layers = [replace(found, where=_named(members)) for found, members in layers.values()]
     return [*of_layers, *_differences(old, new, asked)]
-
-
-def _content(constant: KeptConstant) -> tuple[str, Any, bool, Any]:
-    return constant.path, constant.value, constant.is_kept, constant.wanted
 
 
 def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[KeptConstant]:

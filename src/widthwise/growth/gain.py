@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from widthwise.growth.certify.measuring import decoder_of
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.certificate import decoder_of
+from widthwise.growth.plan import GrowthPlan
 from widthwise.model.decoder import Decoder
 
 Step = Callable[[Tensor], Tensor]

@@ -9,18 +9,13 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from widthwise.growth.choices import Reset
-from widthwise.growth.plan.model_plan import GrowthPlan
-from widthwise.growth.plan.tensor_plan import Split, TensorPlan
+from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.tensor_plan import Split, TensorPlan
 from widthwise.model.decoder import blueprint
 from widthwise.model.mup import grouped_parameters
 
 State = dict[str, dict[str, Tensor]]
 """By parameter: exp_avg, exp_avg_sq and step for AdamW, or momentum_buffer for Muon."""
-
-
-def grown_state(plan: GrowthPlan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none") -> State:
-    """What `grown_states` yields, all of it."""
-    return dict(grown_states(plan, state, reset))
 
 
 def grown_states(

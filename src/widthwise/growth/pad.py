@@ -4,19 +4,31 @@ Kernels want whole tiles, and tensor parallelism wants as many heads on every de
 entries are 0. Real growth avoids just that, because a product of two zeros has no gradient.
 """
 
+from collections.abc import Iterator
+
+from torch import nn
+
 from widthwise.config_io import UserError, checked_copy
+from widthwise.growth.axis_maps import AttentionMaps, AxisMap, product
 from widthwise.growth.choices import Multiples
-from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.fresh import Constant
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.resized import with_layers
+from widthwise.growth.target import kept_rotation
+from widthwise.growth.tensor_plan import Constant, Split, TensorPlan
 from widthwise.model.attention import AttentionConfig
+from widthwise.model.attention_module import Attention
+from widthwise.model.axes import Axes, Weight, size
 from widthwise.model.config import ModelConfig
-from widthwise.model.ffn import FFN
+from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.layer import LayerConfig
+from widthwise.model.qk_norm import QKNormConfig
 from widthwise.model.residual.interface import SlotLayout
 
 PADDING = Constant(0.0)
 """The `fresh` to give to `GrowthPlan.weights` for padding."""
+KERNEL_MULTIPLE = 8
+"""What the fast kernels of attention want a head size to be a multiple of."""
 
 
 def pad_plan(model: ModelConfig, multiples: Multiples) -> GrowthPlan:
@@ -36,16 +48,14 @@ def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
         raise UserError(
             "d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes, or grow"
         )
-    layers = tuple(_layer(layer, multiples, f"layers.{i}") for i, layer in enumerate(model.layers))
-    mtp = model.mtp
-    if mtp is not None:
-        mtp = mtp.model_copy(update={"layer": _layer(mtp.layer, multiples, "mtp.layer")})
+    layers = [_layer(layer, multiples, where) for where, layer in model.named_layers()]
+    mtp = model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
     return checked_copy(
         model,
         "model",
         d_model=_up(model.d_model, d_model),
         final_norm_width=_up(model.final_norm_width, d_model),
-        layers=layers,
+        layers=tuple(layers),
         mtp=mtp,
     )
 
@@ -56,13 +66,10 @@ def _up(size: int, multiple: int) -> int:
 
 def _layer(layer: LayerConfig, multiples: Multiples, where: str) -> LayerConfig:
     widths = {name: _up(getattr(layer, name), multiples.d_model_multiple) for name in ("d_model", "d_in", "d_out")}
-    return layer.model_copy(
-        update={
-            **widths,
-            "attention": _attention(layer.attention, multiples, f"{where}.attention"),
-            "ffn": _ffn(layer.ffn, multiples.d_ff_multiple, f"{where}.ffn"),
-        }
-    )
+    hidden = {name: _hidden(getattr(layer.ffn, name), multiples.d_ff_multiple) for name in layer.ffn.hidden_axes}
+    attention = _attention(layer.attention, multiples, f"{where}.attention")
+    ffn = checked_copy(layer.ffn, f"{where}.ffn", **hidden)
+    return layer.model_copy(update={**widths, "attention": attention, "ffn": ffn})
 
 
 def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> AttentionConfig:
@@ -97,10 +104,67 @@ def _shared_evenly(n_kv_heads: int, group: int, n_devices: int) -> int:
     return _up(n_kv_heads, n_devices)
 
 
-def _ffn(old: FFN, multiple: int, where: str) -> FFN:
-    sizes = {field: _padded_hidden(getattr(old, field), multiple) for field in old.hidden_axes}
-    return checked_copy(old, where, **sizes)
-
-
-def _padded_hidden(size: int | tuple[int, ...], multiple: int) -> int | tuple[int, ...]:
+def _hidden(size: int | tuple[int, ...], multiple: int) -> int | tuple[int, ...]:
     return tuple(_up(each, multiple) for each in size) if isinstance(size, tuple) else _up(size, multiple)
+
+
+def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> GrowthPlan:
+    """The plan that gives all heads, of values too, the smallest multiple of `multiple` that holds the largest.
+
+    What a head gains is 0 in queries, keys and values, so that no score and no sum changes. The softmax scale and the
+    divisors of query/key norms stay those of the true size, and each rotary pair keeps its frequency. Raises UserError
+    where all have that size already, and for a multiple that no kernel has.
+    """
+    if multiple < 1 or multiple % KERNEL_MULTIPLE:
+        raise UserError(f"pad_heads: got {multiple}; allowed: multiples of {KERNEL_MULTIPLE}")
+    largest = max(max(layer.attention.head_dim, layer.attention.value_dim) for _, layer in model.named_layers())
+    head_dim = _up(largest, multiple)
+    new = with_layers(model, lambda layer: {"attention": _with_head_dim(layer.attention, head_dim)})
+    if new == model:
+        raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so leave it out")
+    models = blueprint(model), blueprint(new)
+    maps = dict(_attention_maps(*models))
+    tensors: dict[str, TensorPlan | Split] = {
+        name: TensorPlan(name, maps.get(name) or tuple(AxisMap.same(n) for n in parameter.shape))
+        for name, parameter in models[1].named_parameters()
+    }
+    return GrowthPlan(model, new, Correspondence.same(model), tensors)
+
+
+def _with_head_dim(old: AttentionConfig, head_dim: int) -> AttentionConfig:
+    """With the constants of the old one written out, where they would follow from its size."""
+    if old.head_dim == old.value_dim == head_dim:
+        return old
+    sized = old.model_copy(update={"head_dim": head_dim, "v_head_dim": None, "rope_frequencies": None})
+    return sized.model_copy(update={**kept_rotation(old, sized), "qk_norm": _qk_norm(old)})
+
+
+def _qk_norm(old: AttentionConfig) -> QKNormConfig | None:
+    norm = old.qk_norm
+    if norm is None:
+        return None
+    q_dim, k_dim = (size(norm.axes(heads)) for heads in (old.queries, old.keys))
+    return norm.model_copy(update={"q_norm_dim": norm.q_norm_dim or q_dim, "k_norm_dim": norm.k_norm_dim or k_dim})
+
+
+def _attention_maps(old: Decoder, new: Decoder) -> Iterator[tuple[str, tuple[AxisMap, ...]]]:
+    """The maps of every parameter whose axes are those of heads, by name."""
+    before: dict[str, nn.Module] = dict(old.named_modules())
+    for name, attention in new.named_modules():
+        was = before[name]
+        if isinstance(attention, Attention) and isinstance(was, Attention):
+            heads = AttentionMaps.of(was.config, attention.config)
+            for leaf, weight in was.named_modules():
+                if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
+                    yield f"{name}.{leaf}.weight", _maps(weight, heads)
+
+
+def _maps(weight: Weight, heads: AttentionMaps) -> tuple[AxisMap, ...]:
+    """The maps of a matrix's rows and columns, or of a vector's entries."""
+    sizes = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
+
+    def along(axes: Axes) -> AxisMap:
+        return product([AxisMap.of(n, sizes.get(name, range(n)), zero=True) for name, n in axes.items()])
+
+    rows = along(weight.out_axes)
+    return (rows,) if weight.weight.ndim == 1 else (rows, along(weight.in_axes))

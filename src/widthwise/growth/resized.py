@@ -27,14 +27,14 @@ def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
     if sizes.d_ff is not None:
         d_ff, key = sizes.d_ff, f"ffn.{_hidden_key(model.layers[0].ffn)}"
         _check_alike(model, "d_ff", d_ff, lambda layer: getattr(layer.ffn, _hidden_key(layer.ffn)), key)
-        model = _with_layers(
+        model = with_layers(
             model, lambda layer: {"ffn": checked_copy(layer.ffn, "ffn", **{_hidden_key(layer.ffn): d_ff})}
         )
     heads = {name: size for name in ("n_heads", "n_kv_heads", "head_dim") if (size := getattr(sizes, name)) is not None}
     for name, size in heads.items():
         _check_alike(model, name, size, lambda layer, name=name: getattr(layer.attention, name), f"attention.{name}")
     if heads:
-        model = _with_layers(model, lambda layer: {"attention": _attention(layer.attention, **heads)})
+        model = with_layers(model, lambda layer: {"attention": _attention(layer.attention, **heads)})
     return _with_added_layers(model, sizes.add_layers)
 
 
@@ -55,8 +55,8 @@ def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[L
         )
 
 
-def _with_layers(model: ModelConfig, change: Callable[[LayerConfig], dict[str, Any]]) -> ModelConfig:
-    """Applies a change to every layer, including that of the MTP heads."""
+def with_layers(model: ModelConfig, change: Callable[[LayerConfig], dict[str, Any]]) -> ModelConfig:
+    """Return the model with changed fields of every layer, that of the MTP heads included."""
 
     def changed(where: str, layer: LayerConfig) -> LayerConfig:
         with mistakes_at(where):

@@ -8,13 +8,13 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
-from widthwise.growth.choices import CHANGING, GrowthChoices
+from widthwise.growth.choices import GrowthChoices
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
 from widthwise.recipe.pace import Pace, usual_rewarmup
 
 if TYPE_CHECKING:
-    from widthwise.growth.plan.model_plan import GrowthPlan
+    from widthwise.growth.plan import GrowthPlan
 
 
 class _Moment(Config):
@@ -131,9 +131,8 @@ def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
 
 
 def _planned(index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, pace: Pace) -> Growth:
-    from widthwise.growth.chosen import chosen_plan, with_constants_of
+    from widthwise.growth.correspondence import align
+    from widthwise.growth.plan import plan_growth, with_constants_of
 
-    if event.preserve and event.new_layers in CHANGING:
-        raise UserError(f"new_layers: got {event.new_layers}, which changes the function; it needs preserve: false")
-    plan = chosen_plan(old, wanted, event)
+    plan = plan_growth(old, wanted, align(old, wanted, event.layers), event.new_layers)
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)

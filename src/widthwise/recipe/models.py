@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from widthwise.config_io import UserError
-from widthwise.growth.choices import CHANGING, NewLayers, NewSizes, NewStd, ZeroSide
-from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.choices import NewLayers, NewSizes
+from widthwise.growth.plan import plan_growth
 from widthwise.growth.resized import resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
@@ -42,24 +41,20 @@ def grow_model(
     to: Recipe | ModelConfig | NewSizes | Path | str,
     new_layers: NewLayers = "drawn",
     seed: int = 0,
-    zero_side: ZeroSide = "outputs",
-    new_std: NewStd | None = None,
 ) -> Decoder:
     """A larger model that computes exactly the same, on the same device; the given one stays as it is.
 
     to: what it becomes as a recipe, a recipe's file or a config, or by sizes, as `NewSizes(d_model=96, add_layers=2)`.
     It keeps the constants of the given model. new_layers: whether added layers are `drawn` at random or `copied`. seed:
-    of new entries that are drawn; zero_side, new_std: see `growth.choices`. Raises UserError where the function cannot
-    be preserved; `widthwise grow` does the same for a run, with its optimizer state and a certificate.
+    of new entries that are drawn. Raises UserError where the function cannot be preserved; `widthwise grow` does the
+    same for a run, with its optimizer state and a certificate.
     """
-    if new_layers in CHANGING:
-        raise UserError(f"new_layers: got {new_layers}, which changes the function; must be drawn or copied")
     recipe = load_recipe(to) if isinstance(to, (str, Path)) else to
     if isinstance(recipe, NewSizes):
         wanted = resized(model.config, recipe)
     else:
         wanted = recipe.explicit_model if isinstance(recipe, Recipe) else recipe
-    plan = plan_growth(model.config, wanted, new_layers=new_layers, zero_side=zero_side, new_std=new_std)
+    plan = plan_growth(model.config, wanted, new_layers=new_layers)
     weight = model.embedding.weight
     grown = build_decoder(plan.new, 0, weight.device, weight.dtype)
     grown.set_weights(plan.weights({name: each.detach() for name, each in model.named_parameters()}, seed))

@@ -11,7 +11,7 @@ from widthwise.growth.choices import RewarmupOf
 from widthwise.model.config import ModelConfig
 
 if TYPE_CHECKING:
-    from widthwise.growth.plan.model_plan import GrowthPlan
+    from widthwise.growth.plan import GrowthPlan
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Rewarmup(Config):
         """How the model grew, as far as it says which entries are new."""
         if self.grown_from is None:
             return None
-        from widthwise.growth.maps.correspondence import align
-        from widthwise.growth.plan.model_plan import plan_growth
+        from widthwise.growth.correspondence import align
+        from widthwise.growth.plan import plan_growth
 
         return plan_growth(self.grown_from, grown, align(self.grown_from, grown, self.layers))
 

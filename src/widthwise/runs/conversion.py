@@ -1,7 +1,7 @@
 """A run directory from another: a checkpoint grown, baked or padded, to be trained on from the same step."""
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from widthwise.config_io import UserError, checked_copy
 from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
 from widthwise.files import check_free, new_folder, write_atomic
-from widthwise.growth.certify.certificate import certify, model_size
-from widthwise.growth.choices import NewWeights, Reset
+from widthwise.growth.certificate import certify, model_size
+from widthwise.growth.choices import Reset
 from widthwise.growth.describe import KeptConstant, expansions
-from widthwise.growth.gradmax import with_largest_gradients
 from widthwise.growth.optimizer_state import grown_factors, grown_states
-from widthwise.growth.plan.fresh import Fresh
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.tensor_plan import Fresh
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe
@@ -49,7 +48,6 @@ class Intention:
     reset: Reset = "none"
     seed: int = 0
     fresh: Fresh | None = None
-    new_weights: NewWeights = "drawn"
     constants: tuple[KeptConstant, ...] = ()
     """Kept constants, in which the new model differs from its recipe."""
     changes: tuple[str, ...] = ()
@@ -109,10 +107,6 @@ def carry_out(
     with torch.random.fork_rng(), allocating(f"{source.run.path}: a model of {n_params} does not fit into memory"):
         weights, optimizer_state, state = source.load()
         feed = continued_feed(source.run, source.recipe, recipe, state.loader, observer)
-        if intention.new_weights == "gradmax":
-            [batch] = batches_from(recipe, feed.loader.get("step", 0), 1, observer)
-            plan = with_largest_gradients(plan, weights, intention.seed, batch)
-            intention = replace(intention, plan=plan)
         model = build(plan.new, seed=0)
         model.set_weights(plan.weights(weights, intention.seed, intention.fresh))
         certificate = _certified(intention, weights, model, source)

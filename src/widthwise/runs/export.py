@@ -7,8 +7,8 @@ import torch
 
 from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import JsonTokenizer
-from widthwise.growth.bake.baked import bake_plan
-from widthwise.growth.pad_heads import pad_heads_plan
+from widthwise.growth.bake import bake_plan
+from widthwise.growth.pad import pad_heads_plan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, token_named
 from widthwise.interop.widthwise_code import AUTO_MAP, model_code

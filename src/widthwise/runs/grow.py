@@ -8,12 +8,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
-from widthwise.growth.bake.baked import bake_plan, left_explicit
-from widthwise.growth.choices import CHANGING, GrowOptions, Multiples, NewSizes
-from widthwise.growth.chosen import chosen_plan, with_constants_of
+from widthwise.growth.bake import bake_plan, left_explicit
+from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
+from widthwise.growth.correspondence import align
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.pad import PADDING, pad_plan
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
 from widthwise.growth.resized import SAME_SIZES, resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
@@ -107,9 +107,7 @@ def grow_run(
 def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
-    if options.new_layers in CHANGING and not options.allow_change:
-        raise UserError(f"--new-layers: got {options.new_layers}, which changes the function; it needs --allow-change")
-    plan = chosen_plan(old, wanted, options)
+    plan = plan_growth(old, wanted, align(old, wanted, options.layers), options.new_layers)
     constants, changes = tuple(kept_constants(plan, wanted)), ()
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()
@@ -135,7 +133,6 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
         plan,
         reset=options.reset,
         seed=options.seed,
-        new_weights=options.new_weights,
         constants=constants,
         changes=changes,
         may_change=options.allow_change,
@@ -153,8 +150,6 @@ def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, options: GrowOpt
     pace = Pace(source.step, steps, of, options.freeze_steps).check(n_left, "--")
     if steps == options.freeze_steps == 0:
         return None
-    if pace.end_apart > source.step and options.new_weights == "copied":
-        raise UserError("--new-weights: got copied; copies and old entries are told apart in a recipe that grows only")
     told = Rewarmup(after_step=source.step, steps=steps, of=of, freeze_steps=options.freeze_steps)
     if pace.end_apart == source.step:
         return told

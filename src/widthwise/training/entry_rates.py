@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows
 from widthwise.recipe.pace import Pace

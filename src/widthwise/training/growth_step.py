@@ -8,45 +8,25 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError
-from widthwise.growth.gradmax import with_largest_gradients
 from widthwise.growth.optimizer_state import State, grown_states
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held_rows, is_shared, set_whole, whole, with_rows
 from widthwise.recipe.growth_events import Growth
-from widthwise.recipe.recipe import Recipe
-from widthwise.training.processes import Processes
 
 Trained = tuple[Decoder, torch.optim.Optimizer]
 
 
-def grow(old: Trained, new: Trained, growth: Growth, run_seed: int, batch: Tensor | None = None) -> None:
+def grow(old: Trained, new: Trained, growth: Growth, run_seed: int) -> None:
     """Fills a larger model that has no weights yet, and an optimizer that has made no step.
 
     What is drawn follows from the run's seed and the number of the event. All is made on the CPU, so that a seed names
-    one set of weights. batch: rows of seq_len + 1 tokens, from which `gradmax` chooses.
+    one set of weights.
     """
     model, optimizer = new
     weights = _Weights(old[0])
     parameters = dict(model.named_parameters())
-    plan, seed = growth.plan, growth.seed(run_seed)
-    if growth.event.new_weights == "gradmax":
-        assert batch is not None
-        plan = with_largest_gradients(plan, dict(weights), seed, batch)
-    set_whole((parameters[name], tensor) for name, tensor in plan.weights(weights, seed))
+    set_whole((parameters[name], tensor) for name, tensor in growth.plan.weights(weights, growth.seed(run_seed)))
     adopt(optimizer, model, grown_states(growth.plan, _States(*old), growth.event.reset))
-
-
-def check_alone(recipe: Recipe, processes: Processes) -> None:
-    """Raises UserError for a growth that several processes cannot make."""
-    for index, event in enumerate(recipe.growth):
-        if event.new_weights == "gradmax" and processes.world_size > 1:
-            raise processes.said(
-                UserError(
-                    f"growth.{index}.new_weights: got gradmax, which one process computes; there are "
-                    f"{processes.world_size}; it must be drawn"
-                )
-            )
 
 
 class _Weights(Mapping[str, Tensor]):

@@ -13,7 +13,7 @@ from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.training.assembly import assembled
 from widthwise.training.entry_rates import EntryRates
-from widthwise.training.growth_step import check_alone, grow
+from widthwise.training.growth_step import grow
 from widthwise.training.norms import watched_layers
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
@@ -38,26 +38,19 @@ class Learner:
 
     @classmethod
     def untrained(cls, recipe: Recipe, phase: Phase, processes: Processes = ALONE) -> "Learner":
-        """A phase's model with initial weights.
-
-        Raises UserError where it does not fit into memory, and where these processes cannot grow it as the recipe says.
-        """
-        check_alone(recipe, processes)
+        """A phase's model with initial weights. Raises UserError where it does not fit into memory."""
         model = assembled(phase.model, recipe.train, processes)
         set_whole(initial_weights(model, recipe.train.seed))
         return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes)
 
-    def grown(self, phase: Phase, batch: Tensor) -> "Learner":
-        """The larger model of the next phase, which goes on from this one. Raises UserError as `untrained` does.
-
-        batch: that of its first step.
-        """
+    def grown(self, phase: Phase) -> "Learner":
+        """The larger model of the next phase, which goes on from this one. Raises UserError as `untrained` does."""
         assert phase.growth is not None
         recipe, growth = self._recipe, phase.growth
         with allocating(f"growth.{growth.index}: the larger model does not fit into the memory of the device"):
             model = assembled(growth.plan.new, self._config, self._processes)
             optimizer = recipe.optimizer_of(phase).build(model)
-            grow((self.model, self.optimizer), (model, optimizer), growth, self._config.seed, batch)
+            grow((self.model, self.optimizer), (model, optimizer), growth, self._config.seed)
             learner = Learner(recipe, phase, model, optimizer, self._processes)
         learner.objective.load_state(carried_state(self.objective.state(), self._config, self._config, growth.plan))
         return learner

@@ -167,7 +167,7 @@ class TrainingLoop:
             return
         is_recorded = self.journal.last_step("growth") == step  # before a kill
         before = None if is_recorded else self._validate()
-        self.learner = self.learner.grown(phase, self.loader.batch(self.loader.step))
+        self.learner = self.learner.grown(phase)
         self.learner.set_progress(step)
         self._say_that_a_step_runs()
         if before is not None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan
 from widthwise.kernels import Teacher
 from widthwise.model.choices import Choices
 from widthwise.model.config import ModelConfig

@@ -13,10 +13,10 @@ from tiny_runs import TINY
 from widthwise.config_io import parse
 from widthwise.experiments.discovery.growing import Task
 from widthwise.experiments.discovery.parts import PARTS, GrownModel, sizes_of
+from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.gain import first_order_gains
-from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.fresh import AsStarted
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.tensor_plan import AsStarted
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe
 from widthwise.shape.kinds import ExplicitShape

@@ -8,7 +8,7 @@ from widthwise.config_io import parse
 from widthwise.experiments.papers.demonstration import Expansion, as_printed, drawn_weights, planned_expansions
 from widthwise.experiments.papers.item import read_item
 from widthwise.experiments.papers.work import Demonstrating
-from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe
 from widthwise.records.record import finite

@@ -235,9 +235,9 @@ class GrowingSearch:
 
     def _candidates(self, source: "Source", observer: Observer) -> tuple[list[Candidate], float]:
         """Return every part with every place where it can grow, its gain and its cost; and the FLOPs of measuring."""
+        from widthwise.growth.correspondence import Correspondence
         from widthwise.growth.gain import STEPS, first_order_gains
-        from widthwise.growth.maps.correspondence import Correspondence
-        from widthwise.growth.plan.model_plan import plan_growth
+        from widthwise.growth.plan import plan_growth
         from widthwise.runs.conversion import batches_from
 
         weights, _, state = source.load()

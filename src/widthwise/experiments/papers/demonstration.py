@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError, mistakes_at
-from widthwise.growth.bake.baked import bake_plan
-from widthwise.growth.certify.certificate import N_SEQUENCES, N_TOKENS, certify
-from widthwise.growth.certify.measuring import decoder_of, largest, liveness_of, logits_of
-from widthwise.growth.chosen import with_constants_of
+from widthwise.growth.bake import bake_plan
+from widthwise.growth.certificate import N_SEQUENCES, N_TOKENS, certify, decoder_of, largest, liveness_of, logits_of
 from widthwise.growth.describe import expansions
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
 from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint

@@ -30,7 +30,6 @@ class DynamicConfig(WidthChoosingConfig):
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
-    units_are_ordered = True
     counted_by = "d_ff"
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
@@ -54,10 +53,6 @@ class DynamicConfig(WidthChoosingConfig):
     def full_width(self) -> int:
         """The width of a token that uses all units: d_ff before any growth."""
         return self.sizes[0]
-
-    @property
-    def zero_input(self) -> str:
-        return "w_up"
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:

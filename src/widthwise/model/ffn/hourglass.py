@@ -59,11 +59,6 @@ class StackConfig(BlockOptions, FFNConfig, ABC):
         return self
 
     @property
-    def zero_input(self) -> str | None:
-        has_slope_at_0 = self.gated or self.activation not in ("relu", "relu2")
-        return "w_up" if has_slope_at_0 else None
-
-    @property
     def hidden_widths(self) -> tuple[int, ...]:
         return self.d_hidden if isinstance(self.d_hidden, tuple) else (self.d_hidden,) * self.n_blocks
 

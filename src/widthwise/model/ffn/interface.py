@@ -38,9 +38,7 @@ class FFNConfig(Config, ABC):
     feed-forward."""
     hidden_axes: ClassVar[dict[str, str]] = {}
     """Fields that count hidden units -> the axis of the module's matrices that they size. New units on that axis have
-    free input weights and zero output weights (or the reverse, see `zero_input`); padding rounds these fields up."""
-    units_are_ordered: ClassVar[bool] = False
-    """Whether what becomes of a hidden unit depends on its place among the others, so that units cannot be copied."""
+    free input weights and zero output weights; padding rounds these fields up."""
     active_at_start: ClassVar[tuple[str, ...]] = ()
     """Parts of the module that act from the start when added to an existing feed-forward, so that they preserve the
     function only with their usual initialisation. All other added parts are free."""
@@ -52,14 +50,6 @@ class FFNConfig(Config, ABC):
     @abstractmethod
     def hidden_widths(self) -> tuple[int, ...]:
         """Hidden width of every feed-forward map that a token passes through, in order."""
-
-    @property
-    def zero_input(self) -> str | None:
-        """The name of the matrix, in the module or its parts, whose zeros make hidden units 0 and yet have a gradient.
-
-        None where there is none: then only zeros of the last matrix can silence new units.
-        """
-        return None
 
     @property
     def vocab_size(self) -> int | None:

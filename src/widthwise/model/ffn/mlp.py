@@ -51,10 +51,6 @@ class MLPConfig(MLPOptions, FFNConfig):
     """Hidden width, in channels."""
 
     @property
-    def zero_input(self) -> str | None:
-        return None if self.activation in ("relu", "relu2") else "w_up"  # these have no slope at 0
-
-    @property
     def hidden_widths(self) -> tuple[int, ...]:
         return (self.d_ff,)
 

@@ -75,10 +75,6 @@ class MoEConfig(Routing, FFNConfig):
     """Hidden width of the shared expert, which every token passes in addition to its chosen ones; 0: none."""
 
     @property
-    def zero_input(self) -> str:
-        return "w_up"
-
-    @property
     def hidden_widths(self) -> tuple[int, ...]:
         shared = (self.d_shared,) if self.d_shared else ()
         return (self.d_expert,) * self.top_k + shared

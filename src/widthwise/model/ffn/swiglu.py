@@ -27,10 +27,6 @@ class SwiGLUConfig(FFNConfig):
     """Hidden width, in channels."""
 
     @property
-    def zero_input(self) -> str:
-        return "w_up"
-
-    @property
     def hidden_widths(self) -> tuple[int, ...]:
         return (self.d_ff,)
 

@@ -2,7 +2,8 @@
 
 One rule covers every component: for new coordinates, either the weights that write them are 0 and those that read them
 are free, or the reverse. New entries then change nothing, yet they learn: the factor that is 0 has a gradient at
-once, and the other as soon as that has moved. A component whose axes are named below grows without code of its own.
+once, and the other as soon as that has moved. A component whose axes are named below grows without code of its own;
+the coefficients of hyper-connections, at the end, have rules of their own.
 """
 
 import zlib
@@ -10,32 +11,30 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import NewStd, ZeroSide
-from widthwise.growth.maps.attention import AttentionMaps, head_axis
-from widthwise.growth.maps.axis_map import AxisMap, product
-from widthwise.growth.maps.stream import StreamMap
-from widthwise.growth.plan.fresh import (
+from widthwise.growth.axis_maps import AttentionMaps, AxisMap, head_axis, product
+from widthwise.growth.stream import StreamMap
+from widthwise.growth.tensor_plan import (
     AsStarted,
     Derived,
     Draw,
     Fresh,
     Mean,
     Mirrored,
-    MirroredColumns,
-    Normal,
     OrthogonalCopies,
+    Split,
+    TensorPlan,
 )
-from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import Embedding, LayerNorm, Linear, Norm, Vector, Weight
+from widthwise.model.axes import Control, Embedding, LayerNorm, Linear, Norm, Vector, Weight
 from widthwise.model.axis_sizes import Axes
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.moe_module import MoE
 from widthwise.model.positions_module import LearnedPositions
+from widthwise.model.residual.hyper_connections_module import HyperConnection
 
 TABLES = (Embedding, LearnedPositions)
 """Lookup tables: rows are their in_axes, columns their out_axes; in all other weights rows are out_axes."""
@@ -56,9 +55,6 @@ class Owner:
     old_parent: nn.Module
     ffn: FFNConfig | None = None
     """Config of the feed-forward around it in the grown model, if any."""
-    zero_side: ZeroSide = "outputs"
-    copies_units: bool = False
-    """Whether new hidden units are copies of old ones."""
 
     @property
     def is_bias(self) -> bool:
@@ -82,27 +78,14 @@ class Owner:
         return None
 
 
-def fresh_of(owner: Owner, std: NewStd | None, start: Draw) -> Fresh:
-    """What fills the free entries of a parameter. std: None for that of its old entries; start: of an untrained one."""
-    if isinstance(owner.new, Norm):
-        return Mean()
-    if std is None:
-        return Fresh()
-    return AsStarted(start) if std == "initial" else Normal(std)
-
-
-def weight_plan(source: str, owner: Owner, stream: StreamMap, fresh: Fresh) -> TensorPlan | Split:
+def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
     """The plan of a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
     _check_norm(owner)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
-        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream, fresh)
+        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
         if cut is not None:
             return cut
-    maps = _dimensions(owner, stream)
-    if (n_units := _unit_copies(owner)) > 1:
-        is_last = "d_model" in owner.new.out_axes
-        derived, scale = (MirroredColumns(n_units), 1 / n_units) if is_last else (None, 1.0)
-        return TensorPlan(source, maps, fresh, derived, scale, n_copies=n_units)
+    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, Norm) else Fresh()
     n_copies, copies_differ = _copies(owner)
     return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
 
@@ -141,7 +124,7 @@ def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap)
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
     """role: `out` if the tensor writes this axis, `in` if it reads it, `gain` if it multiplies it elementwise."""
     if owner.attention is not None and name != "d_model":
-        return head_axis(owner.attention, owner.leaf, name, n_old, owner.zero_side)
+        return head_axis(owner.attention, owner.leaf, name, n_old)
     if name in ("d_model", "stream_width"):
         is_table = isinstance(owner.new, TABLES) or name == "stream_width"
         written = stream.table if is_table else stream.written
@@ -151,7 +134,11 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
     if name == "n_slots":
         return AxisMap.appended(n_old, n_new, zero=role == "in")
     if owner.ffn is not None and name in owner.ffn.hidden_axes.values():
-        return _units(owner, owner.ffn, n_old, n_new, role)
+        if n_new < n_old:
+            raise UserError(
+                f"{owner.name}: got {n_new} hidden units where there were {n_old}; growth takes nothing away"
+            )
+        return AxisMap.of(n_old, owner.ffn.units_before(n_old, n_new), zero=role == "in")
     if name == "n_experts":  # copies of an old expert are adjacent
         return AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)])
     if name == "n_positions" and n_new >= n_old:
@@ -169,54 +156,6 @@ def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> Ax
     return AxisMap.of(written.n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
 
 
-def _units(owner: Owner, ffn: FFNConfig, n_old: int, n_new: int, role: str) -> AxisMap:
-    """The map of hidden units. Weights into new units are free and weights out of them 0, or, from the other side, one
-    of the matrices into them is 0 and all else is free.
-    """
-    if n_new < n_old:
-        raise UserError(f"{owner.name}: got {n_new} hidden units where there were {n_old}; growth takes nothing away")
-    if owner.copies_units:
-        n_copies = _copies_of_each(owner, ffn, n_old, n_new)
-        return AxisMap.of(n_old, [i // n_copies for i in range(n_new)])
-    zero = role == "in"
-    if owner.zero_side == "inputs" and n_new > n_old:
-        zero = role == "out" and owner.leaf == silent_input(ffn, owner.name)
-    return AxisMap.of(n_old, ffn.units_before(n_old, n_new), zero)
-
-
-def _unit_copies(owner: Owner) -> int:
-    """How many units each old hidden unit becomes, 1 for what has no hidden units."""
-    if owner.ffn is None or not owner.copies_units:
-        return 1
-    before, after = ({**each.out_axes, **getattr(each, "in_axes", {})} for each in (owner.old, owner.new))
-    axes = [axis for axis in owner.ffn.hidden_axes.values() if axis in before and axis in after]
-    return max((_copies_of_each(owner, owner.ffn, before[axis], after[axis]) for axis in axes), default=1)
-
-
-def _copies_of_each(owner: Owner, ffn: FFNConfig, n_old: int, n_new: int) -> int:
-    """Raises UserError where units cannot be copied equally often."""
-    if n_old == n_new:
-        return 1
-    if type(owner.old) is not type(owner.new) or ffn.units_are_ordered:
-        raise UserError(f"{owner.name}: new_weights: got copied; units cannot be copied into feed-forward `{ffn.kind}`")
-    if n_new % n_old:
-        raise UserError(
-            f"{owner.name}: got {n_new} hidden units, copies of {n_old} (new_weights: copied); must be a multiple"
-        )
-    return n_new // n_old
-
-
-def silent_input(ffn: FFNConfig, name: str) -> str:
-    """The matrix whose zeros make hidden units 0. name: of a parameter. Raises UserError if none would learn from 0."""
-    if ffn.zero_input is None:
-        where = name.partition(".ffn")[0]
-        raise UserError(
-            f"{where}.ffn: zero_side: got inputs; new units of this feed-forward ({ffn.kind}) would never learn from "
-            "inputs of 0; it must be outputs"
-        )
-    return ffn.zero_input
-
-
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
     """The output rows of a projected widening, i.e. coordinates after the prefix: old ones stay, fresh ones are 0.
 
@@ -231,9 +170,7 @@ def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
     return AxisMap.of(sizes[0], index, zero=True)
 
 
-def _split(
-    source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap, fresh: Fresh
-) -> Split | TensorPlan | None:
+def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> Split | TensorPlan | None:
     """The plan of expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
     n_parts = new.n_experts // old.n_experts
     if n_parts == 1 or new.d_expert * n_parts != old.d_expert or owner.leaf not in EXPERTS:
@@ -241,11 +178,11 @@ def _split(
     before, after, experts = owner.old, owner.new, AxisMap.same(old.n_experts)
     if owner.leaf == "w_down":
         written = stream.written(before.out_axes["d_model"], after.out_axes["d_model"])
-        whole = TensorPlan(source, (product([experts, written]), AxisMap.same(old.d_expert)), fresh)
+        whole = TensorPlan(source, (product([experts, written]), AxisMap.same(old.d_expert)))
         return Split(whole, n_parts, old.n_experts)
     # Gate and up stack hidden units along the rows, so that cutting an expert leaves every row where it is.
     read = stream.read(before.in_axes["d_model"], after.in_axes["d_model"])
-    return TensorPlan(source, (AxisMap.same(len(before.weight)), read), fresh)
+    return TensorPlan(source, (AxisMap.same(len(before.weight)), read))
 
 
 def _as_one_expert(old: Axes, new: Axes) -> Axes:
@@ -255,7 +192,7 @@ def _as_one_expert(old: Axes, new: Axes) -> Axes:
 
 
 def _copies(owner: Owner) -> tuple[int, bool]:
-    """How many equal entries share the gradient of one old entry, and whether their parts of it differ.
+    """Return how many equal entries share the gradient of one old entry, and whether their parts of it differ.
 
     Copies of one expert get equal parts, since they compute the same. The parts differ for copies of a dense
     feed-forward (different tokens), the pieces of a cut expert (different outputs) and copies of a key-value head
@@ -294,3 +231,46 @@ def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> Orthogona
     else:
         return None
     return OrthogonalCopies(n_groups, zlib.crc32(owner.name.removesuffix(".bias").encode()))
+
+
+def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:
+    """Return the plan of a parameter of a hyper-connection, None for all others. start: initialises an untrained one.
+
+    At first no old block reads a new slot and nothing is carried from it into an old one, so its content is free; it
+    comes into use as soon as a read coefficient is learned. With dynamic coefficients both the static table and its
+    scale must be 0 there, because one projection serves all slots. Source: arXiv:2511.11238.
+    """
+    old, new = owner.old_parent, owner.parent
+    if not (isinstance(old, HyperConnection) and isinstance(new, HyperConnection)):
+        return None
+    coefficients = _coefficients(old, new)
+    if isinstance(owner.new, Vector) and owner.new.out_axes == new.table:  # the static table or its scale, flattened
+        slots = AxisMap.appended(old.config.n_slots, new.config.n_slots, zero=False)
+        unused = _must_be_unused(old, new).flatten()
+        return TensorPlan(source, (product([slots, coefficients]),), AsStarted(start), zero_entries=unused)
+    if isinstance(owner.new, Control):
+        columns = stream.slot_read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
+        return TensorPlan(source, (coefficients, columns))
+    return None
+
+
+def _coefficients(old: HyperConnection, new: HyperConnection) -> AxisMap:
+    """The columns of the table [read | carry | write]; each part gets its new columns at its end."""
+    parts, offset = [], 0
+    for n_old, n_new in zip(_columns(old), _columns(new)):
+        parts += [*range(offset, offset + n_old), *[-1] * (n_new - n_old)]
+        offset += n_old
+    return AxisMap.of(offset, parts)
+
+
+def _columns(site: HyperConnection) -> tuple[int, int, int]:
+    n_slots = site.config.n_slots
+    return site.n_read, n_slots, site.table["n_coefficients"] - site.n_read - n_slots
+
+
+def _must_be_unused(old: HyperConnection, new: HyperConnection) -> Tensor:
+    """bool (n_slots, n_coefficients): what new slots give to read blocks and to old slots, which must be 0."""
+    n_read, n_slots, n_write = _columns(new)
+    is_new_slot = torch.arange(n_slots) >= old.config.n_slots
+    to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))
+    return is_new_slot[:, None] & to_old

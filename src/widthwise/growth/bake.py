@@ -3,34 +3,39 @@
 A grown model keeps the attention scale, norm divisors and rotary frequencies of the model it comes from. The standard
 forms are 1 / sqrt(head_dim), the width, and base^(-2i / head_dim); with them the model computes the same function once
 some tensors are multiplied by constants. The optimizer must know these factors (`optimizer_state.grown_factors`).
+
+Formats with one eps for all norms cannot take gains alone, which do not scale eps. For them the whole stream is
+multiplied by one factor c: norms then see c^2 times the sum of squares over a divisor c^2 times as large, so that an
+unchanged eps keeps its relative size.
 """
 
 import math
 from collections.abc import Callable, Iterator
 
+from torch import nn
+
 from widthwise.config_io import UserError, checked_copy
-from widthwise.growth.bake.one_eps import (
-    Factor,
-    norms_of,
-    scaled,
-    stream_factor,
-    stream_factors,
-)
-from widthwise.growth.maps.axis_map import AxisMap
-from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.model_plan import GrowthPlan
-from widthwise.growth.plan.tensor_plan import Split, TensorPlan
+from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import Norm
+from widthwise.model.axes import LayerNorm, Linear, Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.ffn.interface import FEED_FORWARDS
+from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
+from widthwise.model.norm_module import ActsAfter
 from widthwise.model.rope import base_of
 
 TOLERANCE = 1e-12
 """Relative difference below which two numbers are equal up to rounding."""
+
+Factor = tuple[str, float]
+"""(parameter name, what it is multiplied by)"""
 
 NormForm = Callable[[NormConfig, int], NormConfig]
 """(norm, divisor it has in a model that never grew) -> its standard form."""
@@ -44,7 +49,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     frequencies become a base if one generates them. Every other norm divides by its width, compensated in gain and eps.
 
     one_eps: keep eps, for formats with a single one for the whole model; what writes the stream is multiplied instead
-    (see `one_eps`). Raises UserError if that is impossible.
+    (see `stream_factors`). Raises UserError if that is impossible.
 
     Not changed: `stat_width`, frequency tables that no base generates, and `grown_from` (see `left_explicit`).
     """
@@ -167,3 +172,91 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
                 "that they have no standard form together"
             )
         yield f"{name}.weight", before.gain_factor(after)
+
+
+def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
+    """(path, norm, divisor in a model that never grew) of every norm with a config of its own."""
+    for where, layer in config.named_layers():
+        for name, norm_dim in layer.usual_norm_dims.items():
+            yield f"{where}.{name}", getattr(layer, name), norm_dim
+    yield "final_norm", config.final_norm, config.final_norm_width
+    if config.mtp is not None:
+        yield "mtp.slot_norm", config.mtp.slot_norm, config.residual.slot_shape(config.d_model)[1]
+        yield "mtp.final_norm", config.mtp.final_norm, config.d_model
+
+
+def stream_factor(config: ModelConfig) -> float:
+    """c; 1 if every norm already divides by its width. Raises UserError if no single c suits all norms."""
+    has_usual_divisors = all(norm.norm_dim == width for _, norm, width in norms_of(config))
+    if has_usual_divisors and config.residual.has_usual_divisors(config.d_model):
+        return 1.0
+    _check_one_factor(config)
+    return math.sqrt(config.d_model / config.final_norm.norm_dim)
+
+
+def _check_one_factor(config: ModelConfig) -> None:
+    if not config.residual.is_sum:
+        raise UserError(f"residual.kind: got {config.residual.kind}; one eps needs norms of a plain residual")
+    if config.mtp is not None:
+        raise UserError("mtp: has norms of its own; one eps needs a model without further heads")
+    for where, norm, width in norms_of(config):
+        if norm.stat_width is not None:
+            raise UserError(f"{where}.stat_width: got {norm.stat_width}; one eps needs norms that measure all {width}")
+    widths = {config.d_model, config.final_norm_width}
+    widths |= {width for layer in config.layers for width in (layer.d_model, layer.d_in, layer.d_out)}
+    if len(widths) > 1:
+        raise UserError(f"d_model: got widths {sorted(widths)}; one eps needs layers that are all equally wide")
+    divisors = {norm.norm_dim for _, norm, _ in norms_of(config)}
+    if len(divisors) > 1:
+        raise UserError(
+            f"norm_dim: got {sorted(divisors)}; one eps needs norms that all divide by the same number, because the "
+            "stream has one factor"
+        )
+    for where, layer in config.named_layers():
+        if not layer.ffn.bakes_with_one_eps:
+            allowed = ", ".join(kind_of(config) for config in FEED_FORWARDS.configs if config.bakes_with_one_eps)
+            raise UserError(f"{where}.ffn.kind: got {layer.ffn.kind}; one eps needs one of {allowed}")
+
+
+def scaled(name: str, matrix: Linear, factor: float) -> Iterator[Factor]:
+    """A matrix and its bias, if it has one. name: of the matrix."""
+    yield f"{name}.weight", factor
+    if matrix.bias is not None:
+        yield f"{name}.bias.weight", factor
+
+
+def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
+    """Everything that writes the stream times c, and everything that reads it over c."""
+    yield "embedding.weight", c
+    if model.positions is not None:
+        yield "positions.weight", c
+    for i in range(model.n_tokens_before):
+        yield f"ngrams.tables.{i}.weight", c
+    for i, layer in enumerate(model.layers):
+        for part in ("attention", "ffn"):
+            yield from _sublayer_factors(f"layers.{i}.{part}", layer.get_submodule(part), c)
+    of_head = c if model.config.tie_embeddings else 1.0
+    yield "exit.norm.weight", 1 / (c * of_head)
+    if model.config.final_norm.kind == "layer":
+        yield "exit.norm.bias.weight", 1 / of_head
+
+
+def _sublayer_factors(name: str, sublayer: nn.Module, c: float) -> Iterator[Factor]:
+    """The factors of one sublayer, with the norm before it or after it.
+
+    A norm after the sublayer sees c times the update over c^2 times the divisor, so that eps keeps its effect. Its
+    output is then c times as large with the gain it has; only its bias must be multiplied.
+    """
+    norm = sublayer.norm
+    is_behind = isinstance(norm, ActsAfter)
+    if not is_behind:
+        yield f"{name}.norm.weight", 1 / c
+    elif isinstance(norm, LayerNorm):
+        yield f"{name}.norm.bias.weight", c
+    for leaf, matrix in sublayer.named_modules():
+        if not isinstance(matrix, Linear):
+            continue
+        if "d_model" in matrix.out_axes:
+            yield from scaled(f"{name}.{leaf}", matrix, c)
+        elif is_behind and "d_model" in matrix.in_axes:
+            yield f"{name}.{leaf}.weight", 1 / c

@@ -6,26 +6,23 @@ It yields the grown weights, the grown optimizer state, which entries are new, a
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import NewLayers, NewStd, NewWeights, ZeroSide
-from widthwise.growth.maps.axis_map import AxisMap
-from widthwise.growth.maps.correspondence import Correspondence, align
-from widthwise.growth.maps.stream import StreamMap, stream_map
-from widthwise.growth.plan.added import SUBLAYERS, Additions, starter
-from widthwise.growth.plan.fresh import Fresh
-from widthwise.growth.plan.rules import Owner, fresh_of, weight_plan
-from widthwise.growth.plan.slots import slot_plan
-from widthwise.growth.plan.tensor_plan import Split, TensorPlan
-from widthwise.growth.target.model import grown_config
+from widthwise.growth.added import SUBLAYERS, copied_plan, drawn_plan, starter
+from widthwise.growth.choices import NewLayers
+from widthwise.growth.correspondence import Correspondence, align
+from widthwise.growth.rules import Owner, slot_plan, weight_plan
+from widthwise.growth.stream import StreamMap, stream_map
+from widthwise.growth.target import grown_config
+from widthwise.growth.tensor_plan import Fresh, Split, TensorPlan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.memory import allocating
@@ -33,14 +30,13 @@ from widthwise.model.memory import allocating
 
 @dataclass(frozen=True)
 class GrowthPlan:
-    """How one model grows into another."""
+    """The growth of one model into another."""
 
     old: ModelConfig
     new: ModelConfig
     correspondence: Correspondence
     tensors: dict[str, TensorPlan | Split]
     """By parameter of the grown model; tied parameters appear under their first name only."""
-    new_layers: NewLayers = "drawn"
 
     def tensor(self, name: str, weights: Mapping[str, Tensor], seed: int, fresh: Fresh | None = None) -> Tensor:
         """One grown tensor. weights: the old model's, by name; seed, fresh: see `weights`."""
@@ -69,18 +65,6 @@ class GrowthPlan:
         for name in self.tensors:
             yield name, self.tensor(name, weights, seed, fresh)
 
-    def shadow(self, shadow: Mapping[str, Tensor], grown: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """A moving average of the weights at the new shapes, one at a time; new entries start at the grown weights.
-
-        shadow: the old model's average, by name; grown: the grown weights.
-        """
-        for name, plan in self.tensors.items():
-            if not plan.source or plan.is_alien:
-                yield name, grown[name].clone()
-            else:
-                carried = plan.carry(shadow[plan.source], plan.scale, 0.0)
-                yield name, torch.where(plan.is_new(), grown[name], carried)
-
     def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """bool, for every parameter: the entries that growth added. was_new: those of an earlier growth, still new."""
         before = was_new or {}
@@ -100,36 +84,21 @@ def plan_growth(
     wanted: ModelConfig,
     correspondence: Correspondence | None = None,
     new_layers: NewLayers = "drawn",
-    zero_side: ZeroSide = "outputs",
-    new_std: NewStd | None = None,
-    new_weights: NewWeights = "drawn",
 ) -> GrowthPlan:
-    """How a model grows to the sizes of `wanted` while keeping its own constants.
+    """Return the plan by which a model grows to the sizes of `wanted` while it keeps its own constants.
 
     correspondence: the old layer and block of each new one, by default from `align`; new_layers: whether added layers
-    are drawn or copied, see `NewLayers`; zero_side: which of two new factors is 0; new_std: of
-    what is drawn, by default that of the old entries of its tensor, and in added layers that of an untrained model.
-    new_weights: whether new hidden units are copies; `gradmax` is drawn here. Raises UserError if the function cannot
-    be preserved.
+    are drawn or copied, see `NewLayers`. Raises UserError if the function cannot be preserved.
     """
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
-    if new_weights == "copied":
-        _check_units_added(old, new, correspondence)
     with allocating(f"growth: the plan of a model of {new.cost().params:,.0f} parameters does not fit into memory"):
         models = blueprint(old), blueprint(new)
         stream = stream_map(old, new, correspondence.pairs())
-        planner = _Planner(*models, correspondence, stream, new_layers, zero_side, new_std, new_weights == "copied")
+        planner = _Planner(*models, correspondence, stream, copies_layers=new_layers == "copied")
         tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
         _check_nothing_lost(models[0], tensors)
-        return GrowthPlan(old, new, correspondence, tensors, new_layers)
-
-
-def _check_units_added(old: ModelConfig, new: ModelConfig, correspondence: Correspondence) -> None:
-    """Raises UserError where no kept layer gets more hidden units."""
-    kept = [(old.layers[before].ffn, new.layers[after].ffn) for before, after in correspondence.pairs()]
-    if all(before.hidden_widths == after.hidden_widths for before, after in kept):
-        raise UserError("new_weights: got copied; it copies the hidden units of a layer, and this growth adds none")
+        return GrowthPlan(old, new, correspondence, tensors)
 
 
 def _check_nothing_lost(old: Decoder, tensors: Mapping[str, TensorPlan | Split]) -> None:
@@ -145,10 +114,7 @@ class _Planner:
     new: Decoder
     correspondence: Correspondence
     stream: StreamMap
-    new_layers: NewLayers
-    zero_side: ZeroSide
-    std: NewStd | None
-    copies_units: bool
+    copies_layers: bool
 
     @cached_property
     def old_modules(self) -> dict[str, nn.Module]:
@@ -168,11 +134,9 @@ class _Planner:
         assert before is not None
         parents = self.new_modules[_parent(name)], self.old_modules[_parent(old_name)]
         ffn = _ffn_of(self.new_modules, name)
-        place = Owner(name.removesuffix(".weight"), before, owner, *parents, ffn, self.zero_side, self.copies_units)
-        start = starter(name, self.new, owner)
-        fresh = fresh_of(place, self.std, start)
-        of_slots = slot_plan(old_name, place, self.stream, start, fresh)
-        return weight_plan(old_name, place, self.stream, fresh) if of_slots is None else of_slots
+        place = Owner(name.removesuffix(".weight"), before, owner, *parents, ffn)
+        of_slots = slot_plan(old_name, place, self.stream, starter(name, self.new, owner))
+        return weight_plan(old_name, place, self.stream) if of_slots is None else of_slots
 
     def _old_name(self, name: str) -> str | None:
         """The parameter's name in the old model; None if it has no such parameter."""
@@ -196,26 +160,20 @@ class _Planner:
         return self._old_name(name) is None
 
     def _added(self, name: str, owner: Weight) -> TensorPlan:
-        additions = Additions(self.new, self._is_added, self.zero_side, self.std)
-        if self.new_layers == "drawn" or (copied := self._copied_from(name)) is None:
-            return additions.drawn(name, owner)
-        source = _weight(self.old_modules, copied)
-        is_alike = source is not None and source.weight.shape == owner.weight.shape
-        if self.new_layers == "copied":
-            return additions.copied(name, copied, owner) if is_alike else additions.drawn(name, owner)
-        if not is_alike:
-            raise UserError(f"{name}: cannot be a copy of {copied}, which has other sizes; widen in another growth")
-        return TensorPlan(copied, tuple(AxisMap.same(n) for n in owner.weight.shape), is_alien=True)
+        copied = self._copied_from(name) if self.copies_layers else None
+        source = None if copied is None else _weight(self.old_modules, copied)
+        if copied is None or source is None or source.weight.shape != owner.weight.shape:
+            return drawn_plan(name, owner, self.new, self._is_added)
+        return copied_plan(name, copied, owner, self.new, self._is_added)
 
     def _copied_from(self, name: str) -> str | None:
         """The parameter of the old model that one of an added layer is a copy of; None if it is none."""
-        path, n_old = name.split("."), self.old.config.n_layers
+        path = name.split(".")
         if path[0] != "layers" or self.correspondence.layers[int(path[1])] is not None:
             return None
-        if self.new_layers == "copied" and path[2] not in SUBLAYERS:
+        if path[2] not in SUBLAYERS:
             return None  # residual sites act from the start, so a copied one would change the function
-        number = int(path[1]) % n_old if self.new_layers == "stacked" else self.correspondence.nearest(int(path[1]))[0]
-        return ".".join(("layers", str(number), *path[2:]))
+        return ".".join(("layers", str(self.correspondence.nearest(int(path[1]))[0]), *path[2:]))
 
 
 def _weight(modules: Mapping[str, nn.Module], name: str) -> Weight | None:
@@ -234,3 +192,13 @@ def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
 def _parent(name: str) -> str:
     """The name of the module around the parameter's owner; for a bias, around its matrix or norm."""
     return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
+
+
+def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
+    """The same tensors in the model as its recipe describes it, which is another function.
+
+    Raises UserError where the tensors of that model have other shapes.
+    """
+    if parameter_shapes(plan.new) != parameter_shapes(wanted):
+        raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
+    return replace(plan, new=wanted)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.growth.maps.axis_map import AxisMap
+from widthwise.growth.axis_maps import AxisMap
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
@@ -68,7 +68,7 @@ class StreamMap(ABC):
         return self.written(n_old, n_new)
 
     def stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
-        """How many leading coordinates a grown norm may take its statistics from; None: all.
+        """Number of leading coordinates from which a grown norm may take its statistics; None: all.
 
         before: the same number for the old norm. The limit is the first foreign coordinate, or the first old one that
         the norm did not measure before; fresh coordinates are 0 and do not matter.

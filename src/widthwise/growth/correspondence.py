@@ -46,11 +46,6 @@ class Correspondence:
         return None if old_layer is None else f"layers.{old_layer}.{found[2]}"
 
 
-def stacked(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
-    """All old layers first, and the added ones behind them."""
-    return (*range(old.n_layers), *[None] * (new.n_layers - old.n_layers))
-
-
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
     """`layers`, checked; or if None, the alignment in which layers lose nothing, widen least, and lie most evenly.
 
@@ -105,6 +100,6 @@ def _can_become(old: LayerConfig, new: LayerConfig) -> bool:
 
 
 def _loses(old: LayerConfig, new: LayerConfig) -> bool:
-    """Whether a layer would have fewer heads or hidden units, which growth refuses: another one is the kept one."""
+    """Return True if a layer would have fewer heads or hidden units, which growth refuses: another one is kept."""
     before, after = ((each.attention.n_heads, sum(each.ffn.hidden_widths)) for each in (old, new))
     return before[0] > after[0] or (type(old.ffn) is type(new.ffn) and before[1] > after[1])

@@ -1,0 +1,117 @@
+"""Parameters of parts the old model does not have: layers, blocks, residual sites, routers, shared experts.
+
+A part that writes the stream is silent at first. Its last matrix is 0; or if a new norm follows, the gain of that norm
+is. With a zero matrix before a norm, the first optimizer step, however small, would be normalised to full size.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from widthwise.config_io import UserError
+from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.tensor_plan import AsStarted, Draw, Revived, TensorPlan
+from widthwise.model.axes import Linear, Norm, Vector, Weight
+from widthwise.model.decoder import Decoder
+from widthwise.model.initial_weights import fill, initial_std
+from widthwise.model.norm_module import ActsAfter
+from widthwise.model.positions_module import LearnedPositions
+
+IsAdded = Callable[[str], bool]
+"""Whether the old model lacks the parameter of that name."""
+WHOLE_PROJECTION = "w_widen"
+SUBLAYERS = ("attention", "ffn")
+"""The parts of a layer that write the stream."""
+
+
+def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
+    """Return the plan of a parameter that is 0 where it silences its part, and else drawn.
+
+    owner: the module that holds it in the grown model. Raises UserError for one that is used from the start and that no
+    value makes silent.
+    """
+    if isinstance(owner, Linear) and name.split(".")[-2] == WHOLE_PROJECTION and "d_model" in owner.out_axes:
+        raise UserError(
+            f"residual.resize: {name} of full_projection would replace the whole stream where a layer becomes "
+            "wider than the one before it; let the widths of all layers grow alike"
+        )
+    is_zero = is_silent(name, model, is_added)
+    maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
+    return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=_is_free(name, model)))
+
+
+def copied_plan(name: str, source: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
+    """Return the plan of a parameter of an added layer that is a copy of `source`, unless it silences its part."""
+    if is_silent(name, model, is_added):
+        return drawn_plan(name, owner, model, is_added)
+    derived = Revived() if is_writer(owner) else None
+    return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
+
+
+def _is_free(name: str, model: Decoder) -> bool:
+    """Return True if any values would preserve the function, in entries that need not be 0.
+
+    Not where the output is used from the start: the residual, and the parts that a feed-forward names in
+    `active_at_start`.
+    """
+    layer, _, inside = name.partition(".ffn.")
+    if inside:
+        return inside.split(".")[0] not in model.get_submodule(layer).config.ffn.active_at_start  # pyright: ignore
+    return any(part in SUBLAYERS for part in name.split("."))
+
+
+def starter(name: str, model: Decoder, owner: Weight) -> Draw:
+    """The function that initialises this parameter in an untrained model."""
+    config = model.config
+    width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
+    std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
+
+    def start(tensor: Tensor, generator) -> None:
+        # A module without `__init__`, so that `fill` sees the owner's class and `start` but allocates nothing else.
+        holder = type(owner).__new__(type(owner))
+        nn.Module.__init__(holder)
+        holder.start, holder.weight = owner.start, nn.Parameter(tensor)
+        fill(holder, std, generator, config.init.truncate_at)
+
+    return start
+
+
+def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
+    """Return True if a parameter of a new part must start at 0 so that the part writes nothing."""
+    path = name.split(".")
+    owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
+    owner_name, owner = list(owners.items())[-1]
+    if isinstance(owner, Linear) and "d_widened" in owner.out_axes:
+        return True  # a projected widening: it fills coordinates the old model did not have
+    if isinstance(owner, LearnedPositions):
+        return True
+    if path[0] == "mtp" and is_added(f"mtp.{path[1]}.w_join.weight"):
+        return False  # a new MTP head feeds nothing but its own loss
+    sublayer = next((i for i, part in enumerate(path[:-1]) if part in SUBLAYERS), None)
+    if sublayer is None:
+        return False
+    if isinstance(owner, Vector) and path[-2] == "bias":
+        owner_name = owner_name.removesuffix(".bias")
+        owner = owners[owner_name]
+        if isinstance(owner, Norm):
+            return isinstance(owner, ActsAfter)  # after the sublayer, so that its bias would be written to the stream
+        if isinstance(owner, Linear) and not is_added(f"{owner_name}.weight"):
+            return True  # a bias added to a matrix whose output is already used
+    behind = _norm_behind(owners, sublayer, owner_name, is_added)
+    if isinstance(owner, ActsAfter):
+        return owner is behind
+    return behind is None and is_writer(owner)
+
+
+def is_writer(owner: nn.Module) -> bool:
+    """Return True if a module is the last matrix of a sublayer: it writes d_model and does not read it."""
+    return isinstance(owner, Linear) and "d_model" in owner.out_axes and "d_model" not in owner.in_axes
+
+
+def _norm_behind(owners: dict[str, nn.Module], sublayer: int, owner_name: str, is_added: IsAdded) -> nn.Module | None:
+    """The added norm through which a part of a sublayer writes; None if there is none or the old model had it."""
+    for name, part in list(owners.items())[sublayer:]:
+        norm = getattr(part, "norm", None)
+        if name != owner_name and isinstance(norm, ActsAfter) and is_added(f"{name}.norm.weight"):
+            return norm  # pyright: ignore[reportReturnType]
+    return None

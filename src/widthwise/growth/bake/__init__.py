@@ -1,1 +1,0 @@
-"""The constants of a grown model restored to what its sizes imply, with weights rescaled to compensate."""

@@ -1,1 +1,0 @@
-"""Which old layer, coordinate or head each new one comes from."""
