@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from widthwise.data.mixture import TokenMixture
 from widthwise.data.shards import ShardWriter, TokenFile
-from widthwise.data.windows import TokenMixture
 
 N_TOKENS = (997, 311, 2003)
 """Tokens of each of the three sources."""

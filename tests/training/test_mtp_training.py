@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.model.decoder import build
 from widthwise.model.speculative import generate_drafted
 from widthwise.run_dir import RunDir

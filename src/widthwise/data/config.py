@@ -13,15 +13,13 @@ from pydantic import Discriminator, Tag
 
 from widthwise.config_io import Config, UserError
 from widthwise.data.boundaries import PackingConfig
-from widthwise.data.cache import cache_folder
 from widthwise.data.corpus import named_corpus
-from widthwise.data.division import ByFraction
-from widthwise.data.documents import ProgressCallback, ignore_progress, scan
+from widthwise.data.documents import ByFraction, ProgressCallback, ignore_progress, scan
 from widthwise.data.manifest import FORMAT_VERSION
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
-from widthwise.data.remote import check_url, is_url
+from widthwise.data.remote import cache_folder, check_url, is_url
 from widthwise.data.tokenizer_spec import check_spec
 from widthwise.files import file_sha256
 

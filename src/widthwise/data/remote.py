@@ -1,6 +1,7 @@
 """Prepared folders at a URL, fetched into the cache file by file through fsspec (extra `remote`)."""
 
 import hashlib
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +13,6 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from widthwise.config_io import UserError, shortened
-from widthwise.data.cache import cache_folder
 from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.extras import require
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
@@ -26,6 +26,14 @@ from widthwise.files import (
     write_atomic,
     writing,
 )
+
+
+def cache_folder() -> Path:
+    """`$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
+    if own := os.environ.get("WIDTHWISE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widthwise"
+
 
 FETCHED_BYTES_AT_ONCE = 2**22
 PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")

@@ -12,7 +12,7 @@ from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.analysis.sentence import sentence
 from widthwise.config_io import UserError
 from widthwise.data.documents import Corpus
-from widthwise.data.held_out import HeldOut, TokenisedText
+from widthwise.data.loader import HeldOut, TokenisedText
 from widthwise.data.readers import read_documents
 from widthwise.files import listed
 from widthwise.model.eval_mode import repeatable

@@ -15,7 +15,7 @@ from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
 from widthwise.data.extras import require
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.interop.hf_import import CONFIG
 from widthwise.model.decoder import Decoder

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from widthwise.config_io import Config, parse, to_data
+from widthwise.data.manifest import Manifest
 from widthwise.data.mixture import MixedData, OpenedData
-from widthwise.data.prepared import Manifest
 from widthwise.run_dir import RunDir
 
 KEY = "data"

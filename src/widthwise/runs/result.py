@@ -6,7 +6,7 @@ from typing import Any
 
 from widthwise.analysis.dynamic_width.relations import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width, has_virtual_width
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder

@@ -6,7 +6,7 @@ import torch
 
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.compiling import uncompiled
 from widthwise.model.decoder import Decoder

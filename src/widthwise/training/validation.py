@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from widthwise.analysis.dynamic_width.meter import WidthMeter
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.evaluation.local_tasks import TaskScores
 from widthwise.kernels.precision import autocast
 from widthwise.model.choices import Choices

@@ -13,7 +13,7 @@ import torch
 from widthwise.config_io import UserError
 from widthwise.data.boundaries import unended
 from widthwise.data.documents import Document
-from widthwise.data.held_out import HeldOut, TokenisedText
+from widthwise.data.loader import HeldOut, TokenisedText
 from widthwise.data.prepared import PreparedData, checked_parts, is_prepared
 from widthwise.data.readers import open_source
 from widthwise.data.shards import ShardWriter, TokenFile, token_dtype

@@ -10,7 +10,7 @@ from torch import Tensor
 from widthwise.analysis.dynamic_width.correlation import correlations
 from widthwise.analysis.dynamic_width.groups import class_means, frequency_deciles
 from widthwise.analysis.dynamic_width.meter import NO_SPREAD
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
