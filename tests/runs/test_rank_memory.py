@@ -25,7 +25,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.dry_run import RankMemory
 from widthwise.runs.layout import Layout
 from widthwise.runs.rank_memory import ShardedModel
-from widthwise.training.entry_rates import EntryRates
+from widthwise.training.learner import EntryRates
 
 N_RANKS = 3
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")

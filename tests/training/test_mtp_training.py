@@ -15,7 +15,7 @@ from widthwise.model.speculative import generate_drafted
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
-from widthwise.training.mtp_losses import MTPLosses
+from widthwise.training.means import MTPLosses
 from widthwise.training.objective import Objective
 from widthwise.training.step import optimizer_step
 from widthwise.training.validation import validate

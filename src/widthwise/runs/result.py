@@ -12,9 +12,9 @@ from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
-from widthwise.training.compute import inherited
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.spikes import doubts_of_course, notes_on_spikes
+from widthwise.training.state import inherited
 from widthwise.training.validation import Validation
 
 

@@ -13,9 +13,8 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.trained import chosen_checkpoint, spent_by
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.compute import Spent
 from widthwise.training.growth_step import state_by_name
-from widthwise.training.state import RunState
+from widthwise.training.state import RunState, Spent
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from widthwise.model.choices import Choices
 from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.shards import reshard
-from widthwise.training.choice_metrics import ChoiceMeans
+from widthwise.training.means import ChoiceMeans
 from widthwise.training.processes import ALONE, Processes
 
 
