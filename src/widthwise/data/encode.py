@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -46,57 +46,45 @@ def encode(
     batches = _batches(entries)
     if n_processes > 1:
         return _in_processes(batches, n_processes, tokenizer.spec, tokenizer_path)
-    encoder = _Encoder(tokenizer)
-    return (EncodedBatch(batch.entries, *encoder.encode(batch.texts)) for batch in batches)
+    return (EncodedBatch(batch, *_tokens_of(texts, tokenizer)) for batch, texts in batches)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Documents that are encoded in one call; `texts` is empty for one that is left out."""
-
-    entries: list[Entry] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-
-
-def _batches(entries: Iterable[tuple[Document, Entry]]) -> Iterator[_Batch]:
-    batch, n_bytes = _Batch(), 0
+def _batches(entries: Iterable[tuple[Document, Entry]]) -> Iterator[tuple[list[Entry], list[str]]]:
+    """Documents that are encoded in one call; the text of one that is left out is empty."""
+    batch: list[Entry] = []
+    texts: list[str] = []
+    n_bytes = 0
     for document, entry in entries:
-        batch.entries.append(entry)
-        batch.texts.append("" if entry.split is None else document.text)
+        batch.append(entry)
+        texts.append("" if entry.split is None else document.text)
         n_bytes += entry.n_bytes
         if n_bytes >= BATCH_BYTES:
-            yield batch
-            batch, n_bytes = _Batch(), 0
-    yield batch
+            yield batch, texts
+            batch, texts, n_bytes = [], [], 0
+    yield batch, texts
 
 
-class _Encoder:
-    """A tokenizer, and the dtype in which its tokens are stored. Every process has one."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._dtype = token_dtype(tokenizer.vocab_size)
-
-    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and lengths, as in an EncodedBatch."""
-        documents = self._tokenizer.encode_batch(texts)
-        for ids in documents:
-            ids.append(self._tokenizer.eos_id)
-        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-        return np.fromiter(chain.from_iterable(documents), dtype=self._dtype, count=lengths.sum()), lengths
+def _tokens_of(texts: list[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and lengths, as in an EncodedBatch."""
+    documents = tokenizer.encode_batch(texts)
+    for ids in documents:
+        ids.append(tokenizer.eos_id)
+    lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
+    dtype = token_dtype(tokenizer.vocab_size)
+    return np.fromiter(chain.from_iterable(documents), dtype=dtype, count=lengths.sum()), lengths
 
 
 def _in_processes(
-    batches: Iterator[_Batch], n_processes: int, spec: str, tokenizer_path: Path
+    batches: Iterator[tuple[list[Entry], list[str]]], n_processes: int, spec: str, tokenizer_path: Path
 ) -> Generator[EncodedBatch, None, None]:
     """Encoded batches in order. Only a few batches are in flight at a time, so the corpus may be larger than memory."""
     # Not forked: a fork inherits the locks of torch's and the tokenizer's threads but not the threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(n_processes, context, _start_worker, (spec, tokenizer_path)) as pool:
-        waiting: deque[tuple[_Batch, Future[tuple[np.ndarray, np.ndarray]]]] = deque()
+        waiting: deque[tuple[list[Entry], Future[tuple[np.ndarray, np.ndarray]]]] = deque()
         try:
-            for batch in batches:
-                waiting.append((batch, pool.submit(_encode_in_worker, batch.texts)))
+            for batch, texts in batches:
+                waiting.append((batch, pool.submit(_encode_in_worker, texts)))
                 if len(waiting) > WAITING_BATCHES_PER_PROCESS * n_processes:
                     yield _first_done(waiting)
             while waiting:
@@ -108,37 +96,23 @@ def _in_processes(
             pool.shutdown(cancel_futures=True)
 
 
-def _first_done(waiting: deque[tuple[_Batch, Future[tuple[np.ndarray, np.ndarray]]]]) -> EncodedBatch:
+def _first_done(waiting: deque[tuple[list[Entry], Future[tuple[np.ndarray, np.ndarray]]]]) -> EncodedBatch:
     batch, encoded = waiting.popleft()
-    return EncodedBatch(batch.entries, *encoded.result())
+    return EncodedBatch(batch, *encoded.result())
 
 
-_encoder_of_worker: _Encoder | None = None
+_tokenizer_of_worker: Tokenizer | None = None
 
 
 def _start_worker(spec: str, tokenizer_path: Path) -> None:
-    global _encoder_of_worker
+    global _tokenizer_of_worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _encoder_of_worker = _Encoder(restore_tokenizer(spec, tokenizer_path))
+    _tokenizer_of_worker = restore_tokenizer(spec, tokenizer_path)
 
 
 def _encode_in_worker(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    assert _encoder_of_worker is not None
-    return _encoder_of_worker.encode(texts)
-
-
-@dataclass
-class _Count:
-    """Running totals of one split."""
-
-    n_documents: int = 0
-    n_tokens: int = 0
-    n_bytes: int = 0
-    n_token_bytes: int = 0
-
-    def add(self, *numbers: int) -> None:
-        for key, number in zip(vars(self), numbers, strict=True):
-            setattr(self, key, getattr(self, key) + number)
+    assert _tokenizer_of_worker is not None
+    return _tokens_of(texts, _tokenizer_of_worker)
 
 
 class SplitShards:
@@ -158,7 +132,7 @@ class SplitShards:
         self._scanner = Scanner(keys)
         self._writers = tuple(ShardWriter(folder / name, dtype) for name in Splits.model_fields)
         self._names = tuple(NameWriter(folder / name) for name in Splits.model_fields)
-        self._counts = tuple(_Count() for _ in self._writers)
+        self._counts = np.zeros((len(self._writers), len(SplitRecord.model_fields)), dtype=np.int64)
         self._stack = ExitStack()
         self.is_full = False
 
@@ -174,7 +148,7 @@ class SplitShards:
 
     @property
     def n_train_tokens(self) -> int:
-        return self._counts[0].n_tokens
+        return self.splits().train.n_tokens
 
     @property
     def n_bytes(self) -> int:
@@ -204,7 +178,7 @@ class SplitShards:
             own = tokens[np.repeat(chosen, lengths)]
             writer.add(own, lengths[chosen])
             names.add(entry.name for entry in entries if entry.split == split)
-            count.add(int(chosen.sum()), len(own), int(n_bytes[chosen].sum()), int(self._byte_lengths[own].sum()))
+            count += (chosen.sum(), len(own), n_bytes[chosen].sum(), self._byte_lengths[own].sum())
         for entry in entries:
             self._scanner.count(entry)
 
@@ -221,7 +195,7 @@ class SplitShards:
             for tokens, lengths in TokenFile(folder / name).parts(APPENDED_TOKENS_AT_ONCE):
                 writer.add(tokens, lengths)
             names.append(folder / name)
-            count.add(*getattr(splits, name).model_dump().values())
+            count += tuple(getattr(splits, name).model_dump().values())
         for part in keys:
             self._scanner.count_keys(part)
         self._scanner.count_totals(found)
@@ -242,4 +216,5 @@ class SplitShards:
         return self._scanner.result()
 
     def splits(self) -> Splits:
-        return Splits(**{name: SplitRecord(**vars(count)) for name, count in zip(Splits.model_fields, self._counts)})
+        records = (SplitRecord(**dict(zip(SplitRecord.model_fields, count))) for count in self._counts.tolist())
+        return Splits(**dict(zip(Splits.model_fields, records)))
