@@ -10,6 +10,8 @@ from widthwise.config_io import UserError, nearest_hint
 from widthwise.data.documents import Corpus, Document
 from widthwise.files import reading
 
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages"})
 N_DOCUMENTS = 500
 SENTENCES_PER_DOCUMENT = 10
 NOUNS = ("cat", "dog", "owl", "bear", "crow", "goat", "duck", "horse")
@@ -46,10 +48,6 @@ def _sentence(rng: random.Random, hero: str) -> str:
 def _pick(rng: random.Random, words: tuple[str, ...]) -> str:
     # Only Random.random() promises the same numbers in every Python version; choice() does not.
     return words[int(rng.random() * len(words))]
-
-
-TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
-INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
 def files_below(folder: Path, leave_out: frozenset[str] = frozenset()) -> list[Path]:

@@ -27,20 +27,19 @@ from widthwise.files import (
     writing,
 )
 
-
-def cache_folder() -> Path:
-    """`$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
-    if own := os.environ.get("WIDTHWISE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widthwise"
-
-
 FETCHED_BYTES_AT_ONCE = 2**22
 PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")
 """Those that a URL may name. Others of fsspec, and chains of several, do more than to read what the URL names:
 `reference` fills in templates, from which a stranger's file reaches the environment variables of this process."""
 LATEST = "latest"
 """Names the folder of the manifest that was fetched last, within the folder of a URL."""
+
+
+def cache_folder() -> Path:
+    """`$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
+    if own := os.environ.get("WIDTHWISE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widthwise"
 
 
 def is_url(path: str) -> bool:

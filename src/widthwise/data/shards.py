@@ -37,6 +37,8 @@ DTYPE_OF_CODE = {
 CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 FIRST_VOCAB_OF_INT32 = 65_500
 """Megatron-LM stores smaller vocabularies as uint16."""
+ENDING = ".names.jsonl"
+COPIED_BYTES_AT_ONCE = 2**24
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -201,10 +203,6 @@ def _parse_index(index: bytes, path: Path) -> tuple[np.dtype, np.ndarray, np.nda
     if n_indices == 0 or documents[0] != 0 or documents[-1] != n_sequences or (np.diff(documents) < 0).any():
         raise UserError(f"{path}: its document boundaries are out of range; it is damaged")
     return dtype, lengths, documents
-
-
-ENDING = ".names.jsonl"
-COPIED_BYTES_AT_ONCE = 2**24
 
 
 def names_path(prefix: Path) -> Path:
