@@ -22,8 +22,8 @@ from step_shares import recipe_of
 
 from widthwise.data.loader import Loader
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.freed_memory import keep_freed_memory
 from widthwise.training.learner import Learner
+from widthwise.training.metrics import keep_freed_memory
 
 SHAPES = ((1, 2), (1, 8), (2, 8), (4, 8))
 """(times 128 wide, sequences of a step)."""

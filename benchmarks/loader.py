@@ -18,8 +18,8 @@ from harness import ROOT, Part, cpu_command, interleave, summarise
 from workloads import TrainingStep, random_batch
 
 from widthwise.data.loader import Loader
+from widthwise.data.mixture import TokenMixture
 from widthwise.data.shards import ShardWriter, TokenFile
-from widthwise.data.windows import TokenMixture
 from widthwise.experiments.compare import read_plan
 from widthwise.model.decoder import build
 

@@ -69,7 +69,7 @@ _HOMES = {
     "runs.evaluate": ("EvaluationConfig", "evaluate_run"),
     "runs.export": ("export_run",),
     "runs.grow": ("grow_run",),
-    "runs.import_": ("import_run",),
+    "runs.save": ("import_run",),
     "runs.save": ("save_run",),
     "runs.train": ("resume", "train"),
     "runs.trained": ("Trained", "load_trained"),

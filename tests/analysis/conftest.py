@@ -2,7 +2,7 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from widthwise.data.config import open_data
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ import pytest
 from widthwise.config_io import UserError
 from widthwise.data import corpus as corpus_module
 from widthwise.data.corpus import files_below, named_corpus
-from widthwise.data.division import ByFraction
-from widthwise.data.documents import scan
+from widthwise.data.documents import ByFraction, scan
 
 
 def test_installed_python_is_the_standard_library_with_tests_and_packages_and_keeps_bytes(tmp_path, monkeypatch):

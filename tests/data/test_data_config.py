@@ -9,11 +9,12 @@ from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.data import config as config_module
-from widthwise.data.config import DataConfig, MixtureConfig, cache_folder, open_data
+from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare
+from widthwise.data.remote import cache_folder
 from widthwise.merging import merge
 
 SMOKE = {"corpus": "synthetic", "tokenizer": "bytes"}

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.division import Apart, ByFraction
-from widthwise.data.documents import Corpus, Document, scan, train_texts
+from widthwise.data.documents import Apart, ByFraction, Corpus, Document, scan, train_texts
 
 few = settings(max_examples=40)
 texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)

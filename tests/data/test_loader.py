@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.held_out import HeldOut
-from widthwise.data.loader import Loader
+from widthwise.data.loader import HeldOut, Loader
+from widthwise.data.mixture import MixedWindows, TokenMixture
 from widthwise.data.shards import ShardWriter, TokenFile
-from widthwise.data.windows import FileWindows, MixedWindows, TokenMixture, permute
+from widthwise.data.windows import FileWindows, permute
 
 few = settings(max_examples=25)
 OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}

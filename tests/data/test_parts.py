@@ -9,10 +9,18 @@ import pytest
 from source_folders import check_same_bytes, make_source
 
 from widthwise.config_io import UserError
+from widthwise.data import encode
 from widthwise.data import plan as plan_module
-from widthwise.data import split_shards
-from widthwise.data.parts import JoinParts, TokenizePart, join_parts, progress_of, shards_folder
-from widthwise.data.plan import PreparationPlan, begin, make_plan, planned_tokenizer, read_plan
+from widthwise.data.parts import (
+    JoinParts,
+    TokenizePart,
+    begin,
+    join_parts,
+    planned_tokenizer,
+    progress_of,
+    shards_folder,
+)
+from widthwise.data.plan import PreparationPlan, make_plan, read_plan
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import open_source
@@ -21,7 +29,7 @@ from widthwise.data.readers import open_source
 @pytest.fixture
 def source(tmp_path, monkeypatch) -> str:
     monkeypatch.setattr(plan_module, "MIN_PART_BYTES", 1)
-    monkeypatch.setattr(split_shards, "APPENDED_TOKENS_AT_ONCE", 97)
+    monkeypatch.setattr(encode, "APPENDED_TOKENS_AT_ONCE", 97)
     return str(make_source(tmp_path / "source"))
 
 

@@ -13,8 +13,7 @@ import pytest
 from widthwise.config_io import UserError
 from widthwise.data import encode
 from widthwise.data.corpus import named_corpus
-from widthwise.data.division import ByFraction
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.documents import ByFraction, Corpus, Document
 from widthwise.data.json_tokenizer import MAX_TRAINING_BYTES, train_bpe
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData

@@ -15,8 +15,7 @@ from widthwise.config_io import UserError
 from widthwise.data.corpus import named_corpus
 from widthwise.data.extras import require
 from widthwise.data.json_tokenizer import JsonTokenizer, train_bpe
-from widthwise.data.tiktoken_tokenizer import TiktokenTokenizer
-from widthwise.data.tokenizer import ByteTokenizer
+from widthwise.data.tokenizer import ByteTokenizer, TiktokenTokenizer
 from widthwise.data.tokenizer_spec import check_spec, open_tokenizer, restore_tokenizer
 
 CL100K_FILE = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # the sha1 of its address, by which tiktoken caches it

@@ -21,10 +21,9 @@ from widthwise.model.decoder import build
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.shards import held, set_whole, whole
 from widthwise.recipe.recipe import Recipe
-from widthwise.training import assembly
-from widthwise.training.assembly import assembled
+from widthwise.training import learner as learner_module
 from widthwise.training.joining import joined
-from widthwise.training.learner import Learner
+from widthwise.training.learner import Learner, assembled
 from widthwise.training.processes import Processes
 
 
@@ -58,7 +57,7 @@ def n_graphs(recipe: Recipe, processes: Processes) -> int:
 
     # Left early, a graph that runs as it is would leave autocast entered.
     whole_graphs = set_checkpoint_early_stop(False)
-    with whole_graphs, patch.object(assembly, "compile_layers", partial(compile_layers, backend=kept)):
+    with whole_graphs, patch.object(learner_module, "compile_layers", partial(compile_layers, backend=kept)):
         learner = Learner.untrained(recipe, recipe.phases[0], processes)
         for step in (1, 2):
             n_rows = recipe.train.batch_size // processes.world_size

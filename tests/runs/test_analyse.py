@@ -12,7 +12,7 @@ from widthwise.analysis.decoder_subject import DecoderSubject
 from widthwise.analysis.profile import Profile
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.runs.analyse import analyse
 from widthwise.runs.export import export_run

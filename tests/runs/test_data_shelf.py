@@ -9,9 +9,9 @@ import pytest
 from widthwise.config_io import UserError, to_data
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.mixture import MixedData
-from widthwise.data.names import ENDING
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
+from widthwise.data.shards import ENDING
 from widthwise.runs.data_identity import DataShelf, identity_of
 
 SYNTHETIC = DataConfig(corpus="synthetic", tokenizer="bytes")

@@ -8,7 +8,7 @@ from tiny_runs import tiny_recipe
 from widthwise.analysis.decoder_subject import DecoderSubject
 from widthwise.analysis.profile import Profile
 from widthwise.data.config import open_data
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
 from widthwise.runs.evaluate import evaluate_run

@@ -24,7 +24,7 @@ from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.plan import RankMemory
 from widthwise.runs.rank_memory import Layout, ShardedModel
-from widthwise.training.entry_rates import EntryRates
+from widthwise.training.learner import EntryRates
 
 N_RANKS = 3
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")

@@ -16,7 +16,7 @@ from widthwise.config_io import UserError
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
 from widthwise.training import checkpoint, checkpoint_folder, saved_tensors
-from widthwise.training.keeping import KeepRules, prune
+from widthwise.training.checkpoint_folder import KeepRules, prune
 from widthwise.training.state import RunState
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"

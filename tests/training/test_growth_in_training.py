@@ -15,9 +15,10 @@ from widthwise.recipe.width_budget import LagrangianBudget, PenaltyBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
-from widthwise.training import assembly, growth_step
-from widthwise.training.assembly import assembled
+from widthwise.training import growth_step
+from widthwise.training import learner as learner_module
 from widthwise.training.growth_step import state_by_name
+from widthwise.training.learner import assembled
 from widthwise.training.objective import carried_state
 from widthwise.training.processes import ALONE
 
@@ -227,7 +228,7 @@ def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         compiled.append(model.config.n_layers)
         compile_layers(model, "eager")
 
-    monkeypatch.setattr(assembly, "compile_layers", compile_in_seconds)
+    monkeypatch.setattr(learner_module, "compile_layers", compile_in_seconds)
     growth = f"growth=[{{at_step: 4, model: {DEEPER}}}]"
     train(tiny_recipe(UNIFORM, growth, "train.compile=true", "train.checkpoint_every=null"), tmp_path / "run")
     assert compiled == [3, 5]

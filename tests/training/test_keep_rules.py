@@ -9,8 +9,7 @@ from tiny_runs import Listener, outcome, tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
-from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
-from widthwise.training.keeping import KeepRules
+from widthwise.training.checkpoint_folder import KeepRules, checkpoint_paths, step_of
 
 RULES = ("train.keep_last=1", "train.keep_every=4", "train.keep_best=true")
 JUMPY = ("optimizer.lr=0.2", "schedule={kind: constant, warmup_steps: 1}", "train.steps=11", *RULES)

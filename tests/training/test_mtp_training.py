@@ -9,13 +9,13 @@ from torch.nn.functional import cross_entropy
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.model.decoder import build
 from widthwise.model.speculative import generate_drafted
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
-from widthwise.training.mtp_losses import MTPLosses
+from widthwise.training.means import MTPLosses
 from widthwise.training.objective import Objective
 from widthwise.training.step import optimizer_step
 from widthwise.training.validation import validate

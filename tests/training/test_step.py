@@ -7,7 +7,7 @@ from widthwise.model.decoder import build
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.width_budget import PenaltyBudget
-from widthwise.training.choice_metrics import ChoiceMeans
+from widthwise.training.means import ChoiceMeans
 from widthwise.training.objective import Objective
 from widthwise.training.step import optimizer_step
 

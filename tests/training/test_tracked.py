@@ -7,8 +7,7 @@ from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.training import tracked as tracked_module
-from widthwise.training.tracked import TRACKERS, tracked
-from widthwise.training.trackers import TrackedRun, Tracker, Values, values_of
+from widthwise.training.tracked import TRACKERS, TrackedRun, Tracker, Values, tracked, values_of
 
 
 class Kept(Tracker):

@@ -13,8 +13,7 @@ from tiny_runs import Listener, tiny_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.training.stopping import Interrupted
-from widthwise.training.tracked import TRACKERS, tracked
-from widthwise.training.trackers import values_of
+from widthwise.training.tracked import TRACKERS, tracked, values_of
 
 Points = list[tuple[int, str, Any]]
 """(step, name, value) of everything a tracker holds, sorted."""

@@ -6,7 +6,7 @@ from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.model.decoder import build
 from widthwise.training.validation import validate
 

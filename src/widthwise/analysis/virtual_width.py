@@ -12,7 +12,7 @@ from widthwise.analysis.carries import gate_distance, sampled, spectra, window_s
 from widthwise.analysis.depth_weights import DepthWeights, mean_distance, reach
 from widthwise.analysis.moments import Moments
 from widthwise.data.boundaries import UNTOLD, Boundaries
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder

@@ -13,15 +13,13 @@ from pydantic import Discriminator, Tag
 
 from widthwise.config_io import Config, UserError
 from widthwise.data.boundaries import PackingConfig
-from widthwise.data.cache import cache_folder
 from widthwise.data.corpus import named_corpus
-from widthwise.data.division import ByFraction
-from widthwise.data.documents import ProgressCallback, ignore_progress, scan
+from widthwise.data.documents import ByFraction, ProgressCallback, ignore_progress, scan
 from widthwise.data.manifest import FORMAT_VERSION
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
-from widthwise.data.remote import check_url, is_url
+from widthwise.data.remote import cache_folder, check_url, is_url
 from widthwise.data.tokenizer_spec import check_spec
 from widthwise.files import file_sha256
 
@@ -187,11 +185,7 @@ def open_data(config: DataSection, progress: ProgressCallback = ignore_progress)
 
 
 def _cache_name(corpus: str, tokenizer: str, held_out: float, fingerprint: str) -> str:
-    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(tokenizer).name)
-    key = f"{FORMAT_VERSION}\n{_tokenizer_key(tokenizer)}\n{held_out!r}\n{fingerprint}"
+    readable, path = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(tokenizer).name), Path(tokenizer.partition("#")[0])
+    content = file_sha256(path) if path.suffix == ".json" else ""
+    key = f"{FORMAT_VERSION}\n{tokenizer}{content}\n{held_out!r}\n{fingerprint}"
     return f"{corpus}-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-
-
-def _tokenizer_key(spec: str) -> str:
-    path = Path(spec.partition("#")[0])
-    return spec + file_sha256(path) if path.suffix == ".json" else spec

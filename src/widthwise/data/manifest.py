@@ -1,7 +1,7 @@
 """The manifest of a prepared folder, which vouches for all its files.
 
 train.bin .idx, held_out.bin .idx              token files (shards.py)
-train.names.jsonl, held_out.names.jsonl        the names of their documents (names.py), not of adopted shards
+train.names.jsonl, held_out.names.jsonl        the names of their documents (also shards.py), not of adopted shards
 tokenizer.json or tokenizer_spec.json
 manifest.json                                  written last: a folder without it is not finished
 """
@@ -12,8 +12,7 @@ from typing import Any, Self
 import pydantic
 
 from widthwise.config_io import Config, UserError, parse
-from widthwise.data.names import ENDING
-from widthwise.data.shards import bin_path, idx_path
+from widthwise.data.shards import ENDING, bin_path, idx_path
 from widthwise.files import FileRecord, PathInside
 
 FORMAT_VERSION = 1

@@ -2,30 +2,66 @@
 
 FOLDER/plan.json and tokenizer   see plan.py
 FOLDER/held_out/                 the part of documents that sources of their own hold out, written with the plan
-FOLDER/parts/00000/shards/       a part, see part_folder.py: a folder that appears whole
+FOLDER/parts/00000/shards/       a part, a folder that appears whole
 FOLDER/parts/00000/progress.json how far it is, for those who watch
+
+A part:
+
+train.bin .idx .names.jsonl, held_out.bin .idx .names.jsonl   as in a prepared folder
+keys.bin                         the keys of its documents, one after the other: a length, a name, a digest
+part.json                        counts
 """
 
 import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from widthwise.config_io import Config, UserError, parse
-from widthwise.data.assemble import assemble
-from widthwise.data.division import Division
-from widthwise.data.documents import Counter, Document, Entry, ProgressCallback, Scanner, ignore_progress
-from widthwise.data.encode import encode
-from widthwise.data.part_folder import read_keys, read_record, write_part
-from widthwise.data.plan import PreparationPlan, held_out_folder, planned_division, planned_tokenizer, read_plan
-from widthwise.data.prepare import finish, refuse_too_few_tokens
-from widthwise.data.prepared import PreparedData
-from widthwise.data.split_shards import SplitShards
+from widthwise.data.documents import (
+    DIGEST_BYTES,
+    Apart,
+    ByFraction,
+    Counter,
+    Division,
+    Document,
+    Entry,
+    ProgressCallback,
+    Scan,
+    ignore_progress,
+)
+from widthwise.data.encode import SplitShards, encode
+from widthwise.data.manifest import Splits
+from widthwise.data.plan import PLAN, PreparationPlan, read_plan
+from widthwise.data.prepare import finish, write_tokenizer
+from widthwise.data.prepared import PreparedData, assemble
+from widthwise.data.readers import open_source
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import read_json
+from widthwise.data.tokenizer_spec import restore_tokenizer
+from widthwise.files import fsync_file, new_folder, read_json, reading, write_atomic
 
+KEYS, RECORD = "keys.bin", "part.json"
+KEYS_READ_AT_ONCE = 2**24
 SECONDS_BETWEEN_REPORTS = 0.5
+
+
+class PartRecord(Config):
+    """What a part holds, beside its shards."""
+
+    splits: Splits
+    n_left_out: int
+    """Documents that were equal to a held-out one."""
+    is_cut: bool
+    """Whether it alone has more training tokens than the whole may have, and was left before its end."""
+
+    @property
+    def found(self) -> Scan:
+        """Its counts, without a fingerprint: that of the whole needs the keys of all documents."""
+        train, held_out = self.splits.train, self.splits.held_out
+        n_documents, n_bytes = train.n_documents + held_out.n_documents, train.n_bytes + held_out.n_bytes
+        return Scan("", n_documents, n_bytes, held_out.n_documents, self.n_left_out)
 
 
 class PartProgress(Config):
@@ -34,6 +70,11 @@ class PartProgress(Config):
     n_bytes: int = 0
     """Bytes of text, as UTF-8."""
     n_train_tokens: int = 0
+
+
+def held_out_folder(folder: Path) -> Path:
+    """Where `begin` puts the held-out documents of sources of their own, as a part."""
+    return folder / "held_out"
 
 
 def shards_folder(folder: Path, part: int) -> Path:
@@ -49,6 +90,23 @@ def progress_of(folder: Path, part: int) -> PartProgress:
     """How much of a part has been tokenized; zeros where it has not begun."""
     path = _progress_path(folder, part)
     return parse(PartProgress, read_json(path), str(path)) if path.exists() else PartProgress()
+
+
+def begin(plan: PreparationPlan, folder: Path, progress: ProgressCallback = ignore_progress) -> None:
+    """Writes the plan and its tokenizer, which is trained now where it is to be, into the folder that parts go to.
+
+    Does nothing where this was done before. Raises UserError where the folder belongs to another plan.
+    """
+    if (folder / PLAN).exists():
+        if read_plan(folder) != plan:
+            raise UserError(f"{folder}: holds the parts of another preparation; delete it or choose another folder")
+        return
+    corpus, division = open_source(plan.name, plan.field, plan.document_bytes), plan.division
+    tokenizer, tokenizer_path = write_tokenizer(folder, plan.tokenizer, corpus, division, progress)
+    if plan.held_out_from:
+        shutil.rmtree(held_out_folder(folder), ignore_errors=True)  # of a beginning that was killed
+        _write_part(held_out_folder(folder), division.held_out_elsewhere(), tokenizer, tokenizer_path)
+    write_atomic(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -73,23 +131,54 @@ def tokenize_part(folder: Path, part: int) -> None:
     plan, target = read_plan(folder), shards_folder(folder, part)
     if target.is_dir() or _lies_behind_the_end(folder, plan, part):
         return
-    tokenizer, tokenizer_path = planned_tokenizer(plan, folder)
-    entries = _entries(plan, part, planned_division(plan, folder))
     reported_at = 0.0
 
     def report(shards: SplitShards) -> None:
         nonlocal reported_at
         if time.monotonic() - reported_at > SECONDS_BETWEEN_REPORTS:
-            _report(folder, part, PartProgress(n_bytes=shards.n_bytes, n_train_tokens=shards.n_train_tokens))
+            _report(folder, part, shards)
             reported_at = time.monotonic()
 
-    write_part(target, entries, tokenizer, tokenizer_path, plan.max_tokens, report)
-    record = read_record(target)
-    _report(
-        folder,
-        part,
-        PartProgress(n_bytes=record.found.n_bytes, n_train_tokens=record.splits.train.n_tokens),
-    )
+    entries = _entries(plan, part, _planned_division(plan, folder))
+    _report(folder, part, _write_part(target, entries, *planned_tokenizer(plan, folder), plan.max_tokens, report))
+
+
+def _write_part(
+    target: Path,
+    entries: Iterable[tuple[Document, Entry]],
+    tokenizer: Tokenizer,
+    tokenizer_path: Path,
+    max_tokens: int | None = None,
+    has_added: Callable[[SplitShards], None] = lambda shards: None,
+) -> SplitShards:
+    """Tokenizes documents into a folder that appears whole; `has_added` is called after each batch."""
+    with new_folder(target) as partial:
+        with open(partial / KEYS, "xb") as keys, SplitShards(partial, tokenizer, max_tokens, keys) as shards:
+            shards.fill(encode(entries, tokenizer, tokenizer_path, 1), lambda: has_added(shards))
+        fsync_file(partial / KEYS)
+        record = PartRecord(splits=shards.splits(), n_left_out=shards.found().n_left_out, is_cut=shards.is_full)
+        write_atomic(partial / RECORD, record.model_dump_json(indent=1) + "\n")
+    return shards
+
+
+def _report(folder: Path, part: int, shards: SplitShards) -> None:
+    path = _progress_path(folder, part)
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(PartProgress(n_bytes=shards.n_bytes, n_train_tokens=shards.n_train_tokens).model_dump_json())
+    os.replace(partial, path)  # not synced to disk: it is only shown
+
+
+def _planned_division(plan: PreparationPlan, folder: Path) -> Division:
+    """What divides the documents of a part, without the sources of held-out ones, which `begin` has read."""
+    if plan.held_out is not None:
+        return ByFraction(plan.held_out)
+    return Apart([*_read_digests(held_out_folder(folder))], plan.held_out_from)
+
+
+def planned_tokenizer(plan: PreparationPlan, folder: Path) -> tuple[Tokenizer, Path]:
+    """The tokenizer that `begin` wrote, and its file."""
+    path = next(folder.glob("tokenizer*.json"))
+    return restore_tokenizer(plan.tokenizer, path), path
 
 
 def _entries(plan: PreparationPlan, part: int, division: Division) -> Iterator[tuple[Document, Entry]]:
@@ -103,22 +192,13 @@ def _lies_behind_the_end(folder: Path, plan: PreparationPlan, part: int) -> bool
     """Whether the parts before that are there have more training tokens than the whole may have."""
     if plan.max_tokens is None:
         return False
-    done = (
-        read_record(shards_folder(folder, before)) for before in range(part) if shards_folder(folder, before).is_dir()
-    )
+    done = [each for before in range(part) if (each := shards_folder(folder, before)).is_dir()]
     n_tokens = 0
-    for record in done:
+    for record in map(_read_record, done):
         n_tokens += record.splits.train.n_tokens
         if record.is_cut or n_tokens > plan.max_tokens:
             return True
     return False
-
-
-def _report(folder: Path, part: int, report: PartProgress) -> None:
-    path = _progress_path(folder, part)
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(report.model_dump_json())
-    os.replace(partial, path)  # not synced to disk: it is only shown
 
 
 @dataclass(frozen=True)
@@ -145,44 +225,42 @@ def fill_from_parts(folder: Path, out: Path, progress: ProgressCallback) -> None
     plan = read_plan(folder)
     tokenizer, tokenizer_path = planned_tokenizer(plan, folder)
     tokenizer.save(out)
-    division, scanner = planned_division(plan, folder), Scanner()
+    division = _planned_division(plan, folder)
     done = Counter(progress, "joining the parts", None)
-    with SplitShards(out, tokenizer, scanner, plan.max_tokens) as shards:
+    with SplitShards(out, tokenizer, plan.max_tokens) as shards:
         if plan.held_out_from:
-            _append(shards, held_out_folder(folder))
+            _append(shards, held_out_folder(folder), _read_record(held_out_folder(folder)))
         for part in range(plan.n_parts):
             if not shards_folder(folder, part).is_dir():
                 raise UserError(f"{folder}: part {part} of {plan.n_parts} is missing; run its task first")
-            record = read_record(shards_folder(folder, part))
-            if record.is_cut or not shards.has_room_for(record.splits):
-                _add_what_fits(shards, _entries(plan, part, division), tokenizer, tokenizer_path)
+            record = _read_record(shards_folder(folder, part))
+            if record.is_cut or not shards.has_room_for(record.splits):  # the last training token lies in it
+                shards.fill(encode(_entries(plan, part, division), tokenizer, tokenizer_path, 1))
                 break
-            _append(shards, shards_folder(folder, part))
+            _append(shards, shards_folder(folder, part), record)
             done.add(record.found.n_bytes)
-    found = scanner.result()
-    if plan.max_tokens is not None:
-        refuse_too_few_tokens(found, plan.max_tokens)
-    finish(
-        out,
-        name=plan.name,
-        tokenizer=tokenizer,
-        division=division,
-        found=found,
-        splits=shards.splits(),
-        progress=progress,
-    )
+    finish(out, plan.name, division, shards, progress)
 
 
-def _append(shards: SplitShards, part_folder: Path) -> None:
-    record = read_record(part_folder)
-    shards.append(part_folder, record.splits, record.found, read_keys(part_folder))
+def _append(shards: SplitShards, part_folder: Path, record: PartRecord) -> None:
+    shards.append(part_folder, record.splits, record.found, _read_keys(part_folder))
 
 
-def _add_what_fits(
-    shards: SplitShards, entries: Iterator[tuple[Document, Entry]], tokenizer: Tokenizer, tokenizer_path: Path
-) -> None:
-    """The part in which the last training token lies, document by document."""
-    for batch in encode(entries, tokenizer, tokenizer_path, 1):
-        shards.add(batch)
-        if shards.is_full:
-            return
+def _read_record(folder: Path) -> PartRecord:
+    """Raises UserError where there is none."""
+    return parse(PartRecord, read_json(folder / RECORD), str(folder / RECORD))
+
+
+def _read_keys(folder: Path) -> Iterator[bytes]:
+    """The keys of all documents, cut anywhere."""
+    with reading(folder / KEYS), open(folder / KEYS, "rb") as file:
+        while keys := file.read(KEYS_READ_AT_ONCE):
+            yield keys
+
+
+def _read_digests(folder: Path) -> Iterator[bytes]:
+    """The digest of each document."""
+    with reading(folder / KEYS), open(folder / KEYS, "rb") as file:
+        while length := file.read(8):
+            file.seek(int.from_bytes(length, "little"), 1)
+            yield file.read(DIGEST_BYTES)

@@ -1,21 +1,17 @@
 """The plan of a preparation in parts: which files make a part, and what is done with them."""
 
 import bisect
-import shutil
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
 from widthwise.config_io import Config, UserError, parse
 from widthwise.data.corpus import CORPORA
-from widthwise.data.division import Apart, ByFraction, Division
-from widthwise.data.documents import ProgressCallback, ignore_progress, scan, train_texts
-from widthwise.data.part_folder import read_digests, write_part
-from widthwise.data.prepare import check_max_tokens
+from widthwise.data.documents import Division, scan
+from widthwise.data.prepare import check_max_tokens, division_of
 from widthwise.data.readers import SourceFile, check_document_bytes, open_source, source_file, source_files
-from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import check_spec, open_tokenizer, restore_tokenizer
-from widthwise.files import file_sha256, read_json, write_atomic
+from widthwise.data.tokenizer_spec import check_spec
+from widthwise.files import file_sha256, read_json
 
 PLAN = "plan.json"
 MAX_PARTS = 256
@@ -70,6 +66,12 @@ class PreparationPlan(Config):
         """Bytes of the files of a part."""
         return sum(file.n_bytes for file in self.files_of(part))
 
+    @property
+    def division(self) -> Division:
+        """What divides the documents; reads the sources of held-out ones."""
+        held_out = self.held_out_from if self.held_out is None else self.held_out
+        return _division(held_out, self.field, self.document_bytes)
+
     def open(self, file: FileState) -> SourceFile:
         """A file to read from. Raises UserError if it is no longer as it was."""
         found = source_file(Path(self.folder), file.name)
@@ -100,9 +102,8 @@ def make_plan(
     check_spec(tokenizer)
     check_document_bytes(document_bytes)
     check_max_tokens(max_tokens)
-    fraction = None if isinstance(held_out, Sequence) else ByFraction(held_out).fraction
     held_out_from = tuple(held_out) if isinstance(held_out, Sequence) else ()
-    apart = Apart.of([open_source(each, field, document_bytes) for each in held_out_from])
+    division = _division(held_out, field, document_bytes)
     if source.startswith("hf:") or (source in CORPORA and not Path(source).exists()):
         raise UserError(f"{source}: is not a folder of files, which workers share; leave out workers, or use processes")
     found = source_files(source)
@@ -117,11 +118,17 @@ def make_plan(
         tokenizer_sha256=file_sha256(tokenizer_path) if tokenizer_path.suffix == ".json" else None,
         field=field,
         document_bytes=document_bytes,
-        held_out=fraction,
+        held_out=division.fraction,
         held_out_from=held_out_from,
-        held_out_fingerprint=scan(apart.held_out_elsewhere()).fingerprint if held_out_from else None,
+        held_out_fingerprint=scan(division.held_out_elsewhere()).fingerprint if held_out_from else None,
         max_tokens=max_tokens,
     )
+
+
+def _division(held_out: float | Sequence[str], field: str, document_bytes: int | None) -> Division:
+    if isinstance(held_out, Sequence):
+        return division_of([open_source(each, field, document_bytes) for each in held_out])
+    return division_of(held_out)
 
 
 def _part_ends(n_bytes: list[int], max_parts: int) -> tuple[int, ...]:
@@ -138,54 +145,6 @@ def _nearest(numbers: list[int], wanted: int) -> int:
     return index - 1 if index and wanted - numbers[index - 1] < numbers[index] - wanted else index
 
 
-def begin(plan: PreparationPlan, folder: Path, progress: ProgressCallback = ignore_progress) -> None:
-    """Writes the plan and its tokenizer, which is trained now where it is to be, into the folder that parts go to.
-
-    Does nothing where this was done before. Raises UserError where the folder belongs to another plan.
-    """
-    if (folder / PLAN).exists():
-        if read_plan(folder) != plan:
-            raise UserError(f"{folder}: holds the parts of another preparation; delete it or choose another folder")
-        return
-    corpus = open_source(plan.name, plan.field, plan.document_bytes)
-    division = _division_to_read(plan)
-
-    def training_texts():
-        progress("training the tokenizer", 0, None)
-        return train_texts(division.entries(corpus))
-
-    tokenizer = open_tokenizer(plan.tokenizer, training_texts)
-    tokenizer_path = tokenizer.save(folder)
-    if plan.held_out_from:
-        shutil.rmtree(held_out_folder(folder), ignore_errors=True)  # of a beginning that was killed
-        write_part(held_out_folder(folder), division.held_out_elsewhere(), tokenizer, tokenizer_path)
-    write_atomic(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
-
-
-def _division_to_read(plan: PreparationPlan) -> Division:
-    if plan.held_out is not None:
-        return ByFraction(plan.held_out)
-    return Apart.of([open_source(each, plan.field, plan.document_bytes) for each in plan.held_out_from])
-
-
-def held_out_folder(folder: Path) -> Path:
-    """Where `begin` puts the held-out documents of sources of their own, as a part."""
-    return folder / "held_out"
-
-
-def planned_division(plan: PreparationPlan, folder: Path) -> Division:
-    """What divides the documents of a part, without the sources of held-out ones, which `begin` has read."""
-    if plan.held_out is not None:
-        return ByFraction(plan.held_out)
-    return Apart([*read_digests(held_out_folder(folder))], plan.held_out_from)
-
-
 def read_plan(folder: Path) -> PreparationPlan:
     """The plan of a folder. Raises UserError where there is none."""
     return parse(PreparationPlan, read_json(folder / PLAN), str(folder / PLAN))
-
-
-def planned_tokenizer(plan: PreparationPlan, folder: Path) -> tuple[Tokenizer, Path]:
-    """The tokenizer that `begin` wrote, and its file."""
-    path = next(folder.glob("tokenizer*.json"))
-    return restore_tokenizer(plan.tokenizer, path), path

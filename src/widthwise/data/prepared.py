@@ -1,6 +1,13 @@
-"""A prepared corpus on disk: token files, their tokenizer, and the manifest that vouches for both (manifest.py)."""
+"""A prepared corpus on disk: how its folder appears, whole or not at all, and how it is opened and checked.
 
-from collections.abc import Iterator
+The folder holds token files, their tokenizer, and the manifest that vouches for both (manifest.py).
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -8,13 +15,22 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
-from widthwise.data.manifest import MANIFEST, Manifest, SplitRecord, parse_manifest
-from widthwise.data.names import names_path, read_names
+from widthwise.data.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    CorpusRecord,
+    HeldOutRecord,
+    Manifest,
+    SplitRecord,
+    Splits,
+    TokenizerRecord,
+    parse_manifest,
+)
 from widthwise.data.remote import fetched, is_url
-from widthwise.data.shards import TokenFile, bin_path
+from widthwise.data.shards import TokenFile, bin_path, names_path, read_names
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
-from widthwise.files import file_sha256, read_json, reading
+from widthwise.files import FileRecord, file_sha256, fsync_folder, is_at, read_json, reading, write_atomic, writing
 
 CHECKED_TOKENS_AT_ONCE = 2**24
 
@@ -26,7 +42,11 @@ class PreparedData:
         self.path = path
         self.manifest = manifest
         for name, record in manifest.files.items():
-            _check_size(path / name, record.n_bytes)
+            with reading(path / name):
+                n_bytes = (path / name).stat().st_size
+            if n_bytes != record.n_bytes:
+                promised = f"its manifest promises {record.n_bytes}"
+                raise UserError(f"{path / name}: has {n_bytes} bytes; {promised}; prepare it again")
         self.train = self._open_split("train", manifest.splits.train)
         self.held_out = self._open_split("held_out", manifest.splits.held_out)
 
@@ -109,13 +129,6 @@ def is_prepared(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _check_size(path: Path, n_bytes: int) -> None:
-    with reading(path):
-        found = path.stat().st_size
-    if found != n_bytes:
-        raise UserError(f"{path}: has {found} bytes; its manifest promises {n_bytes}; prepare it again")
-
-
 def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
     """All tokens of a file in parts, in order. Raises UserError for a token outside 0..vocab_size - 1, naming it."""
     for start in range(0, tokens.n_tokens, CHECKED_TOKENS_AT_ONCE):
@@ -127,3 +140,96 @@ def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
                 f"0 to {vocab_size - 1}"
             )
         yield part
+
+
+def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
+    """Has `fill` write all files, the manifest last, into a temporary folder, renames it to `out` and opens that.
+
+    Processes that assemble the same folder wait for each other. With `reuse`, a finished `out` is opened as it is;
+    without, a non-empty `out` is refused. Raises UserError if nothing can be written.
+    """
+    out = Path(out).resolve()
+    if not (reuse and is_prepared(out)):
+        with _own_folder(out.parent / f".{out.name}.partial") as partial:
+            if not (reuse and is_prepared(out)):
+                _refuse_occupied(out)
+                fill(partial)
+                with writing(out):
+                    os.replace(partial, out)
+                    fsync_folder(out.parent)
+    return PreparedData.open(out)
+
+
+def record_files(folder: Path, progress: ProgressCallback = ignore_progress) -> dict[str, FileRecord]:
+    """Size and checksum of every file in a folder, by name."""
+    paths = sorted(folder.iterdir())
+    done = Counter(progress, "computing checksums", sum(path.stat().st_size for path in paths))
+    return {path.name: FileRecord.of(path, done.add) for path in paths}
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    tokenizer: Tokenizer,
+    corpus: CorpusRecord,
+    splits: Splits,
+    files: dict[str, FileRecord],
+    held_out_fraction: float | None = None,
+    held_out_from: HeldOutRecord | None = None,
+) -> None:
+    """Writes the manifest that vouches for the folder's files: the last thing a `fill` does."""
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        tokenizer=TokenizerRecord(
+            spec=tokenizer.spec,
+            id=tokenizer.id,
+            vocab_size=tokenizer.vocab_size,
+            eos_id=tokenizer.eos_id,
+            file=tokenizer.file_name,
+        ),
+        corpus=corpus,
+        held_out_fraction=held_out_fraction,
+        held_out_from=held_out_from,
+        splits=splits,
+        files=files,
+    )
+    write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+
+
+def _refuse_occupied(out: Path) -> None:
+    if is_prepared(out):
+        raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
+    if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
+        raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
+
+
+@contextmanager
+def _own_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder for one process at a time, removed at the end unless renamed.
+
+    Other processes wait; a killed process releases it.
+    """
+    handle = _lock_folder(folder)
+    try:
+        for left_behind in folder.iterdir():
+            left_behind.unlink()
+        yield folder
+    finally:
+        if is_at(handle, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Locks the folder; returns the open handle that holds the lock."""
+    while True:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                handle = os.open(folder, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # another process finished and renamed it between the two calls
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if is_at(handle, folder):
+            return handle
+        os.close(handle)  # the folder we waited for was renamed or removed

@@ -1,6 +1,7 @@
 """Prepared folders at a URL, fetched into the cache file by file through fsspec (extra `remote`)."""
 
 import hashlib
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +13,6 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from widthwise.config_io import UserError, shortened
-from widthwise.data.cache import cache_folder
 from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.extras import require
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
@@ -33,6 +33,13 @@ PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")
 `reference` fills in templates, from which a stranger's file reaches the environment variables of this process."""
 LATEST = "latest"
 """Names the folder of the manifest that was fetched last, within the folder of a URL."""
+
+
+def cache_folder() -> Path:
+    """`$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
+    if own := os.environ.get("WIDTHWISE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widthwise"
 
 
 def is_url(path: str) -> bool:

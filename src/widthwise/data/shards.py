@@ -4,13 +4,17 @@
 .idx   9 bytes magic, u64 version 1, u8 dtype code, u64 number of sequences, u64 number of document indices,
        then int32 sequence lengths, int64 byte offsets of the sequences, int64 document indices
        (0 first, the number of sequences last). Little-endian. Written here, a sequence is a document.
+
+PREFIX.names.jsonl keeps the names of the documents, in their order, each line a name as JSON.
 """
 
 import contextlib
+import json
 import os
+import shutil
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -18,7 +22,7 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.files import fsync_file, reading, writing
+from widthwise.files import fsync_file, parse_json, reading, writing
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -33,6 +37,8 @@ DTYPE_OF_CODE = {
 CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 FIRST_VOCAB_OF_INT32 = 65_500
 """Megatron-LM stores smaller vocabularies as uint16."""
+ENDING = ".names.jsonl"
+COPIED_BYTES_AT_ONCE = 2**24
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -197,3 +203,48 @@ def _parse_index(index: bytes, path: Path) -> tuple[np.dtype, np.ndarray, np.nda
     if n_indices == 0 or documents[0] != 0 or documents[-1] != n_sequences or (np.diff(documents) < 0).any():
         raise UserError(f"{path}: its document boundaries are out of range; it is damaged")
     return dtype, lengths, documents
+
+
+def names_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ENDING)
+
+
+class NameWriter:
+    """Writes the names of a split's documents; used in a `with` block, at whose end they are on disk."""
+
+    def __init__(self, prefix: Path):
+        self._path = names_path(prefix)
+        self._file: BinaryIO
+
+    def __enter__(self) -> Self:
+        with writing(self._path):
+            self._file = open(self._path, "xb")
+        return self
+
+    def add(self, names: Iterable[str]) -> None:
+        """Appends names; a byte of a file's name that is no UTF-8 is kept as Python has it, half a surrogate pair."""
+        with writing(self._path):
+            self._file.write(b"".join(json.dumps(name).encode() + b"\n" for name in names))
+
+    def append(self, prefix: Path) -> None:
+        """Appends the names of another split."""
+        with writing(self._path), open(names_path(prefix), "rb") as others:
+            shutil.copyfileobj(others, self._file, COPIED_BYTES_AT_ONCE)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with writing(self._path), self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+def read_names(prefix: Path) -> Iterator[str]:
+    """The names that a NameWriter wrote. Raises UserError for anything else."""
+    path = names_path(prefix)
+    with reading(path), open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            name = parse_json(line.decode(errors="replace"), f"{path}: line {number}")
+            if not isinstance(name, str):
+                raise UserError(f"{path}: line {number}: holds {type(name).__name__}, not the name of a document")
+            yield name

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import END_OF_TEXT, JsonTokenizer, train_bpe
-from widthwise.data.tiktoken_tokenizer import TiktokenTokenizer
-from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, Tokenizer
+from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, TiktokenTokenizer, Tokenizer
 from widthwise.files import read_text
 
 

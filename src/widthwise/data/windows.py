@@ -1,4 +1,4 @@
-"""The windows that token files are cut into: seq_len + 1 tokens each, `seq_len` apart.
+"""The windows that a token file is cut into: seq_len + 1 tokens each, `seq_len` apart.
 
 So every token but the first is a target exactly once. In training every epoch of a file visits all of its windows in a
 random order of its own, computed and not stored.
@@ -6,30 +6,17 @@ random order of its own, computed and not stored.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.data.proportions import divided
 from widthwise.data.shards import TokenFile
 
 if TYPE_CHECKING:
     import torch
 
 N_ROUNDS = 8
-
-
-@dataclass(frozen=True)
-class TokenMixture:
-    """Token files that are read in proportion to weights."""
-
-    files: Mapping[str, TokenFile]
-    """Sources by name, in the order of the names."""
-    weights: Mapping[str, int]
-    """Each source's share of the windows over that of the others, without a common divisor."""
 
 
 class Windows(ABC):
@@ -82,47 +69,6 @@ class FileWindows(Windows):
 
     def state(self) -> dict[str, int]:
         return {"n_windows": self.n_windows, "data": self._tokens.fingerprint}
-
-
-class MixedWindows(Windows):
-    """The windows of several files in given proportions; each file's come in the order in which it has them alone."""
-
-    def __init__(self, mixture: TokenMixture, seq_len: int):
-        """Raises UserError if a file holds none."""
-        self.sources = {name: FileWindows(tokens, seq_len) for name, tokens in mixture.files.items()}
-        self._weights, self._division = mixture.weights, divided(mixture.weights)
-        self.n_windows = self._division.n_rows_within({name: each.n_windows for name, each in self.sources.items()})
-
-    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
-        import torch
-
-        indices: dict[str, list[int]] = {}
-        own_rows: dict[str, list[int]] = {}
-        for index, row in enumerate(rows.tolist()):
-            name, own_row = self._division.place(row)
-            indices.setdefault(name, []).append(index)
-            own_rows.setdefault(name, []).append(own_row)
-        parts = [self.sources[name].read(np.array(own, dtype=np.uint64), seed) for name, own in own_rows.items()]
-        order = torch.tensor([index for of_source in indices.values() for index in of_source])
-        return torch.cat(parts)[order.argsort()]
-
-    def source_of(self, row: int) -> str | None:
-        return self._division.place(row)[0]
-
-    def counts(self, n_rows: int) -> dict[str, int]:
-        """How many of the first rows are of each source."""
-        return self._division.counts(n_rows)
-
-    def state(self) -> dict[str, int]:
-        of_sources = {
-            name: {"weight": self._weights[name], **windows.state()} for name, windows in self.sources.items()
-        }
-        return {f"{name}.{key}": value for name, state in of_sources.items() for key, value in state.items()}
-
-
-def windows_of(tokens: TokenFile | TokenMixture, seq_len: int) -> Windows:
-    """The windows of a file or of a mixture. Raises UserError where a file holds not even one."""
-    return MixedWindows(tokens, seq_len) if isinstance(tokens, TokenMixture) else FileWindows(tokens, seq_len)
 
 
 def permute(positions: np.ndarray, n: int, seed: int, epochs: np.ndarray) -> np.ndarray:

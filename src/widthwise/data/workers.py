@@ -1,24 +1,30 @@
-"""Preparing a folder of files with several workers of this machine, run by datatrove (extra `prep`)."""
+"""Preparing a folder of files with several workers of this machine, run by datatrove (extra `prep`).
+
+datatrove runs in a process of its own, `python -m widthwise.data.workers FOLDER WORKERS`, so that its log and its
+workers stay apart from the process that prepares: that one may be any script, and ends this one with all its workers.
+"""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
 from widthwise.config_io import UserError
-from widthwise.data.assemble import assemble
 from widthwise.data.documents import ProgressCallback, ignore_progress
 from widthwise.data.extras import require
-from widthwise.data.parts import fill_from_parts, progress_of, shards_folder
-from widthwise.data.plan import PLAN, PreparationPlan, begin, read_plan
-from widthwise.data.prepared import PreparedData
-from widthwise.data.run_datatrove import MISTAKE
+from widthwise.data.parts import TokenizePart, begin, fill_from_parts, progress_of, shards_folder
+from widthwise.data.plan import PLAN, PreparationPlan, read_plan
+from widthwise.data.prepared import PreparedData, assemble
 from widthwise.files import writing
 
+MISTAKE = 2
+"""The exit code where a UserError ended datatrove's process, whose message that one writes to standard output."""
 SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_END = 10.0
 
 
 def prepare_with_workers(
@@ -50,9 +56,9 @@ def prepare_with_workers(
 
 
 def _tokenize(plan: PreparationPlan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
-    """Runs datatrove in a process of its own, which says what went wrong on its standard output."""
+    """Runs datatrove in a process of its own, `main`, which says what went wrong on its standard output."""
     # -P: a file of the working folder must not take the place of a library.
-    command = [sys.executable, "-P", "-m", "widthwise.data.run_datatrove", str(parts), str(n_workers)]
+    command = [sys.executable, "-P", "-m", "widthwise.data.workers", str(parts), str(n_workers)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
     with (
         open(parts / "datatrove.log", "ab") as log,
@@ -101,3 +107,61 @@ def _show(plan: PreparationPlan, parts: Path, progress: ProgressCallback) -> Non
         in_all = sum(file.n_bytes for file in plan.files)
         total = sum(reports[part].n_bytes for part in done) / n_source_bytes * in_all
     progress("tokenizing", n_bytes, None if total is None else max(round(total), n_bytes))
+
+
+def main(folder: str, n_workers: int) -> int:
+    """Runs in datatrove's process the tasks that are not done; returns the exit code."""
+    n_parts = read_plan(Path(folder)).n_parts
+    executor = require("datatrove.executor.local", "prep").LocalPipelineExecutor(
+        [TokenizePart(folder)],
+        tasks=n_parts,
+        workers=min(n_workers, n_parts),
+        logging_dir=str(Path(folder).resolve() / "datatrove"),
+    )
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            executor.run()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    _wait(thread)
+    if thread.is_alive():
+        _say("one of them died; use fewer if memory is short")
+        return 1
+    for error in failures:
+        _say(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        return MISTAKE if isinstance(error, UserError) else 1
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _wait(thread: threading.Thread) -> None:
+    """Until the thread ends, or cannot: datatrove's pool waits forever for a worker that was killed."""
+    multiprocess = require("multiprocess", "prep")
+    seen: set[int] = set()
+    while thread.is_alive():
+        thread.join(SECONDS_BETWEEN_LOOKS)
+        alive = {child.pid for child in multiprocess.active_children()}
+        if seen - alive:
+            thread.join(SECONDS_TO_END)  # where the pool ends its workers, it is about to end itself
+            return
+        seen |= alive
+
+
+def _end_with_parent() -> None:
+    """Standard input is a pipe from the process that prepares, and ends with it, however that ends."""
+    os.read(0, 1)  # sys.stdin would be locked while it is read, and a fork, which closes it, would wait for the lock
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os._exit(main(sys.argv[1], int(sys.argv[2])))  # does not wait for a pool that waits for the dead

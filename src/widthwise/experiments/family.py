@@ -25,8 +25,8 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import Intention, carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.trained import Source
-from widthwise.training.compute import Spent, inherited
 from widthwise.training.observer import Observer
+from widthwise.training.state import Spent, inherited
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pydantic
 from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.data.config import DataConfig, DataSection
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import chooses_width

@@ -16,7 +16,7 @@ from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
 from widthwise.data.extras import require
-from widthwise.data.held_out import HeldOut, TokenisedText
+from widthwise.data.loader import HeldOut, TokenisedText
 from widthwise.data.readers import read_documents
 from widthwise.files import listed
 from widthwise.interop.hf_import import CONFIG

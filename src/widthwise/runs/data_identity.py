@@ -8,9 +8,8 @@ from typing import Any
 from widthwise.config_io import Config, parse, to_data
 from widthwise.data.config import DataSection, open_data
 from widthwise.data.documents import ProgressCallback
-from widthwise.data.manifest import MANIFEST
+from widthwise.data.manifest import MANIFEST, Manifest
 from widthwise.data.mixture import MixedData, OpenedData
-from widthwise.data.prepared import Manifest
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.run_dir import RunDir
 

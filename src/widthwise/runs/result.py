@@ -6,15 +6,15 @@ from typing import Any
 
 from widthwise.analysis.dynamic_width.relations import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width, has_virtual_width
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
-from widthwise.training.compute import inherited
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.spikes import doubts_of_course, notes_on_spikes
+from widthwise.training.state import inherited
 from widthwise.training.validation import Validation
 
 

@@ -18,9 +18,8 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, recorded_tokenizer
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.compute import Spent, inherited
 from widthwise.training.growth_step import state_by_name
-from widthwise.training.state import RunState
+from widthwise.training.state import RunState, Spent, inherited
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -264,3 +266,41 @@ def _rng_states() -> dict[str, Tensor]:
 def _save_json(data: Any, path: Path) -> None:
     path.write_text(json.dumps(data) + "\n")
     fsync_file(path)
+
+
+class Saver:
+    """Writes one snapshot after the other. At the end of its block all are on the disk."""
+
+    def __init__(self, processes: Processes, in_background: bool):
+        """in_background: copies what is to be written, and leaves the writing to a thread."""
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
+        self._processes = processes.apart() if in_background else processes
+        self._pending: Future[None] | None = None
+
+    def save(self, snapshot: Snapshot, write: Callable[[Snapshot, Processes], None]) -> None:
+        """Has a snapshot written, after the one before, together with the same process's thread in the others.
+
+        Raises what `write` raises, or what it raised the last time.
+        """
+        if self._thread is None:
+            write(snapshot, self._processes)
+            return
+        self.wait()
+        self._pending = self._thread.submit(write, snapshot.copied(), self._processes)
+
+    def wait(self) -> None:
+        """Returns when the last snapshot is written. Raises what went wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+        if kind is None:
+            self.wait()

@@ -1,24 +1,87 @@
-"""The model of a phase of training, with its optimizer and its objective."""
+"""The model of a phase of training, with its optimizer, its objective and the rates of what growth has added."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from widthwise.data.boundaries import UNTOLD, Boundaries
+from widthwise.growth.plan import GrowthPlan
+from widthwise.model.compiling import compile_layers
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.memory import allocating
-from widthwise.model.shards import put, set_whole, whole
+from widthwise.model.recompute import RECOMPUTE
+from widthwise.model.shards import held, held_rows, put, set_whole, whole
 from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizers import set_lr
+from widthwise.recipe.pace import Pace
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.assembly import assembled
-from widthwise.training.entry_rates import EntryRates
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.growth_step import grow
+from widthwise.training.means import choice_record
 from widthwise.training.norms import watched_layers
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.spikes import Gate
 from widthwise.training.step import WHOLE_UPDATES, StepOutcome, optimizer_step
+
+
+def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:
+    """A model compiled and divided as a recipe says, whose weights are still to be set. Called by all processes.
+
+    The order matters: a compiled layer is divided as one, and nothing has memory before it is divided. Raises UserError
+    where a process has no room for its part.
+    """
+    model = blueprint(config)
+    model.recompute = RECOMPUTE[train.activation_checkpointing]
+    if train.compile:
+        torch.compiler.reset()  # what was compiled for a smaller model counts towards the limit of graphs
+        compile_layers(model)
+    processes.divide(model)
+    allocate(model, processes.device, processes.n_shards)
+    return model
+
+
+@dataclass(frozen=True)
+class EntryRates:
+    """Gives the new and the old entries of a model rates of their own, whatever its optimizer is.
+
+    The update of AdamW and of Muon is the rate times what follows from gradients and moments, which know no rate, and
+    times the weight for decay. So a part of the update is exactly the update at that part of the rate, entry by entry,
+    and all of it and none of it are exact bit by bit. Moments of entries that stay still go on as if they moved. All
+    follows from the step, so that a run can be resumed anywhere; each process does it to the rows that it holds.
+    """
+
+    model: Decoder
+    pace: Pace
+    plan: GrowthPlan
+
+    @contextmanager
+    def applied(self, step: int) -> Iterator[None]:
+        """Whatever moves the weights in the block moves them by as much as their rates at this step say."""
+        new, old = self.pace.of_new(step), self.pace.of_old(step)
+        if new == old == 1.0:
+            yield
+            return
+        parameters = dict(self.model.named_parameters())
+        before = {name: held(each.detach()).clone() for name, each in parameters.items()}
+        yield
+        for name, each in parameters.items():
+            moved = held(each.detach())
+            share = torch.where(self._is_new[name], new, old).to(moved.dtype)
+            moved.copy_(torch.lerp(before[name], moved, share))
+
+    @cached_property
+    def _is_new(self) -> Mapping[str, Tensor]:
+        """bool, by parameter: the new ones among the entries that this process holds."""
+        new, parameters = self.plan.is_new(), dict(self.model.named_parameters())
+        return {name: new[name][held_rows(each)].to(held(each).device) for name, each in parameters.items()}
 
 
 class Learner:
@@ -54,6 +117,14 @@ class Learner:
             learner = Learner(recipe, phase, model, optimizer, self._processes)
         learner.objective.load_state(carried_state(self.objective.state(), self._config, self._config, growth.plan))
         return learner
+
+    def record(self, outcome: StepOutcome) -> dict[str, Any]:
+        """The entries of a training record on further heads, choices and the objective.
+
+        Called by all processes that share the model, between a step and the next.
+        """
+        choices = choice_record(self.model, outcome.choices)
+        return {**outcome.mtp_losses.record(), **choices, **self.objective.record()}
 
     def set_progress(self, step: int) -> None:
         """Tells the model how far training has come."""

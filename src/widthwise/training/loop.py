@@ -11,23 +11,19 @@ from widthwise.data.mixture import OpenedData
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.choice_metrics import choice_record, dead_scores
-from widthwise.training.freed_memory import keep_freed_memory
-from widthwise.training.journal import Journal
-from widthwise.training.keeping import KeepRules, prune
+from widthwise.training.checkpoint import Saver
+from widthwise.training.checkpoint_folder import KeepRules, prune
 from widthwise.training.learner import Learner
-from widthwise.training.metrics import PeakMemory, Stopwatch, speed_record
-from widthwise.training.norms import norms_record
+from widthwise.training.means import dead_scores
+from widthwise.training.metrics import PeakMemory, Stopwatch, keep_freed_memory, speed_record
 from widthwise.training.observer import Observer
-from widthwise.training.pending_steps import PendingSteps, ReadStep
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.samples import Sampler
-from widthwise.training.saving import Saver
-from widthwise.training.spikes import Diverged, check_step, checked_loss, skipped_record
-from widthwise.training.state import RunState
+from widthwise.training.spikes import Diverged, check_step, checked_loss
+from widthwise.training.state import Journal, RunState
+from widthwise.training.step import PendingSteps, ReadStep
 from widthwise.training.stopping import SignalWatch, stopped_by
 from widthwise.training.validation import Validation, validate
-from widthwise.training.validation_sets import ValidationSets
+from widthwise.training.validation_sets import Sampler, ValidationSets
 
 
 class TrainingLoop:
@@ -48,7 +44,7 @@ class TrainingLoop:
         self.learner = Learner.untrained(recipe, recipe.phases[0], processes)
         self.held_out = recipe.held_out(data, processes.world_size)
         self.sets = ValidationSets.opened_by_all(recipe.validation, self.held_out, self.learner.model, processes)
-        self.sampler = processes.alike(lambda: Sampler.asked(self.config.sample, self.held_out, self.learner.model))
+        self.sampler = processes.alike(self._sampler)
         self.loader = Loader(
             data.train,
             seq_len=recipe.seq_len,
@@ -65,6 +61,10 @@ class TrainingLoop:
         self._saver, self._saved_step = Saver(processes, self.config.checkpoint_in_background), 0
         self.journal = Journal(run, recipe, observer, processes, self.note)
         self._damaged: list[checkpoint_folder.Damage] = []
+
+    def _sampler(self) -> Sampler | None:
+        sample = self.config.sample
+        return None if sample is None else Sampler(sample, self.held_out, self.learner.model)
 
     def restore(self) -> None:
         """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""
@@ -186,10 +186,8 @@ class TrainingLoop:
     def _collect(self) -> None:
         """Waits for the device and takes over the losses of the steps since the last time."""
         for each in self._pending.read(self.state.step):
-            if each.outcome.norms is not None:
-                self.journal.write(each.step, "norms", **norms_record(each.outcome.norms))
-            if each.outcome.n_skipped:
-                self.journal.write(each.step, "skipped", **skipped_record(each.loss, each.grad_norm))
+            for event, values in each.records().items():
+                self.journal.write(each.step, event, **values)
             check_step(self.config, each.step, each.loss, each.grad_norm, each.outcome.n_skipped)
             if not each.outcome.n_skipped:
                 self.state.add_loss(each.loss)
@@ -201,8 +199,8 @@ class TrainingLoop:
         self.state.unlogged_losses.clear()
         learner, step_seconds, newest = self.learner, self._stopwatch.step_seconds(), self._newest
         assert newest is not None  # a step is collected before it is logged
-        choices = choice_record(learner.model, newest.outcome.choices)
-        for warning in dead_scores(choices):
+        record = learner.record(newest.outcome)
+        for warning in dead_scores(record):
             self.note(warning)
         self.journal.write(
             self.state.step,
@@ -218,9 +216,7 @@ class TrainingLoop:
                 self.recipe.tokens_per_step,
                 learner.flops_per_token,
             ),
-            **newest.outcome.mtp_losses.record(),
-            **choices,
-            **learner.objective.record(),
+            **record,
         )
 
     def _stop(self, spike: Diverged) -> NoReturn:

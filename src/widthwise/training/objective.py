@@ -16,7 +16,7 @@ from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig
-from widthwise.training.choice_metrics import ChoiceMeans
+from widthwise.training.means import ChoiceMeans
 
 
 class Objective:

@@ -1,7 +1,8 @@
-"""One optimizer step: gradients, clipping and update."""
+"""One optimizer step: gradients, clipping and update, and its outcome, which the device may still be computing."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +12,11 @@ from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import whole
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.training.choice_metrics import ChoiceMeans
-from widthwise.training.mtp_losses import MTPLosses
-from widthwise.training.norms import LayerWatch
+from widthwise.training.means import ChoiceMeans, MTPLosses
+from widthwise.training.norms import LayerWatch, norms_record
 from widthwise.training.objective import Objective
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.spikes import ALWAYS_OPEN, Gate
+from widthwise.training.spikes import ALWAYS_OPEN, Gate, skipped_record
 
 WHOLE_UPDATES = nullcontext()
 """Lets the optimizer move all entries as it would."""
@@ -99,3 +99,40 @@ def optimizer_step(
     norms = None if watch is None else watch.measured(processes)
     n_targets = batch[:, 1:].numel() * processes.world_size
     return StepOutcome(loss / n_targets, grad_norm, choices, mtp_losses, n_skipped, norms)
+
+
+class ReadStep(NamedTuple):
+    """A step whose loss and gradient norm have been read."""
+
+    step: int
+    outcome: StepOutcome
+    loss: float
+    grad_norm: float
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Event -> what is recorded of this step alone: norms that were asked for, and that it made no update."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.outcome.norms is not None:
+            found["norms"] = norms_record(self.outcome.norms)
+        if self.outcome.n_skipped:
+            found["skipped"] = skipped_record(self.loss, self.grad_norm)
+        return found
+
+
+class PendingSteps:
+    """Outcomes of steps that nobody has read yet, because reading waits for the device."""
+
+    def __init__(self) -> None:
+        self._outcomes: list[StepOutcome] = []
+
+    def add(self, outcome: StepOutcome) -> None:
+        self._outcomes.append(outcome)
+
+    def read(self, last_step: int) -> list[ReadStep]:
+        """Waits for the device, and returns all of them in order. last_step: the number of the newest."""
+        outcomes, self._outcomes = self._outcomes, []
+        if not outcomes:
+            return []
+        pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in outcomes]).tolist()
+        first = last_step - len(outcomes) + 1
+        return [ReadStep(first + i, outcome, *pair) for i, (outcome, pair) in enumerate(zip(outcomes, pairs))]

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from widthwise.analysis.dynamic_width.meter import WidthMeter
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.evaluation.local_tasks import TaskScores
 from widthwise.kernels.precision import autocast
 from widthwise.model.choices import Choices
 from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.shards import reshard
-from widthwise.training.choice_metrics import ChoiceMeans
+from widthwise.training.means import ChoiceMeans
 from widthwise.training.processes import ALONE, Processes
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from widthwise.analysis.dynamic_width.groups import class_means, frequency_deciles
-from widthwise.data.held_out import HeldOut
+from widthwise.data.loader import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions

@@ -9,12 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.division import Apart, ByFraction, digest_of
-from widthwise.data.documents import Document, Scanner
-from widthwise.data.encode import encode
-from widthwise.data.names import NameWriter, names_path, read_names
-from widthwise.data.shards import TokenFile
-from widthwise.data.split_shards import SplitShards
+from widthwise.data.documents import Apart, ByFraction, Document, digest_of
+from widthwise.data.encode import SplitShards, encode
+from widthwise.data.shards import NameWriter, TokenFile, names_path, read_names
 from widthwise.data.tokenizer import ByteTokenizer
 
 DIVISION = ByFraction(0.4)
@@ -24,11 +21,10 @@ ALL = [Document(str(number), f"text {number} é" * (number % 7)) for number in r
 def write(folder: Path, batches: list[list[Document]], max_tokens: int | None = None, division=DIVISION) -> SplitShards:
     folder.mkdir()
     tokenizer = ByteTokenizer()
-    with SplitShards(folder, tokenizer, Scanner(), max_tokens) as shards:
+    with SplitShards(folder, tokenizer, max_tokens) as shards:
         for batch in batches:
             entries = [(document, division.entry(document)) for document in batch]
-            for encoded in encode(entries, tokenizer, tokenizer.save(folder), 1):
-                shards.add(encoded)
+            shards.fill(encode(entries, tokenizer, tokenizer.save(folder), 1))
     return shards
 
 
@@ -61,7 +57,7 @@ def test_each_document_is_in_its_split_with_its_bytes(tmp_path):
 def test_appended_shards_and_their_keys_are_what_writing_on_would_give(tmp_path):
     whole = write(tmp_path / "whole", [ALL])
     (tmp_path / "out").mkdir()
-    with SplitShards(tmp_path / "out", ByteTokenizer(), Scanner()) as shards:
+    with SplitShards(tmp_path / "out", ByteTokenizer()) as shards:
         for half in (ALL[:30], ALL[30:]):
             part = write(tmp_path / half[0].name, [half])
             keys = [DIVISION.entry(document).key for document in half]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from widthwise.data.proportions import MOST_OFF, divided
+from widthwise.data.mixture import MOST_OFF, divided
 
 few = settings(max_examples=50)
 weightings = st.lists(st.integers(1, 10**6), min_size=1, max_size=12).map(
