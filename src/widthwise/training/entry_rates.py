@@ -11,7 +11,7 @@ from torch import Tensor
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows
-from widthwise.recipe.pace import Pace
+from widthwise.recipe.growth_events import Pace
 
 
 @dataclass(frozen=True)

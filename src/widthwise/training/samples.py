@@ -13,7 +13,7 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, check_length, stream_tokens
 from widthwise.model.shards import reshard
-from widthwise.recipe.sample import SampleConfig
+from widthwise.recipe.train_section import SampleConfig
 
 
 class Sampler:

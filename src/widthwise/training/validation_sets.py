@@ -23,7 +23,7 @@ from widthwise.evaluation.scorer import Scorer
 from widthwise.model.compiling import uncompiled
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import reshard
-from widthwise.recipe.validation import ValidationConfig, ValidationTask, ValidationText
+from widthwise.recipe.train_section import ValidationConfig, ValidationTask, ValidationText
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.validation import Validation, validate
 
