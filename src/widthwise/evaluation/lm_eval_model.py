@@ -18,7 +18,8 @@ from widthwise.model.generate import SamplingConfig, stream_tokens
 
 BATCHES_AT_ONCE = 16
 """Batches between two moves of the progress bar."""
-ALIASES = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), "max_gen_toks")
+ALIASES = ("max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What other programs call max_gen_toks."""
 
 
 class GenerationOptions(Config):
@@ -122,7 +123,8 @@ class ScorerLM(TemplateLM):
         prompts = [self.tok_encode(request.args[0]) or [self.eot_token_id] for request in requests]
         groups: dict[GenerationOptions, list[int]] = {}
         for index, arguments in enumerate(cast(tuple[Any, ...], request.args) for request in requests):
-            groups.setdefault(_options(arguments[1]), []).append(index)
+            given = {"max_gen_toks" if key in ALIASES else key: value for key, value in arguments[1].items()}
+            groups.setdefault(parse(GenerationOptions, given, "generation_kwargs"), []).append(index)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
             for options, members in groups.items():
                 for part in _parts([len(prompts[index]) for index in members], self.batch_size):
@@ -202,11 +204,6 @@ def _before(stops: Sequence[str], text: str) -> str:
     for stop in stops:
         text = text.partition(stop)[0]
     return text
-
-
-def _options(given: dict[str, Any]) -> GenerationOptions:
-    options = {"max_gen_toks" if key in ALIASES else key: value for key, value in given.items()}
-    return parse(GenerationOptions, options, "generation_kwargs")
 
 
 def _parts(lengths: Sequence[int], n: int) -> Iterator[list[int]]:

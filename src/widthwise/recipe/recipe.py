@@ -224,19 +224,26 @@ def saved_recipe(run: RunDir) -> Recipe:
     return parse(Recipe, parse_yaml(run.config_yaml(), where), where)
 
 
-ELSEWHERE = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
-"""Keys of a train section that other programs have."""
+ELSEWHERE = {
+    "tensor_parallel": "it sends the stream twice a layer, however narrow the layer is",
+    "pipeline_parallel": "it would send the widest stream and lose the auxiliary losses",
+    "context_parallel": "attention is computed over whole sequences; a smaller micro_batch_size saves activations",
+    "expert_parallel": "the experts of a layer are one tensor",
+}
+"""Keys of a train section that other programs have, and why there are none here."""
 
 
 def refusal(asked: Mapping[str, Any], model: Callable[[], ModelConfig]) -> str | None:
     """Why a recipe cannot have what it asks for under keys of ELSEWHERE, if it asks for any; 1 asks for nothing."""
     for key, n in asked.items():
         if n not in (None, 1):
-            return f"train.{key}: got {n}; is not available: {_REASONS[key](n, model)}; use train.shards"
+            reason = _undivided(n, model) if key == "tensor_parallel" else None
+            return f"train.{key}: got {n}; is not available: {reason or ELSEWHERE[key]}; use train.shards"
     return None
 
 
-def _tensor(n: Any, model: Callable[[], ModelConfig]) -> str:
+def _undivided(n: Any, model: Callable[[], ModelConfig]) -> str | None:
+    """The first size of a layer that n processes cannot share, in words; None where they could."""
     if not isinstance(n, int) or n < 1:
         return "it divides every matrix of a layer"
     for number, layer in enumerate(model().layers, start=1):
@@ -245,14 +252,4 @@ def _tensor(n: Any, model: Callable[[], ModelConfig]) -> str:
         for axis in layer.ffn.hidden_axes:
             if getattr(layer.ffn, axis) % n:
                 return f"layer {number} has ffn.{axis} = {getattr(layer.ffn, axis)}, which {n} does not divide"
-    return "it sends the stream twice a layer, however narrow the layer is"
-
-
-_REASONS: dict[str, Callable[[Any, Callable[[], ModelConfig]], str]] = {
-    "tensor_parallel": _tensor,
-    "pipeline_parallel": lambda n, model: "it would send the widest stream and lose the auxiliary losses",
-    "context_parallel": lambda n, model: (
-        "attention is computed over whole sequences; a smaller micro_batch_size saves activations"
-    ),
-    "expert_parallel": lambda n, model: "the experts of a layer are one tensor",
-}
+    return None

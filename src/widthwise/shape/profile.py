@@ -68,7 +68,7 @@ def shares(points: Sequence[float], n_layers: int, is_framed: bool) -> np.ndarra
     n_between = n_layers - 2 if is_framed else n_layers
     if n_between < 1:
         raise ValueError(f"n_layers: {n_layers} is too few for a profile with framed: true")
-    sizes = np.interp(np.linspace(0, 1, n_between), np.linspace(0, 1, len(points)), points)
+    sizes = along(points, n_between)
     sizes = sizes / sizes.mean()
     return np.concatenate([[1.0], sizes, [1.0]]) if is_framed else sizes
 

@@ -103,25 +103,13 @@ class Schedule:
             )
 
 
-def _inside(n_layers: int) -> range:
-    return range(2, n_layers)
-
-
-def _first(n_layers: int) -> range:
-    return range(1, min(2, n_layers))
-
-
-def _last(n_layers: int) -> range:
-    return range(max(2, n_layers), n_layers + 1)
-
-
 SCHEDULES: dict[str, Schedule] = {
     schedule.kind: schedule
     for schedule in (
-        Schedule("x", (0.0, 1.0), _inside, "bottleneck_width", "bottleneck_layer"),
-        Schedule("diamond", (1.0, np.inf), _inside, "peak_width", "peak_layer"),
-        Schedule("growing", (0.0, 1.0), _first, "narrow_width"),
-        Schedule("narrowing", (0.0, 1.0), _last, "narrow_width"),
+        Schedule("x", (0.0, 1.0), lambda n: range(2, n), "bottleneck_width", "bottleneck_layer"),
+        Schedule("diamond", (1.0, np.inf), lambda n: range(2, n), "peak_width", "peak_layer"),
+        Schedule("growing", (0.0, 1.0), lambda n: range(1, min(2, n)), "narrow_width"),
+        Schedule("narrowing", (0.0, 1.0), lambda n: range(max(2, n), n + 1), "narrow_width"),
     )
 }
 """Every kind of shape that has to be solved for."""
