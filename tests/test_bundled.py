@@ -6,7 +6,7 @@ import pytest
 
 from widthwise.bundled import recipe_name, recipe_path, recipes_folder
 from widthwise.config_io import UserError
-from widthwise.recipe.starting import copy_recipes
+from widthwise.recipe.design import copy_recipes
 from widthwise.yaml_io import read_recipe
 
 ROOT = Path(__file__).parents[1]

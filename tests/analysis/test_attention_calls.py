@@ -8,8 +8,8 @@ from thinned import in_turn
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from widthwise.analysis import attention_calls
-from widthwise.analysis.attention_calls import AttentionCalls
+from widthwise.analysis import subject
+from widthwise.analysis.subject import AttentionCalls
 from widthwise.kernels.attention_in_blocks import attention_in_blocks
 
 N_TEXTS, N_HEADS, N_TOKENS, HEAD_DIM = 2, 4, 7, 3
@@ -59,7 +59,7 @@ NUMBERS = torch.linspace(-2, 1, N_TOKENS * N_TOKENS, dtype=torch.float64).view(N
     ),
 )
 def test_weights_are_those_of_the_fused_function(monkeypatch, options, n_kv_heads, at_once):
-    monkeypatch.setattr(attention_calls, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(subject, "SCORES_AT_ONCE", at_once)
     found, expected = weights_of(n_kv_heads, **options)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 

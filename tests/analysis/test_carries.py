@@ -5,8 +5,16 @@ import pytest
 import torch
 from connected_models import connected_model, tokens
 
-from widthwise.analysis.carries import N_SPECTRA, gate_distance, sampled, spectra, window_share
-from widthwise.analysis.virtual_width import VirtualWidthMeter, hyper_connections, watched_sites
+from widthwise.analysis.virtual_width import (
+    N_SPECTRA,
+    VirtualWidthMeter,
+    gate_distance,
+    hyper_connections,
+    sampled,
+    spectra,
+    watched_sites,
+    window_share,
+)
 
 
 def summary(model, ids):

@@ -18,7 +18,7 @@ from profiled_models import (
 )
 from torch import Tensor
 
-from widthwise.analysis import activations, attention_calls, decoder_subject, logit_lens, matrix_entropy
+from widthwise.analysis import decoder_subject, meters, subject
 from widthwise.analysis.decoder_subject import DecoderSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import UserError
@@ -51,10 +51,10 @@ def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (activations, matrix_entropy, decoder_subject):
+    for module in (meters, decoder_subject):
         monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(logit_lens, "TOKENS_AT_ONCE", 5)
-    monkeypatch.setattr(attention_calls, "SCORES_AT_ONCE", 120)
+    monkeypatch.setattr(meters, "TOKENS_AT_ONCE", 5)
+    monkeypatch.setattr(subject, "SCORES_AT_ONCE", 120)
 
 
 @pytest.mark.usefixtures("float64", "_small_pieces")

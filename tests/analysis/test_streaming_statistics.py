@@ -5,11 +5,8 @@ import pytest
 import torch
 from profiled_models import spectrum, unit_statistics
 
-from widthwise.analysis.activations import ActivationMeter
-from widthwise.analysis.dynamic_width.groups import class_means, frequency_deciles, token_class
-from widthwise.analysis.logit_lens import LogitLens
-from widthwise.analysis.matrix_entropy import MatrixEntropy, valley
-from widthwise.analysis.moments import Moments
+from widthwise.analysis.dynamic_width import class_means, frequency_deciles, token_class
+from widthwise.analysis.meters import ActivationMeter, LogitLens, MatrixEntropy, Moments, valley
 from widthwise.data.tokenizer import ByteTokenizer
 
 THRESHOLDS = (0.0, 0.1, 1.0)

@@ -10,8 +10,13 @@ from connected_models import Traffic, connected_model, tokens
 from thinned import in_turn
 from torch import Tensor
 
-from widthwise.analysis.depth_weights import DepthWeights, mean_distance
-from widthwise.analysis.virtual_width import VirtualWidthMeter, hyper_connections, watched_sites
+from widthwise.analysis.virtual_width import (
+    DepthWeights,
+    VirtualWidthMeter,
+    hyper_connections,
+    mean_distance,
+    watched_sites,
+)
 from widthwise.data.boundaries import Boundaries
 from widthwise.model.decoder import Decoder
 

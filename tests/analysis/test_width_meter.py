@@ -10,7 +10,7 @@ from thinned import in_turn
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.analysis.dynamic_width.meter import WidthMeter
+from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.config_io import parse, to_data
 from widthwise.kernels import bucketed_units
 from widthwise.model.compiling import compile_layers

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from widthwise.evaluation.means import text_means
+from widthwise.evaluation.estimate import text_means
 
 LOSSES = [2.9, 3.8, 3.3, 3.6]
 

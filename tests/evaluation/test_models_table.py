@@ -4,10 +4,9 @@ import pytest
 from scipy import stats
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.differences import all_differences, baselines_of
+from widthwise.evaluation.differences import all_differences, baselines_of, one_sided
 from widthwise.evaluation.estimate import SampleEstimate
 from widthwise.evaluation.models_table import models_table
-from widthwise.evaluation.pairing import one_sided
 
 RIGHT = {"uniform": "0001110001", "x": "1111110111", "moe": "0000000001"}
 NATS = {"uniform": [3.0, 2.0, 2.5, 4.0], "x": [2.5, 1.75, 2.5, 3.0], "moe": [3.5, 2.5, 3.5, 4.0]}

@@ -5,9 +5,9 @@ import torch
 from scored_models import tiny_model
 
 from widthwise.data.tokenizer import ByteTokenizer
-from widthwise.evaluation import until_stop
-from widthwise.evaluation.until_stop import continue_until
 from widthwise.model.generate import SamplingConfig, generate
+
+lm_eval_model = pytest.importorskip("widthwise.evaluation.lm_eval_model", reason="needs the extra [eval]")
 
 GREEDY = SamplingConfig(temperature=0)
 BYTES = ByteTokenizer()
@@ -16,7 +16,7 @@ N_NEW = 24
 
 
 def texts(stops: list[str], n_new: int = N_NEW, prompts: list[list[int]] = PROMPTS) -> list[str]:
-    return continue_until(tiny_model(), BYTES, prompts, stops, n_new, GREEDY)
+    return lm_eval_model.continue_until(tiny_model(), BYTES, prompts, stops, n_new, GREEDY)
 
 
 def test_a_text_ends_before_the_first_stop_and_others_go_on() -> None:
@@ -36,14 +36,14 @@ def test_the_batch_ends_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> 
     model, calls = tiny_model(), []
     hidden = model.hidden
     monkeypatch.setattr(model, "hidden", lambda *arguments: calls.append(1) or hidden(*arguments))
-    continue_until(model, BYTES, PROMPTS[:1], [BYTES.decode(pairs[first])], N_NEW, GREEDY)
+    lm_eval_model.continue_until(model, BYTES, PROMPTS[:1], [BYTES.decode(pairs[first])], N_NEW, GREEDY)
     assert len(calls) == pairs.index(pairs[first]) + 2
 
 
 def test_a_stop_of_several_bytes_a_letter_ends_a_text_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [torch.tensor([byte]) for byte in "a——b and more".encode()]
     following = iter(given)
-    monkeypatch.setattr(until_stop, "stream_tokens", lambda *arguments: following)
+    monkeypatch.setattr(lm_eval_model, "stream_tokens", lambda *arguments: following)
     assert texts(["——"], prompts=PROMPTS[:1]) == ["a"]
     assert len(list(following)) == len(given) - len("a——".encode())
 
@@ -54,5 +54,5 @@ def test_the_end_of_text_token_ends_a_text() -> None:
     class Ending(ByteTokenizer):
         eos_id = whole[6]
 
-    found = continue_until(tiny_model(), Ending(), PROMPTS[:1], ["no such text"], N_NEW, GREEDY)
+    found = lm_eval_model.continue_until(tiny_model(), Ending(), PROMPTS[:1], ["no such text"], N_NEW, GREEDY)
     assert found == [BYTES.decode(whole[: whole.index(whole[6])])]

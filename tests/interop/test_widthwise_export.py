@@ -29,7 +29,7 @@ from widthwise.config_io import UserError
 from widthwise.interop import widthwise_format
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.hf_import import import_hf
-from widthwise.interop.widthwise_code import model_code
+from widthwise.interop.widthwise_format import model_code
 from widthwise.interop.widthwise_model import modeling_widthwise
 from widthwise.interop.widthwise_model.configuration_widthwise import FEED_FORWARD_PLANS, WidthwiseConfig
 from widthwise.model.config import cost_summary

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from widthwise.config_io import parse, to_data
 from widthwise.interop.hf_export import Surroundings, export_hf
-from widthwise.interop.widthwise_code import AUTO_MAP, model_code
+from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate

@@ -10,7 +10,7 @@ from thinned import in_turn
 from tiny_runs import tiny_recipe
 from torch import Tensor
 
-from widthwise.analysis.dynamic_width.meter import WidthMeter
+from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.config_io import parse, to_data
 from widthwise.model.decoder import build as build_decoder
 from widthwise.model.dynamic_layers import dynamic_layers

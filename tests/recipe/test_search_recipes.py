@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError, parse
+from widthwise.recipe.design import search_recipe, write_search
 from widthwise.recipe.recipe import load_recipe
-from widthwise.recipe.search import search_recipe, write_search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.totals import Sizes, totals
 from widthwise.yaml_io import to_yaml

@@ -13,7 +13,7 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError, parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.lm_eval_model import ScorerLM
-from widthwise.interop.architectures import WIDTHWISE
+from widthwise.interop.hf_import import WIDTHWISE
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from widthwise.shape.solve import WidthCost
+from widthwise.shape.schedule import WidthCost
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data_files" / "variable_width_oracle.json").read_text())
 RHO = 512 / 1600  # expert width over layer width in the paper's mixture

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from widthwise.shape.nearest import NEIGHBOURS, closest_size, nearest_size
+from widthwise.shape.adjusting import NEIGHBOURS, closest_size, nearest_size
 
 
 @pytest.mark.parametrize("start", [1, 7, 41, 1000])

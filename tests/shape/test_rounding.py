@@ -11,8 +11,7 @@ from quadratic_cost import ORACLE, params_cost
 
 from widthwise.config_io import UserError
 from widthwise.shape.rounding import FAR, TOLERANCE, round_balanced, round_nearest, round_whole
-from widthwise.shape.schedule import SCHEDULES
-from widthwise.shape.solve import solve_widths
+from widthwise.shape.schedule import SCHEDULES, solve_widths
 
 
 def x_widths(cost, n_layers, turn_layer, ratio):

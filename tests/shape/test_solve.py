@@ -13,8 +13,7 @@ from thinned import in_turn
 
 from widthwise.config_io import UserError
 from widthwise.shape.rounding import round_nearest
-from widthwise.shape.schedule import SCHEDULES
-from widthwise.shape.solve import solve_widths
+from widthwise.shape.schedule import SCHEDULES, solve_widths
 
 
 def config_cost(config):

@@ -15,8 +15,7 @@ from widthwise.merging import merge
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.shape.rounding import round_nearest
-from widthwise.shape.schedule import SCHEDULES
-from widthwise.shape.solve import solve_widths
+from widthwise.shape.schedule import SCHEDULES, solve_widths
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 from widthwise.yaml_io import parse_yaml, read_recipe, to_yaml
 

@@ -12,8 +12,8 @@ from tiny_runs import outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
 from widthwise.model.decoder import build
+from widthwise.recipe.growth_events import Pace
 from widthwise.recipe.optimizers import set_lr
-from widthwise.recipe.pace import Pace
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import carry_out

@@ -9,7 +9,7 @@ from ranks import said_by_script
 from spikes_on_two import CASES, spoil, trained
 from tiny_runs import outcome, tiny_recipe, unfinished_copy, without_measurements
 
-from widthwise.recipe.spikes import SkipSpike
+from widthwise.recipe.train_section import SkipSpike
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train
 from widthwise.training.spikes import doubts_of_course

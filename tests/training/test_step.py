@@ -4,9 +4,8 @@ from thinned import in_turn
 from tiny_runs import step_config, tiny_recipe
 
 from widthwise.model.decoder import build
-from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.width_budget import PenaltyBudget
+from widthwise.recipe.width_training import NestedConfig, PenaltyBudget
 from widthwise.training.means import ChoiceMeans
 from widthwise.training.objective import Objective
 from widthwise.training.step import optimizer_step

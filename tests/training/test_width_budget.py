@@ -7,7 +7,7 @@ from widthwise.config_io import UserError, parse
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.recipe.width_budget import LagrangianBudget, PenaltyBudget
+from widthwise.recipe.width_training import LagrangianBudget, PenaltyBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training.objective import Objective, WidthBudget

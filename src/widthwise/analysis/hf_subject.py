@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from widthwise.analysis.attention_calls import AttentionCall
-from widthwise.analysis.subject import Subject, Watcher
-from widthwise.analysis.watching import watched_layers
+from widthwise.analysis.subject import AttentionCall, Subject, Watcher, watched_layers
 from widthwise.config_io import UserError
 
 

@@ -14,12 +14,8 @@ import pydantic
 import torch
 from torch import Tensor
 
-from widthwise.analysis.activations import ActivationMeter
-from widthwise.analysis.attention_calls import AttentionCall
-from widthwise.analysis.logit_lens import BlockExits, LogitLens
-from widthwise.analysis.matrix_entropy import MatrixEntropy, valley
-from widthwise.analysis.sinks import SinkMeter
-from widthwise.analysis.subject import Subject, Watcher
+from widthwise.analysis.meters import ActivationMeter, BlockExits, LogitLens, MatrixEntropy, SinkMeter, valley
+from widthwise.analysis.subject import AttentionCall, Subject, Watcher
 from widthwise.config_io import Config, UserError
 
 Threshold = Annotated[float, pydantic.Field(ge=0)]

@@ -1,10 +1,107 @@
-"""The view of a finished model that statistics work on, ours or another library's."""
+"""The view of a finished model that statistics work on, ours or another library's: what they are shown of one pass."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
-from widthwise.analysis.attention_calls import AttentionCall
+from widthwise.kernels.attention import visible
+from widthwise.kernels.dispatch import without_autocast
+
+SCORES_AT_ONCE = 1 << 23
+IN_BLOCKS = torch.ops.widthwise.attention.default
+"""The operator of `kernels.attention_in_blocks.forward`."""
+
+
+class AttentionCall(NamedTuple):
+    """What attention was asked for. Heads have positions, norms and padding behind them."""
+
+    queries: Tensor
+    """(B, n_heads, T, head_dim)"""
+    keys: Tensor
+    """(B, n_kv_heads, S, head_dim); query heads share them in groups of neighbours."""
+    mask: Tensor | None
+    """What broadcasts to (B, n_heads, T, S): bool, True where a query may look, or numbers to add to the scores."""
+    is_causal: bool
+    """Whether query i looks at keys up to i."""
+    scale: float
+
+    def first_key_weights(self) -> Tensor:
+        """(B, n_heads, T), how much each query attends to key 0; in fp32 or wider.
+
+        A few queries at a time, so that no more than SCORES_AT_ONCE scores, or those of one query of every head and
+        text, are held.
+        """
+        (n_texts, n_heads, n_queries, _), n_keys = self.queries.shape, self.keys.shape[2]
+        n_at_once = max(1, SCORES_AT_ONCE // (n_texts * n_heads * n_keys))
+        weights = []
+        with without_autocast(self.queries):
+            for start in range(0, n_queries, n_at_once):
+                scores = self._scores(start, min(start + n_at_once, n_queries))
+                weights.append((scores[..., 0] - scores.logsumexp(dim=-1)).exp())
+        return torch.cat(weights, dim=-1)
+
+    def _scores(self, start: int, stop: int) -> Tensor:
+        """(B, n_heads, stop - start, S), of the queries from `start` on; what a query may not see is -inf."""
+        wide = torch.promote_types(self.queries.dtype, torch.float32)
+        n_kv_heads, n_keys = self.keys.shape[1:3]
+        queries = self.queries[:, :, start:stop].to(wide).unflatten(1, (n_kv_heads, -1))
+        scores = self.scale * (queries.flatten(2, 3) @ self.keys.to(wide).mT)
+        scores = scores.unflatten(2, queries.shape[2:4]).flatten(1, 2)
+        if self.is_causal:
+            rows = torch.arange(start, stop, device=scores.device)[:, None]
+            scores = scores.masked_fill(torch.arange(n_keys, device=scores.device) > rows, -math.inf)
+        if self.mask is None:
+            return scores
+        mask = self.mask.expand(*self.mask.shape[:-2], self.queries.shape[2], n_keys)[..., start:stop, :]
+        return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+class AttentionCalls(TorchFunctionMode):
+    """While it is entered, shows every call: see(its number, from 0 on, the call). Compiled code is not seen into."""
+
+    def __init__(self, see: Callable[[int, AttentionCall], None]):
+        super().__init__()
+        self._see, self.n_calls = see, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention:
+            self._see(self.n_calls, _call_of(*args, **kwargs))
+            self.n_calls += 1
+        if func is IN_BLOCKS:
+            self._see(self.n_calls, _call_in_blocks(*args))
+            self.n_calls += 1
+        return func(*args, **kwargs)
+
+
+def _call_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> AttentionCall:
+    """The signature is that of scaled_dot_product_attention."""
+    return AttentionCall(query, key, attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _call_in_blocks(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None
+) -> AttentionCall:
+    """The signature is that of IN_BLOCKS."""
+    mask = visible(queries.shape[2], keys.shape[2], documents, queries.device)
+    return AttentionCall(queries, keys, mask, is_causal=False, scale=scale)
 
 
 class Watcher(ABC):
@@ -56,3 +153,27 @@ class Subject(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: (n, d_model) -> (n, vocab_size)."""
+
+
+@contextmanager
+def watched_layers(
+    layers: Sequence[nn.Module], watcher: Watcher, show: Callable[[int, Any], None]
+) -> Iterator[AttentionCalls]:
+    """In every pass of the layers, which run uncompiled meanwhile, calls show(depth, what goes into the first layer or
+    comes out of layer `depth`), and shows the watcher the attention. One pass: the layers' attention is counted on.
+
+    Where a layer returns a tuple, its first entry counts.
+    """
+
+    def enter(module: Any, args: Any, kwargs: Any) -> None:
+        show(0, args[0] if args else kwargs["hidden_states"])
+
+    def leave(depth: int, module: Any, args: Any, output: Any) -> None:
+        show(depth, output[0] if isinstance(output, tuple) else output)
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(layers[0].register_forward_pre_hook(enter, with_kwargs=True))
+        for depth, layer in enumerate(layers, start=1):
+            stack.enter_context(layer.register_forward_hook(partial(leave, depth)))
+        yield stack.enter_context(AttentionCalls(watcher.see_attention))

@@ -1,6 +1,7 @@
 """How a model with hyper-connections uses its stream: weights across depth, and what each site does to each slot."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -8,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widthwise.analysis.carries import gate_distance, sampled, spectra, window_share
-from widthwise.analysis.depth_weights import DepthWeights, mean_distance, reach
-from widthwise.analysis.moments import Moments
+from widthwise.analysis.meters import Moments
 from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.data.loader import HeldOut
 from widthwise.kernels.precision import autocast
@@ -25,7 +24,83 @@ from widthwise.model.residual.interface_module import Site
 SUBLAYERS = ("attention", "ffn")
 N_DECIMALS = 6
 SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
-"""What `carries.spectra` finds, by its names in the record."""
+"""What `spectra` finds, by its names in the record."""
+
+
+SITES_PER_LAYER = 2
+
+
+class DepthWeights:
+    """What the stream of each token holds of every source so far; goes along with the stream, site by site."""
+
+    def __init__(self, identity: Tensor):
+        """Before the first site: the embedding alone. identity: (n_slots, n_slots), in the type of coefficients."""
+        self._held = identity[None]
+        self._widths = [len(identity)]
+
+    def of_read(self, read: Tensor) -> list[Tensor]:
+        """read: (N, n_slots, n_read) -> for every source, the embedding first, W (N, n_read, blocks of the source)."""
+        return list((read.mT @ self._held).split(self._widths, dim=-1))
+
+    @property
+    def of_embedding(self) -> Tensor:
+        """(N or 1, n_slots, n_slots): the product of all carries so far, by which the first slots have become these."""
+        return self._held[..., : self._widths[0]]
+
+    def pass_site(self, deviation: Tensor, write: Tensor) -> None:
+        """deviation: (N, n_slots, n_slots), the carry minus the identity; write: (N, n_slots, n_write)."""
+        self._held = torch.cat((self._held + deviation.mT @ self._held, write), dim=-1)
+        self._widths.append(write.shape[-1])
+
+
+def reach(weights: Tensor) -> Tensor:
+    """(N, n_read, n_source) -> (N,): root mean square of the singular values, 1 for the plain residual."""
+    return torch.linalg.matrix_norm(weights) / math.sqrt(min(weights.shape[-2:]))
+
+
+def mean_distance(reaches: Sequence[float]) -> float | None:
+    """Layers between a site and what it reads, in the mean weighted by reach; None where it reads nothing.
+
+    reaches: of all sources of the site, the embedding first and the nearest last, half a layer away.
+    """
+    total = sum(reaches)
+    distances = ((len(reaches) - i) / SITES_PER_LAYER for i in range(len(reaches)))
+    return sum(weight * distance for weight, distance in zip(reaches, distances)) / total if total else None
+
+
+N_SPECTRA = 32
+"""Tokens of a window whose carries are decomposed, which takes n_slots^3 operations for each."""
+
+
+def sampled(matrices: Tensor) -> Tensor:
+    """(N, n, n), of all tokens -> at most N_SPECTRA of them, evenly spread, fp64 on the CPU."""
+    step = -(-len(matrices) // N_SPECTRA)
+    return matrices[::step].to("cpu", torch.float64)
+
+
+def spectra(carry: Tensor, product: Tensor) -> Tensor:
+    """(N, 4): spectral radius and norm of each token's carry (N, n, n), then those of its product (N, n, n)."""
+    columns = [
+        value
+        for matrices in (carry, product)
+        for value in (torch.linalg.eigvals(matrices).abs().amax(dim=-1), torch.linalg.matrix_norm(matrices, ord=2))
+    ]
+    return torch.stack(columns, dim=-1)
+
+
+def gate_distance(gates: Tensor) -> Tensor:
+    """gates: (N, n, k), carries and writes -> (N,): how far their sizes are from the nearer of 0 and 1, in the mean."""
+    sizes = gates.abs()
+    return torch.minimum(sizes, (sizes - 1).abs()).mean(dim=(-1, -2))
+
+
+def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
+    """The share of what a site reads that the last n_slots sources before it wrote; None where it reads nothing.
+
+    reaches: of all sources of the site, the embedding first.
+    """
+    total = sum(reaches)
+    return sum(reaches[-n_slots:]) / total if total else None
 
 
 class VirtualWidthMeter:

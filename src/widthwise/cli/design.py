@@ -30,7 +30,7 @@ def init(folder: Annotated[Path, typer.Argument(help="New folder for the recipes
 
     Example: `widthwise init && widthwise compare configs/quickstart.yaml`
     """
-    from widthwise.recipe.starting import copy_recipes
+    from widthwise.recipe.design import copy_recipes
 
     n_recipes = copy_recipes(folder)
     say(

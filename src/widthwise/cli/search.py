@@ -54,7 +54,7 @@ def search(
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
     from widthwise.experiments.compare import plan_of_search
-    from widthwise.recipe.search import search_recipe, write_search
+    from widthwise.recipe.design import search_recipe, write_search
 
     result = search_recipe(base, overrides or (), space)
     summary = result.summary(max(top, train or 0))

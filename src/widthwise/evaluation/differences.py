@@ -1,24 +1,29 @@
-"""What differs between two evaluations, as plain data."""
+"""Two models on the same texts and questions: what differs, block by block and item by item, as plain data."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.evaluation.estimate import SampleEstimate
-from widthwise.evaluation.pairing import (
-    average_difference,
-    flips,
-    mean_differences,
-    one_sided,
-    task_differences,
-    text_differences,
-)
+from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
 from widthwise.evaluation.paper_tasks import harness_answers, is_share
 
 MEAN_OVER_TEXTS = "mean over texts"
 """What differences of means are on."""
+
+
+LENGTHS = {
+    "nats_per_token": ("n_tokens", 1.0),
+    "bits_per_byte": ("n_bytes", 1 / math.log(2)),
+    "nats_per_character": ("n_characters", 1.0),
+}
+"""Differences of a text: what they are per, and in what."""
+
+
+Record = Mapping[str, Any]
 
 
 def baselines_of(runs: Sequence[str], asked: Mapping[str, str]) -> dict[str, str]:
@@ -116,3 +121,124 @@ def without_items(record: dict[str, Any]) -> dict[str, Any]:
         for part, items in (("texts", "blocks"), ("tasks", "items"))
     }
     return {**record, **totals, "lm_eval_items": {}}
+
+
+def text_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
+    """other - baseline, both records of `TextScores`; None where they are of different texts.
+
+    Per token only where both have the same tokens in every block.
+    """
+    if baseline["fingerprint"] != other["fingerprint"]:
+        return None
+    before, after = _blocks(baseline), _blocks(other)
+    nats = after["nats"] - before["nats"]
+    found = {
+        name: ratio(nats, before[length]).scaled(factor)
+        for name, (length, factor) in LENGTHS.items()
+        if np.array_equal(before[length], after[length])
+    }
+    if "nats_per_token" in found:
+        perplexities = [record["metrics"]["token_perplexity"]["value"] for record in (baseline, other)]
+        found["token_perplexity"] = _perplexity_difference(baseline, other, *perplexities)
+    return found
+
+
+def _blocks(record: Record) -> dict[str, np.ndarray]:
+    return {name: np.array(values) for name, values in record["blocks"].items()}
+
+
+def _perplexity_difference(
+    baseline: Record, other: Record, before: float | None, after: float | None
+) -> SampleEstimate:
+    """after - before, both perplexities of the same tokens, its error by the delta method; None beyond floats."""
+    if before is None or after is None:
+        return SampleEstimate(math.nan, math.nan)
+    one, two = _blocks(baseline), _blocks(other)
+    linear = ratio(after * two["nats"] - before * one["nats"], one["n_tokens"])
+    return SampleEstimate(after - before, linear.stderr, linear.df)
+
+
+def mean_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
+    """other - baseline of the means over texts of two evaluations; None where one has none, or of other texts.
+
+    A mean is left out where a text has no difference of that kind, as per token with another tokenizer.
+    """
+    means = baseline["text_means"], other["text_means"]
+    if None in means or baseline["texts"].keys() != other["texts"].keys():
+        return None
+    texts = [(text, other["texts"][name]) for name, text in baseline["texts"].items()]
+    differences = [text_differences(*pair) for pair in texts]
+    found = {}
+    for metric in ("nats_per_token", "token_perplexity", "bits_per_byte"):
+        estimates = [each[metric] for each in differences if each is not None and metric in each]
+        if len(estimates) == len(texts):
+            found[f"mean_{metric}"] = mean_of(estimates)
+    if "mean_nats_per_token" in found:
+        ends = [each["metrics"]["exp_mean_nats_per_token"]["value"] for each in means]
+        linear = mean_of([_perplexity_difference(*pair, *ends) for pair in texts])
+        value = math.nan if None in ends else ends[1] - ends[0]
+        found["exp_mean_nats_per_token"] = SampleEstimate(value, linear.stderr, linear.df)
+    return found or None
+
+
+def task_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
+    """other - baseline, both with the `items` and `fingerprint` of `TaskScores`; None where they are of different
+    questions."""
+    if baseline["fingerprint"] != other["fingerprint"]:
+        return None
+    return {name: mean(np.array(values) - np.array(baseline["items"][name])) for name, values in other["items"].items()}
+
+
+def flips(baseline: Record, other: Record, metric: str) -> dict[str, Any] | None:
+    """The items that one model of two has right and the other wrong, both records of the same questions.
+
+    `gained`: numbers, from 1, of the items that only the other has right; `lost`: of those that only the baseline has.
+    `p_value`: two-sided, of McNemar's exact test that both are equally frequent (1947, Psychometrika 12). None for a
+    metric that is not right or wrong.
+    """
+    before, after = (np.array(record["items"][metric]) for record in (baseline, other))
+    if not np.isin(np.concatenate([before, after]), (0, 1)).all():
+        return None
+    gained, lost = ((np.flatnonzero(change) + 1).tolist() for change in (after > before, after < before))
+    n, more = len(gained) + len(lost), max(len(gained), len(lost))
+    return {"gained": gained, "lost": lost, "p_value": min(1.0, 2 * _at_least(more, n))}
+
+
+def _at_least(k: int, n: int) -> float:
+    """How probable k or more heads of n fair coins are."""
+    return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
+
+
+def one_sided(
+    difference: SampleEstimate, flipped: Mapping[str, Any] | None, higher_is_better: bool
+) -> tuple[float, float]:
+    """p that the other is no better than the baseline, and p that it is no worse; NaN where nothing can be said.
+
+    By McNemar's exact test where items are right or wrong (flipped: of `flips`), otherwise by Student's t of the paired
+    difference.
+    """
+    if flipped is not None:
+        gained, lost = (len(flipped[key]) for key in ("gained", "lost"))
+        above, below = (_at_least(k, gained + lost) for k in (gained, lost))
+    else:
+        above, below = difference.p_above(), difference.scaled(-1).p_above()
+    return (above, below) if higher_is_better else (below, above)
+
+
+def average_difference(baseline: Record, other: Record, paired: Mapping[tuple[str, str], SampleEstimate]) -> \
+        SampleEstimate | None:  # fmt: skip
+    """other - baseline of the averages of a suite; None where one has none, or they are over other tasks.
+
+    baseline, other: tables of `suite_table`; paired: the difference of each task and metric. Without one of those it
+    has no standard error.
+    """
+    averages = baseline["average"], other["average"]
+    if None in averages or averages[0]["tasks"] != averages[1]["tasks"]:
+        return None
+    rows = [row for row in other["rows"] if row["name"] in averages[0]["tasks"]]
+    estimates = [paired.get((row["answers"], row["metric"])) for row in rows]
+    value = averages[1]["value"] - averages[0]["value"]
+    if None in estimates:
+        return SampleEstimate(value, math.nan)
+    found = mean_of([each for each in estimates if each is not None])
+    return SampleEstimate(value, found.stderr, found.df)

@@ -1,8 +1,8 @@
-"""A mean, a ratio or a perplexity estimated from a sample, with its standard error."""
+"""A mean, a ratio or a perplexity estimated from a sample, with its standard error; and means over several texts."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,3 +112,21 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
     residuals = numerators - value * denominators
     scale = math.sqrt(n / (n - 1)) if n >= FEWEST_BLOCKS else math.nan
     return SampleEstimate(float(value), float(scale * math.sqrt(np.square(residuals).sum()) / total), n - 1)
+
+
+def text_means(texts: Mapping[str, Metrics]) -> dict[str, Any] | None:
+    """Return the `metrics` of the mean over texts as plain data; None for fewer than two texts."""
+    if len(texts) < 2:
+        return None
+
+    def over_texts(metric: str) -> SampleEstimate:
+        return mean_of([SampleEstimate.of_record(metrics[metric]) for metrics in texts.values()])
+
+    loss = over_texts("nats_per_token")
+    metrics = {
+        "mean_nats_per_token": loss,
+        "exp_mean_nats_per_token": loss.exponential(),
+        "mean_token_perplexity": over_texts("token_perplexity"),
+        "mean_bits_per_byte": over_texts("bits_per_byte"),
+    }
+    return {"metrics": {name: estimate.record() for name, estimate in metrics.items()}}

@@ -10,14 +10,16 @@ from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
 from widthwise.config_io import Config, UserError, parse
+from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.scorer import Scorer
-from widthwise.evaluation.until_stop import continue_until
 from widthwise.model.decoder import Decoder
-from widthwise.model.generate import SamplingConfig
+from widthwise.model.eval_mode import evaluating
+from widthwise.model.generate import SamplingConfig, stream_tokens
 
 BATCHES_AT_ONCE = 16
 """Batches between two moves of the progress bar."""
-ALIASES = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), "max_gen_toks")
+ALIASES = ("max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What other programs call max_gen_toks."""
 
 
 class GenerationOptions(Config):
@@ -121,7 +123,8 @@ class ScorerLM(TemplateLM):
         prompts = [self.tok_encode(request.args[0]) or [self.eot_token_id] for request in requests]
         groups: dict[GenerationOptions, list[int]] = {}
         for index, arguments in enumerate(cast(tuple[Any, ...], request.args) for request in requests):
-            groups.setdefault(_options(arguments[1]), []).append(index)
+            given = {"max_gen_toks" if key in ALIASES else key: value for key, value in arguments[1].items()}
+            groups.setdefault(parse(GenerationOptions, given, "generation_kwargs"), []).append(index)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
             for options, members in groups.items():
                 for part in _parts([len(prompts[index]) for index in members], self.batch_size):
@@ -161,9 +164,46 @@ class ScorerLM(TemplateLM):
         )
 
 
-def _options(given: dict[str, Any]) -> GenerationOptions:
-    options = {"max_gen_toks" if key in ALIASES else key: value for key, value in given.items()}
-    return parse(GenerationOptions, options, "generation_kwargs")
+def continue_until(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    stops: Sequence[str],
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    seed: int = 0,
+    autocast_dtype: torch.dtype | None = None,
+) -> list[str]:
+    """What follows each prompt (token ids), up to the first stop, the end-of-text token or max_new_tokens.
+
+    One batch; it goes on until all texts have ended. For autocast_dtype see `Scorer`, for what is raised
+    `stream_tokens`.
+    """
+    stops = [stop for stop in stops if stop]
+    # A new stop ends in the newest token, and every token stands for a byte at least.
+    n_tail = max((len(stop.encode()) for stop in stops), default=0)
+    found: list[list[int]] = [[] for _ in prompts]
+    has_ended = [False] * len(prompts)
+    with (
+        evaluating(model) as device,
+        torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
+    ):
+        for following in stream_tokens(model, prompts, max_new_tokens, sampling, seed):
+            for row, token in enumerate(following.tolist()):
+                has_ended[row] = has_ended[row] or token == tokenizer.eos_id
+                if not has_ended[row]:
+                    found[row].append(token)
+                    tail = tokenizer.decode(found[row][-n_tail:]) if stops else ""
+                    has_ended[row] = any(stop in tail for stop in stops)
+            if all(has_ended):
+                break
+    return [_before(stops, tokenizer.decode(tokens)) for tokens in found]
+
+
+def _before(stops: Sequence[str], text: str) -> str:
+    for stop in stops:
+        text = text.partition(stop)[0]
+    return text
 
 
 def _parts(lengths: Sequence[int], n: int) -> Iterator[list[int]]:

@@ -1,8 +1,8 @@
 """A table with a row for each model and a column for each task: the form of Table 3 of arXiv:2606.18246.
 
 The paper marks an accuracy that is higher at p < 0.05 in a one-sided test, which it does not describe. Here the test is
-of pairs: both models have answered the same questions (`pairing.one_sided`). It is of the loss where a perplexity is
-shown, which is its exponential.
+of pairs: both models have answered the same questions (`one_sided`). It is of the loss where a perplexity is shown,
+which is its exponential.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,6 +10,7 @@ import numpy as np
 from widthwise.config_io import UserError
 from widthwise.experiments.equal_loss import LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
+from widthwise.recipe.inspection import ratios
 from widthwise.records.comparison import Validated, Variant
 from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
@@ -18,7 +19,6 @@ from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import VALIDATION_KEY, recorded_identity
 from widthwise.runs.environment import is_shared
-from widthwise.shape.breakdown import ratios
 
 ARRIVAL_SECONDS = 60.0
 """How long a result written by another machine may take to appear on a network file system."""

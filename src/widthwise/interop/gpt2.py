@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from widthwise.config_io import UserError
-from widthwise.interop.architecture import Architecture, HFTensor
-from widthwise.interop.fields import Fields
+from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig

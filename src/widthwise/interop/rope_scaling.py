@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 
 from widthwise.config_io import Config, parse
-from widthwise.interop.fields import Fields
+from widthwise.interop.architecture import Fields
 from widthwise.model.rope import Rope, agree, base_of
 
 

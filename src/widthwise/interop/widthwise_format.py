@@ -1,15 +1,16 @@
 """Our own `model_type`, for what no other format says: sizes of all layers, and what each layer has otherwise.
 
-`widthwise_model` is what transformers runs. This file says what config.json and the tensors call things.
+`widthwise_model` is what transformers runs. This file says what config.json and the tensors call things, and which code
+a folder takes along, so that transformers runs its model where this package is not installed.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import Any
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.interop.architecture import Architecture, HFTensor
-from widthwise.interop.fields import Fields
+from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.model.axes import Vector
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
@@ -183,3 +184,20 @@ def _usual(values: list[Any]) -> Any:
 def _tensor_name(name: str) -> str:
     parts = [renamed for part in name.split(".") if (renamed := NAMES.get(part, part)) is not None]
     return ".".join(parts if parts[0] in ("lm_head", "mtp") else ("model", *parts))
+
+
+FILES = ("configuration_widthwise.py", "modeling_widthwise.py")
+AUTO_MAP = {
+    "auto_map": {
+        "AutoConfig": "configuration_widthwise.WidthwiseConfig",
+        "AutoModel": "modeling_widthwise.WidthwiseModel",
+        "AutoModelForCausalLM": "modeling_widthwise.WidthwiseForCausalLM",
+    }
+}
+"""What config.json says about them."""
+
+
+def model_code() -> dict[str, str]:
+    """Name -> content: the very files that the package itself uses."""
+    folder = files("widthwise.interop.widthwise_model")
+    return {name: (folder / name).read_text("utf-8") for name in FILES}

@@ -15,15 +15,12 @@ from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import chooses_width
 from widthwise.recipe.flop_budget import with_steps_solved
-from widthwise.recipe.growth_events import GrowthEvent, Phase, grown_phases
-from widthwise.recipe.model_section import ModelSection
+from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, factor_of_all, grown_phases
 from widthwise.recipe.optimizer import MuonConfig, Optimizer
-from widthwise.recipe.pace import Rewarmup, factor_of_all
-from widthwise.recipe.parallel import ELSEWHERE, refusal
 from widthwise.recipe.schedule import Schedule
-from widthwise.recipe.train_section import TrainConfig
-from widthwise.recipe.validation import ValidationConfig
+from widthwise.recipe.train_section import TrainConfig, ValidationConfig
 from widthwise.run_dir import RunDir
+from widthwise.shape.template import ModelSection
 from widthwise.sizes import NTokens
 from widthwise.yaml_io import parse_yaml, read_recipe
 
@@ -225,3 +222,34 @@ def saved_recipe(run: RunDir) -> Recipe:
     """The resolved recipe of a run directory. Raises UserError where it is none."""
     where = f"{run.path}/config.yaml"
     return parse(Recipe, parse_yaml(run.config_yaml(), where), where)
+
+
+ELSEWHERE = {
+    "tensor_parallel": "it sends the stream twice a layer, however narrow the layer is",
+    "pipeline_parallel": "it would send the widest stream and lose the auxiliary losses",
+    "context_parallel": "attention is computed over whole sequences; a smaller micro_batch_size saves activations",
+    "expert_parallel": "the experts of a layer are one tensor",
+}
+"""Keys of a train section that other programs have, and why there are none here."""
+
+
+def refusal(asked: Mapping[str, Any], model: Callable[[], ModelConfig]) -> str | None:
+    """Why a recipe cannot have what it asks for under keys of ELSEWHERE, if it asks for any; 1 asks for nothing."""
+    for key, n in asked.items():
+        if n not in (None, 1):
+            reason = _undivided(n, model) if key == "tensor_parallel" else None
+            return f"train.{key}: got {n}; is not available: {reason or ELSEWHERE[key]}; use train.shards"
+    return None
+
+
+def _undivided(n: Any, model: Callable[[], ModelConfig]) -> str | None:
+    """The first size of a layer that n processes cannot share, in words; None where they could."""
+    if not isinstance(n, int) or n < 1:
+        return "it divides every matrix of a layer"
+    for number, layer in enumerate(model().layers, start=1):
+        if layer.attention.n_kv_heads % n:
+            return f"layer {number} has {layer.attention.n_kv_heads} key-value heads, which {n} does not divide"
+        for axis in layer.ffn.hidden_axes:
+            if getattr(layer.ffn, axis) % n:
+                return f"layer {number} has ffn.{axis} = {getattr(layer.ffn, axis)}, which {n} does not divide"
+    return None

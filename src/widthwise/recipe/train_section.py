@@ -1,6 +1,10 @@
-"""The `train:` section of a recipe: how long, how much at a time, and what to keep."""
+"""The `train:` and `validation:` sections of a recipe: how long, how much at a time, what to keep and to look at."""
 
-from typing import Annotated, Literal
+import math
+import statistics
+from abc import ABC
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
@@ -9,11 +13,84 @@ from widthwise.computing import ActivationCheckpointing, Precision
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.flop_budget import Steps
-from widthwise.recipe.nested import NestedConfig
-from widthwise.recipe.sample import SampleConfig
-from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
-from widthwise.recipe.width_budget import WidthBudgetConfig
-from widthwise.sizes import Count
+from widthwise.recipe.width_training import NestedConfig, WidthBudgetConfig
+from widthwise.sizes import Count, VocabSize
+
+
+class _SpikePolicy(Config, ABC):
+    """Lets every step make its update, and a run that has diverged stop."""
+
+    looks_at_steps: ClassVar[bool] = False
+    """Whether `admits` is asked before each update, for which the step waits for the device."""
+
+    @property
+    def n_norms(self) -> int:
+        """How many gradient norms `admits` looks back on."""
+        return 0
+
+    def admits(self, grad_norm: float, earlier: Sequence[float]) -> bool:
+        """Whether a step makes its update. earlier: norms of the last steps that made theirs, at most `n_norms`."""
+        return True
+
+    def endures(self, n_skipped: int) -> bool:
+        """Whether a run goes on after so many steps in a row without an update."""
+        return True
+
+
+class StopAtSpike(_SpikePolicy):
+    """A run that has diverged stops; its last good checkpoint remains. Costs nothing."""
+
+    kind: Literal["stop"] = "stop"
+
+
+class SkipSpike(_SpikePolicy):
+    """A step whose gradient is not finite or far above the usual makes no update; its batch is passed over.
+
+    Weights, optimizer state and width prices stay as they were; the learning rate goes on. Costs one wait for the
+    device in each step, which otherwise runs ahead of it, and among several processes one message.
+    """
+
+    looks_at_steps: ClassVar[bool] = True
+    kind: Literal["skip"] = "skip"
+    factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
+    """How many times the median norm of the last `window_steps` updates a gradient norm may be."""
+    window_steps: Annotated[int, Field(gt=0, le=100_000)] = 100
+    """Before there were so many updates, only norms that are not finite count; a model that has grown starts anew."""
+    max_skipped: pydantic.PositiveInt = 5
+    """Most steps in a row without an update; with one more the run stops."""
+
+    @property
+    def n_norms(self) -> int:
+        return self.window_steps
+
+    def admits(self, grad_norm: float, earlier: Sequence[float]) -> bool:
+        if not math.isfinite(grad_norm):
+            return not earlier  # a first step that is not finite says that something else is wrong
+        return len(earlier) < self.window_steps or grad_norm <= self.factor * statistics.median(earlier)
+
+    def endures(self, n_skipped: int) -> bool:
+        return n_skipped <= self.max_skipped
+
+
+SpikePolicy = Annotated[StopAtSpike | SkipSpike, Field(discriminator="kind")]
+
+
+class SampleConfig(Config):
+    """What the model continues, and how its tokens are drawn: in the same way every time."""
+
+    prompts: tuple[str, ...] = pydantic.Field(default=("",), min_length=1)
+    """Texts to continue; an empty one begins a document."""
+    n_tokens: Count = 64
+    """Tokens of each continuation, which ends earlier where the model ends the document."""
+    temperature: pydantic.NonNegativeFloat = 0.8
+    """0 takes the most probable token."""
+    top_k: VocabSize | None = None
+    """Draw from the k most probable tokens only."""
+    top_p: float = pydantic.Field(default=1.0, gt=0, le=1)
+    """Draw from the fewest tokens whose probabilities reach this sum."""
+    seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
+    """Seed of the draws, the same at every validation."""
+
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -147,3 +224,35 @@ class TrainConfig(Config):
     def n_passes(self) -> int:
         """Forward and backward passes over the batch in an optimizer step."""
         return 1 if self.nested is None else self.nested.n_passes
+
+
+Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class ValidationText(Config):
+    """A text, read in windows of the recipe's seq_len as the held-out text is, with the same tokenizer."""
+
+    source: str
+    """A prepared folder, of which the held-out part is read, or whatever `widthwise data prepare` takes."""
+    field: str = "text"
+    """Key of the text in JSONL, or column in Parquet."""
+    max_tokens: pydantic.PositiveInt | None = None
+    """Tokens that are predicted, from the front; all where not given."""
+
+
+class ValidationTask(Config):
+    """Questions with known answers; see `evaluation.local_tasks`."""
+
+    file: str
+    """A JSONL file."""
+    delimiter: str = " "
+    """What stands between question and answer."""
+    limit: Count | None = None
+    """Questions that are asked, from the front; all where not given."""
+
+
+class ValidationConfig(Config):
+    """Texts and tasks by name. Every validation of a run reads all texts and asks all questions."""
+
+    texts: dict[Name, ValidationText] = pydantic.Field(default_factory=dict)
+    tasks: dict[Name, ValidationTask] = pydantic.Field(default_factory=dict)

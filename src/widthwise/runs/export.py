@@ -11,7 +11,7 @@ from widthwise.growth.bake import bake_plan
 from widthwise.growth.pad import pad_heads_plan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, token_named
-from widthwise.interop.widthwise_code import AUTO_MAP, model_code
+from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.model.config import cost_summary
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import saved_recipe

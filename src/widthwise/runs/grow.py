@@ -18,7 +18,7 @@ from widthwise.growth.resized import SAME_SIZES, resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.flop_budget import FlopBudget
-from widthwise.recipe.pace import Pace, Rewarmup, usual_rewarmup
+from widthwise.recipe.growth_events import Pace, Rewarmup, usual_rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending, recipe_with
 from widthwise.runs.trained import Source

@@ -21,9 +21,8 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.hf_model import HFModel
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import read_json_mapping, read_text
-from widthwise.interop.architectures import WIDTHWISE
-from widthwise.interop.fields import Fields
-from widthwise.interop.hf_import import CONFIG, TOKENIZER, import_hf, token_named
+from widthwise.interop.architecture import Fields
+from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf, token_named
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir

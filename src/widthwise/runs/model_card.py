@@ -16,10 +16,10 @@ from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+from widthwise.recipe.inspection import layer_rows
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, recorded_identity
-from widthwise.shape.breakdown import layer_rows
 
 LONGEST_BAR = 48
 """Letters that stand for the width of the stream."""

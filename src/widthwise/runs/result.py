@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from widthwise.analysis.dynamic_width.relations import analyse_widths
+from widthwise.analysis.dynamic_width import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width, has_virtual_width
 from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import MixedData, OpenedData

@@ -96,7 +96,7 @@ def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: No
 
 def spent_by(run: RunDir, recipe: Recipe, step: int) -> Spent:
     """What a run and the one that it comes from had cost by a step."""
-    return inherited(record for record in run.metrics() if record["step"] <= step).until(recipe, step)
+    return inherited(run.metrics()).until(recipe, step)
 
 
 def tokenizer_of(run: RunDir) -> Tokenizer:

@@ -13,11 +13,17 @@ from widthwise.config_io import Config, UserError
 from widthwise.model.adjustable import Adjustable
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.interface import FFNTemplate
-from widthwise.shape.curve import along, with_attention_widths, with_blocks, with_hidden_ratios
-from widthwise.shape.profile import shares, with_heads, with_hidden
+from widthwise.shape.profile import (
+    along,
+    shares,
+    with_attention_widths,
+    with_blocks,
+    with_heads,
+    with_hidden,
+    with_hidden_ratios,
+)
 from widthwise.shape.rounding import round_balanced, round_whole
-from widthwise.shape.schedule import SCHEDULES, Progression, Schedule
-from widthwise.shape.solve import WidthCost, scaled_widths, solve_widths
+from widthwise.shape.schedule import SCHEDULES, Progression, Schedule, WidthCost, scaled_widths, solve_widths
 from widthwise.sizes import Width
 
 Fraction = Annotated[float, Field(gt=0, le=1)]

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.shape.solve import WidthCost
+from widthwise.shape.schedule import WidthCost
 
 TOLERANCE = 0.0005
 """The miss of the budget, as a fraction of it, below which balanced rounding looks no further."""

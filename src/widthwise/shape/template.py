@@ -1,11 +1,11 @@
-"""From what a recipe says about a model to explicit layers."""
+"""From what a recipe says about a model, a template with a shape or every layer, to explicit layers."""
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config, UserError, mistakes_at, options_of, parse, to_data
 from widthwise.merging import merge
@@ -22,7 +22,7 @@ from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import ResidualTemplate
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
-from widthwise.shape.solve import WidthCost
+from widthwise.shape.schedule import WidthCost
 from widthwise.sizes import WIDEST, NLayers, VocabSize, Width
 
 
@@ -245,3 +245,24 @@ QUANTITIES = {
     "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
 }
 """Matched quantity -> how it is read from a Cost."""
+
+
+def _form(model: Any) -> str:
+    layers = model.get("layers") if isinstance(model, dict) else getattr(model, "layers", None)
+    return "resolved" if isinstance(layers, (list, tuple)) else "template"
+
+
+ModelSection = Annotated[
+    Annotated[ModelTemplate, Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
+]
+ModelChange = Annotated[
+    Annotated[dict[str, Any], Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
+]
+"""Changes to a section, or another model with every layer written out."""
+
+
+def changed_section(section: ModelSection, change: ModelChange, where: str) -> ModelSection:
+    """A section changed as a recipe that extends it would change it. Raises UserError `where: ...`."""
+    if isinstance(change, ModelConfig):
+        return change
+    return parse(type(section), merge(to_data(section), change), where)

@@ -18,9 +18,8 @@ from widthwise.model.initial_weights import initial_weights
 from widthwise.model.memory import allocating
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.shards import held, held_rows, put, set_whole, whole
-from widthwise.recipe.growth_events import Phase
+from widthwise.recipe.growth_events import Pace, Phase
 from widthwise.recipe.optimizers import set_lr
-from widthwise.recipe.pace import Pace
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.growth_step import grow

@@ -13,9 +13,8 @@ from widthwise.model.choices import Choices
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
-from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.recipe.width_budget import WidthBudgetConfig
+from widthwise.recipe.width_training import NestedConfig, WidthBudgetConfig
 from widthwise.training.means import ChoiceMeans
 
 

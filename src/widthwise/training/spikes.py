@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
-from widthwise.recipe.train_section import TrainConfig
+from widthwise.recipe.train_section import SpikePolicy, StopAtSpike, TrainConfig
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDiverged
 from widthwise.training.processes import ALONE, Processes

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from widthwise.analysis.dynamic_width.meter import WidthMeter
+from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.data.loader import HeldOut
 from widthwise.evaluation.local_tasks import TaskScores
 from widthwise.kernels.precision import autocast

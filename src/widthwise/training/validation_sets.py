@@ -27,8 +27,7 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, check_length, stream_tokens
 from widthwise.model.shards import reshard
-from widthwise.recipe.sample import SampleConfig
-from widthwise.recipe.validation import ValidationConfig, ValidationTask, ValidationText
+from widthwise.recipe.train_section import SampleConfig, ValidationConfig, ValidationTask, ValidationText
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.validation import Validation, validate
 

@@ -22,8 +22,8 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.discovery import DISCOVERED, Curve, Discovery, Found
 from widthwise.records.recipe_changes import changes_in_words
-from widthwise.shape.curve import along
 from widthwise.shape.kinds import Match
+from widthwise.shape.profile import along
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer
 from widthwise.training.stopping import interruption_adds

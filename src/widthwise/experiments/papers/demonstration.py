@@ -18,10 +18,10 @@ from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
 from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
-from widthwise.recipe.model_section import ModelChange, changed_section
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.certificate import Demonstrated, Demonstration, LivenessCounts
 from widthwise.runs.environment import command_line, environment
+from widthwise.shape.template import ModelChange, changed_section
 from widthwise.training.observer import Observer
 
 Weights = Mapping[str, Tensor]

@@ -33,7 +33,6 @@ from widthwise.experiments.scaling.fitting import fit_groups
 from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
 from widthwise.files import write_atomic
-from widthwise.recipe.model_section import ModelChange
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.analysis import Analysis
@@ -47,6 +46,7 @@ from widthwise.runs.analyse import N_TOKENS, analyse, write_analysis
 from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.environment import command_line
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
+from widthwise.shape.template import ModelChange
 from widthwise.training.observer import Observer
 
 TINY = (

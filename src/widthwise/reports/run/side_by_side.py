@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from widthwise.evaluation.differences import flips, task_differences
 from widthwise.evaluation.estimate import SampleEstimate
-from widthwise.evaluation.pairing import flips, task_differences
 from widthwise.records.estimate import Estimate
 from widthwise.records.evaluation import Answers, Evaluation
 from widthwise.records.run import Run

@@ -5,7 +5,7 @@ import pytest
 from widthwise.config_io import parse, to_data
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
-from widthwise.shape.breakdown import layer_rows, ratios
+from widthwise.recipe.inspection import layer_rows, ratios
 from widthwise.shape.template import ModelTemplate
 
 TEMPLATE = parse(

@@ -9,10 +9,15 @@ from scipy import stats
 from scored_models import CHOICES, tiny_scorer
 
 from widthwise.evaluation import perplexity
-from widthwise.evaluation.estimate import SampleEstimate
+from widthwise.evaluation.differences import (
+    average_difference,
+    flips,
+    mean_differences,
+    task_differences,
+    text_differences,
+)
+from widthwise.evaluation.estimate import SampleEstimate, text_means
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
-from widthwise.evaluation.means import text_means
-from widthwise.evaluation.pairing import average_difference, flips, mean_differences, task_differences, text_differences
 from widthwise.evaluation.perplexity import score_documents
 
 TEXTS = ["a text that two models read", "another one", "and — one more, with dashes"]

@@ -1,4 +1,4 @@
-"""How wide tokens were in the dynamic-width layers: what every validation finds on its way, batch by batch."""
+"""The widths of tokens in dynamic-width layers: how they are distributed, and what they go with."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from widthwise.analysis.moments import Moments
+from widthwise.analysis.meters import Moments
+from widthwise.data.loader import HeldOut
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.kernels.precision import autocast
 from widthwise.model.choices import Choices
 from widthwise.model.compiling import is_compiled
 from widthwise.model.decoder import Decoder
-from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares
+from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares, forced_fractions
 from widthwise.model.dynamic_modules import dynamic_modules, width_fractions
+from widthwise.model.eval_mode import evaluating
 from widthwise.model.ffn.width_choice_module import WidthChoosing
 
 N_BINS = 32
@@ -113,3 +117,96 @@ class _LayerMeter:
             "max_units": max_units,
             **self._ffn.numbers(self._progress),
         }
+
+
+SAMPLE_TOKENS = 16_384
+"""Tokens the analysis looks at: whole windows from the front of the validation text, at least one."""
+N_FORCED = 4
+"""Widths that are forced, in equal steps from the narrowest to the full one."""
+
+
+def analyse_widths(model: Decoder, held_out: HeldOut, summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of `WidthMeter`, completed by what takes passes of its own."""
+    sample = _Sample(model, held_out, SAMPLE_TOKENS)
+    layers = dynamic_layers(model.config)
+    tokens = sample.windows[:, :-1].numpy()
+    counts = np.zeros(model.config.vocab_size, dtype=np.int64)
+    for batch in held_out.batches():
+        counts += np.bincount(batch[:, :-1].flatten().numpy(), minlength=len(counts))
+    _, *widths = sample.losses_and_widths(None)
+    of_token = np.einsum("l,lwt->wt", flops_shares(layers), widths)
+    forced = {each: float(sample.losses_and_widths(each)[0].mean()) for each in forced_fractions(layers, N_FORCED)}
+    return {
+        **summary,
+        "by_frequency_decile": frequency_deciles(tokens, of_token, counts),
+        "by_token_class": class_means(tokens, of_token, held_out.data.tokenizer),
+        "forced": [{"fraction": fraction, "loss": loss} for fraction, loss in forced.items()],
+    }
+
+
+class _Sample:
+    """Windows, and a model in evaluation mode that reads them without gradients, as a validation would."""
+
+    def __init__(self, model: Decoder, held_out: HeldOut, n_tokens: int):
+        """Takes whole windows from the front of the text, of at most n_tokens, but at least one."""
+        self.model, self._held_out = model, held_out
+        self.windows = torch.cat(list(held_out.batches(max(n_tokens, held_out.seq_len))))
+        """Integers (n_windows, seq_len + 1)."""
+
+    def losses_and_widths(self, width_fraction: float | None) -> np.ndarray:
+        """(1 + n_dynamic_layers, n_windows, seq_len): the losses, then the width fractions of each dynamic layer.
+
+        width_fraction: what every layer uses instead of choosing.
+        """
+
+        found, boundaries = [], self._held_out.boundaries
+        with evaluating(self.model) as device:
+            for batch in self.windows.split(self._held_out.batch_size):
+                batch = batch.to(device)
+                tokens, targets = batch[:, :-1], batch[:, 1:]
+                told = boundaries.documents(tokens), boundaries.positions(tokens)
+                with autocast(device, self._held_out.precision):
+                    loss = self.model.loss(tokens, targets, 0.0, width_fraction, *told)
+                    found.append(torch.stack([loss.losses, *width_fractions(loss.choices)]).double().cpu())
+        return torch.cat(found, dim=1).numpy()
+
+
+def frequency_deciles(tokens: np.ndarray, widths: np.ndarray, counts: np.ndarray) -> list[float]:
+    """Mean width of the tenth of all tokens that are of the commonest types, of the next tenth, and so on.
+
+    tokens, widths: one entry a token; counts: how often each type occurs in the text. A type that lies in several
+    tenths counts in each with its mean.
+    """
+    order = np.argsort(-counts, kind="stable")
+    n_tokens = np.bincount(tokens.ravel(), minlength=len(counts))[order]
+    sums = np.bincount(tokens.ravel(), weights=widths.ravel(), minlength=len(counts))[order]
+    edges = np.linspace(0, tokens.size, 11)
+    upto = np.interp(edges, np.append(0, n_tokens.cumsum()), np.append(0, sums.cumsum()))
+    return (np.diff(upto) / np.diff(edges)).tolist()
+
+
+def class_means(tokens: np.ndarray, widths: np.ndarray, tokenizer: Tokenizer) -> dict[str, float]:
+    """Mean width by class of token; see `token_class`. tokens, widths: one entry a token."""
+    ids, inverse = np.unique(tokens, return_inverse=True)
+    names = [token_class(int(each), tokenizer) for each in ids]
+    of_token = np.array(names)[inverse.reshape(tokens.shape)]
+    return {name: float(widths[of_token == name].mean()) for name in sorted(set(names))}
+
+
+def token_class(token: int, tokenizer: Tokenizer) -> str:
+    """end of text, whitespace, letters, digits, punctuation, or other: mixtures and torn characters.
+
+    White space around a token does not count: " the" is letters.
+    """
+    if token == tokenizer.eos_id:
+        return "end of text"
+    text = tokenizer.decode([token])
+    inner = text.strip()
+    if not inner:
+        return "whitespace" if text else "other"
+    if inner.isalpha():
+        return "letters"
+    if inner.isdecimal():
+        return "digits"
+    is_marks = inner.isprintable() and not any(each.isalnum() or each in " \ufffd" for each in inner)
+    return "punctuation" if is_marks else "other"

@@ -1,0 +1,249 @@
+"""Sums over the tokens of a text, which do not grow with it: of activations, attention, the stream and predictions."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widthwise.analysis.subject import AttentionCall
+
+
+class Moments:
+    """Running mean and variance of many quantities at once, in fp64 and constant memory."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.mean = torch.zeros((), dtype=torch.float64)
+        self._squares = torch.zeros((), dtype=torch.float64)
+
+    @property
+    def variance(self) -> Tensor:
+        """Mean squared distance from the mean."""
+        return self._squares / self.n
+
+    def add(self, values: Tensor) -> None:
+        """values: (n, ...), the same quantities every time."""
+        values = values.double()
+        n, mean = len(values), values.mean(dim=0)
+        n_all, shift = self.n + n, mean - self.mean
+        # Means and squared distances merge without the cancellation of a sum of squares (Chan, Golub, LeVeque 1979).
+        self._squares = self._squares + (values - mean).square().sum(dim=0) + shift.square() * (self.n * n / n_all)
+        self.mean = self.mean + shift * (n / n_all)
+        self.n = n_all
+
+
+ROWS_AT_ONCE = 4096
+
+
+class ActivationMeter:
+    """Sums over the tokens of one block. What is kept does not grow with the number of tokens."""
+
+    def __init__(self, thresholds: Sequence[float], utilisation_threshold: float):
+        self._thresholds, self._utilisation_threshold = thresholds, utilisation_threshold
+        self._n_tokens = 0
+        self._n_active: Tensor | int = 0
+        """(n_thresholds,), activations above each threshold, over all units."""
+        self._n_used: Tensor | int = 0
+        """(d_ff,), tokens that activate each unit."""
+        self._energy: Tensor | float = 0.0
+        """(d_ff,) fp64, sums of squares."""
+
+    def add(self, activations: Tensor) -> None:
+        """Adds n tokens. activations: (n, d_ff)."""
+        for rows in activations.split(ROWS_AT_ONCE):
+            size = rows.to(torch.promote_types(rows.dtype, torch.float32)).abs()
+            self._n_tokens += len(size)
+            self._n_active += torch.stack([(size > threshold).sum() for threshold in self._thresholds])
+            self._n_used += (size > self._utilisation_threshold).sum(dim=0)
+            self._energy += size.square().sum(dim=0, dtype=torch.float64)
+
+    def summary(self) -> dict[str, Any]:
+        """density: share of the activations above each threshold; utilisation: of each unit the share of the tokens
+        that activate it; dead_share: of the units that none activates; participation: (sum of energies)^2 / sum of
+        their squares, in units, and over d_ff. null where all activations are 0.
+        """
+        n_used, energy = torch.as_tensor(self._n_used), torch.as_tensor(self._energy)
+        d_ff = len(n_used)
+        participation = participation_ratio(energy)
+        return {
+            "d_ff": d_ff,
+            "density": (torch.as_tensor(self._n_active).double() / (self._n_tokens * d_ff)).tolist(),
+            "utilisation": (n_used.double() / self._n_tokens).tolist(),
+            "dead_share": float((n_used == 0).double().mean()),
+            "participation": participation,
+            "participation_share": None if participation is None else participation / d_ff,
+        }
+
+
+def participation_ratio(energies: Tensor) -> float | None:
+    """(sum e)^2 / sum e^2: how many of them it would take if they were equal. None where all are 0."""
+    total = energies.sum()
+    return float(1 / (energies / total).square().sum()) if total > 0 else None
+
+
+class MatrixEntropy:
+    """The matrix entropy of the stream at one depth. Keeps width^2 numbers."""
+
+    def __init__(self, width: int, device: torch.device):
+        self._gram = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self._n_tokens = 0
+
+    def add(self, states: Tensor) -> None:
+        """Adds n tokens. states: (n, width)."""
+        for rows in states.split(ROWS_AT_ONCE):
+            # In fp64 throughout: a few huge coordinates are usual, and would drown the others in rounding.
+            wide = rows.double()
+            self._gram.addmm_(wide.T, wide)
+            self._n_tokens += len(rows)
+
+    def summary(self) -> dict[str, Any]:
+        """rank: the largest that so many tokens of this width can have; entropy: -sum p log p over the logarithm of
+        that; participation: (sum sigma^2)^2 / sum sigma^4. null where they are not defined.
+        """
+        width = len(self._gram)
+        rank = min(self._n_tokens, width)
+        energies = torch.linalg.eigvalsh(self._gram).clamp(min=0)
+        is_defined = rank > 1 and energies.sum() > 0
+        entropy = float(torch.special.entr(energies / energies.sum()).sum()) / math.log(rank) if is_defined else None
+        return {"width": width, "rank": rank, "entropy": entropy, "participation": participation_ratio(energies)}
+
+
+def valley(entropies: Sequence[float | None]) -> dict[str, Any] | None:
+    """The compression valley: the depth between the first and the last with the lowest entropy, how far it lies below
+    the highest before it (drop) and behind it (rise). None where it is not below both: there is none.
+
+    entropies: of all depths from 0 on. Source: Skean et al. 2025, arXiv:2502.02013.
+    """
+    known = [(entropy, depth) for depth, entropy in enumerate(entropies) if entropy is not None]
+    if len(known) < 3:
+        return None
+    entropy, depth = min(known[1:-1])
+    before = max(value for value, at in known if at < depth)
+    behind = max(value for value, at in known if at > depth)
+    if entropy >= min(before, behind):
+        return None
+    return {"depth": depth, "entropy": entropy, "drop": before - entropy, "rise": behind - entropy}
+
+
+TOKENS_AT_ONCE = 256
+"""Whose distributions stand in memory, at two depths."""
+
+
+class LogitLens:
+    """Sums over tokens at every depth, in fp64."""
+
+    def __init__(self) -> None:
+        self._n_tokens = 0
+        self._target_log_probs: Tensor | float = 0.0
+        self._entropies: Tensor | float = 0.0
+        self._divergences: Tensor | float = 0.0
+        """Between each depth and the one before, the first excepted."""
+
+    def add(self, hidden: Sequence[Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
+        """hidden: of each depth (n, d_model), normalised for the head; targets: integers (n,), the tokens that come
+        next; logits: (m, d_model) -> (m, vocab_size).
+        """
+        for start in range(0, len(targets), TOKENS_AT_ONCE):
+            piece = slice(start, start + TOKENS_AT_ONCE)
+            self._add((_log_probs(logits(states[piece])) for states in hidden), targets[piece])
+        self._n_tokens += len(targets)
+
+    def _add(self, depths: Iterable[Tensor], targets: Tensor) -> None:
+        """depths: log-probabilities (m, vocab_size), of which no more than two are held."""
+        target_log_probs, entropies, divergences = [], [], []
+        before, probs_before = None, None
+        for log_probs in depths:
+            probs = log_probs.exp()
+            target_log_probs.append(log_probs.gather(1, targets[:, None]).sum(dtype=torch.float64))
+            entropies.append(-_total(probs, log_probs))
+            if before is not None and probs_before is not None:
+                # Both directions at once: (KL(p|q) + KL(q|p)) / 2 = sum (p - q) (log p - log q) / 2.
+                divergences.append(_total(probs - probs_before, log_probs - before) / 2)
+            before, probs_before = log_probs, probs
+        self._target_log_probs += torch.stack(target_log_probs)
+        self._entropies += torch.stack(entropies)
+        self._divergences += torch.stack(divergences)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """An entry for each depth, means in nats. kl_to_next: symmetrised, null for the last depth."""
+        sums = (self._target_log_probs, self._entropies, self._divergences)
+        target_log_probs, entropies, divergences = ((torch.as_tensor(s) / self._n_tokens).tolist() for s in sums)
+        return [
+            {"depth": depth, "target_log_prob": target_log_prob, "entropy": entropy, "kl_to_next": divergence}
+            for depth, (target_log_prob, entropy, divergence) in enumerate(
+                zip(target_log_probs, entropies, [*divergences, None])
+            )
+        ]
+
+
+class BlockExits:
+    """The loss of a model that ends inside a layer, after one of its feed-forward blocks; sums in fp64."""
+
+    def __init__(self) -> None:
+        self._n_tokens = 0
+        self._sums: dict[tuple[int, int], Tensor] = {}
+
+    def add(
+        self, hidden: Mapping[tuple[int, int], Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]
+    ) -> None:
+        """hidden: of each (layer, block), from 0 on, (n, d_model); the rest as for the lens."""
+        for place, states in hidden.items():
+            for rows, own in zip(states.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)):
+                found = _log_probs(logits(rows)).gather(1, own[:, None]).sum(dtype=torch.float64)
+                self._sums[place] = self._sums.get(place, 0) + found
+        self._n_tokens += len(targets)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """An entry for each block but the last of a layer, the mean in nats; layers and blocks from 1 on."""
+        return [
+            {"layer": layer + 1, "block": block + 1, "target_log_prob": float(total) / self._n_tokens}
+            for (layer, block), total in sorted(self._sums.items(), key=lambda item: item[0])
+        ]
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    """Log probabilities, computed in fp32 or wider."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+
+
+def _total(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(dim=-1).sum(dtype=torch.float64)
+
+
+class SinkMeter:
+    """Sums over the texts of one layer."""
+
+    def __init__(self) -> None:
+        self._weights: Tensor | float = 0.0
+        """(n_heads,) fp64: weight of the first token, summed over all queries."""
+        self._n_queries = 0
+        self._norms = torch.zeros(2, dtype=torch.float64)
+        """Sum of norms over first tokens, and over all others."""
+        self._n_tokens = torch.zeros(2, dtype=torch.float64)
+
+    def add_attention(self, call: AttentionCall) -> None:
+        weights = call.first_key_weights()
+        self._weights += weights.sum(dim=(0, 2), dtype=torch.float64)
+        self._n_queries += weights.shape[0] * weights.shape[2]
+
+    def add_stream(self, stream: Tensor) -> None:
+        """stream: (B, T, width), after the layer; T >= 2."""
+        norms = torch.linalg.vector_norm(stream, dim=-1, dtype=torch.promote_types(stream.dtype, torch.float32))
+        parts = norms.double().tensor_split((1,), dim=1)
+        self._norms += torch.stack([part.sum() for part in parts]).cpu()
+        self._n_tokens += torch.tensor([part.numel() for part in parts])
+
+    def summary(self) -> dict[str, Any]:
+        """heads: the mean over all queries, the first token's own among them, of the weight of the first token;
+        first_token_share: the mean over heads; norm_ratio: mean norm of the stream at first tokens over that at the
+        others, null where that is 0.
+        """
+        heads = torch.as_tensor(self._weights) / self._n_queries
+        first, others = (self._norms / self._n_tokens).tolist()
+        return {
+            "first_token_share": float(heads.mean()),
+            "heads": heads.tolist(),
+            "norm_ratio": first / others if others > 0 else None,
+        }
