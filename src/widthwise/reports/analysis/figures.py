@@ -1,4 +1,4 @@
-"""The figures of an analysis, each with all models in it."""
+"""The figures of an analysis, each with all models in it; of runs over the tokens of their checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,12 +8,11 @@ from matplotlib.axes import Axes
 
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
-from widthwise.reports.analysis.layers import DepthAxis, LayerUnits, counterpart, exit_curve, layers_of
-from widthwise.reports.page.curves import Curve, thin
+from widthwise.reports.analysis.tables import DepthAxis, LayerUnits, counterpart, exit_curve, layers_of, means
 from widthwise.reports.page.formats import clean, fixed, shorten, si, tick
 from widthwise.reports.page.html import Panel, panels, sequence
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES, Bundle, curve_figure, label_axes
+from widthwise.reports.page.plots import INCHES, Bundle, Curve, curve_figure, label_axes, thin
 from widthwise.reports.page.svg import CARD, Style, draw, line_legend
 from widthwise.reports.page.ticks import TickFormatter
 
@@ -228,3 +227,30 @@ def _utilisation_figure(key: str, title: str, shown: Mapping[str, LayerUnits], s
     ]
     label = f"{clean(title)}: how often each hidden unit is active. {'; '.join(parts)}."
     return draw(key, label, INCHES, paint, line_legend({name: styles[name] for name in shown}))
+
+
+N_SHOWN = 5
+"""Checkpoints of a run that a figure over layers shows: more lines could not be told apart."""
+
+
+def with_some_checkpoints(analysis: Analysis) -> Analysis:
+    """The analysis with at most N_SHOWN checkpoints of each run, spread evenly from the first to the last."""
+    left_out = set()
+    for own in analysis.courses.values():
+        shown = {round(i) for i in np.linspace(0, len(own) - 1, N_SHOWN)}
+        left_out |= {model.name for i, model in enumerate(own) if i not in shown}
+    return analysis.with_changes(models=[model for model in analysis.models if model.name not in left_out])
+
+
+def course_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
+    """A figure for each mean over layers, with a line for each run over the tokens of its checkpoints."""
+    figures = {}
+    for i, mean in enumerate(means(analysis)):
+        bundles = []
+        for run, models in analysis.courses.items():
+            x = np.array([model.tokens for model in models], dtype=float)
+            curve = Curve(x, np.array([mean.value(model) for model in models]))
+            bundles.append(Bundle(run, styles[run], [curve], curve))
+        title = mean.title[:1].upper() + mean.title[1:]
+        figures[title] = curve_figure(f"course-{i}", bundles, "tokens", mean.title)
+    return panels(figures)

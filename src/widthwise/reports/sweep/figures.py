@@ -15,8 +15,7 @@ from widthwise.reports.page.html import Panel
 from widthwise.reports.page.inline import named
 from widthwise.reports.page.plots import INCHES, label_axes
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
-from widthwise.reports.sweep.maps import MOST_NARROW_COLUMNS, heat_map
-from widthwise.reports.sweep.values import scale_of, score, short_keys, shown, shown_score
+from widthwise.reports.sweep.maps import MOST_NARROW_COLUMNS, heat_map, scale_of, score, short_keys, shown, shown_score
 
 
 @dataclass(frozen=True)

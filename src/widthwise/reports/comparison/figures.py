@@ -1,24 +1,138 @@
-"""The losses of shapes at one budget, over the ratio of their feed-forwards and over width by depth.
+"""The figures of a comparison beside its curves: differences, parameters, costs, and losses over shapes."""
 
-These are Figures 3 and 4 of the hourglass paper, arXiv:2602.06471.
-"""
-
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import QUANTITIES
 from widthwise.records.record import finite
 from widthwise.records.sweep import Sweep
-from widthwise.reports.page.formats import fixed, interval, shorten, tick
+from widthwise.reports.page.formats import fixed, interval, ratio, shorten, si, signed, tick
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.inline import named
 from widthwise.reports.page.plots import INCHES, label_axes, limits_of
-from widthwise.reports.page.svg import BASELINE_STYLE, CARD, MUTED, Style, draw, line_legend, styles
+from widthwise.reports.page.svg import BASELINE_STYLE, CARD, GRID, INK, MUTED, PARTS, Style, draw, line_legend, styles
+from widthwise.reports.page.ticks import number_axis
+
+
+def difference_figure(
+    key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str
+) -> Markup | None:
+    """Forest plot: per variant the difference per seed, its mean and its interval. None where nothing is compared."""
+    compared = [(variant, variant.difference) for variant in variants if variant.difference is not None]
+    if not compared:
+        return None
+
+    def paint(axes: Axes) -> None:
+        axes.axvline(0, color=INK, linewidth=1)
+        for row, (variant, difference) in enumerate(compared):
+            style = styles[variant.name]
+            seeds = [value for value in difference.per_seed if value is not None]
+            label = named(variant.name, "a single seed")
+            at = np.full(len(seeds), row + 0.2)
+            axes.plot(seeds, at, "|", color=style.colour, markersize=9, markeredgewidth=1.4, label=label)
+            if difference.low is not None and difference.high is not None:
+                label = named(variant.name, "end of the interval")
+                axes.plot([difference.low, difference.high], [row, row], color=style.colour, linewidth=2.4, label=label)
+            if difference.mean is not None:
+                label = named(variant.name, f"mean of {len(seeds)}", interval(difference, 4, True))
+                look = {"color": style.colour, "markersize": 8, "markeredgecolor": CARD}
+                axes.plot(difference.mean, row, style.marker, label=label, **look)
+        axes.set_yticks(range(len(compared)), [shorten(variant.name, 22) for variant, _ in compared])
+        axes.set_ylim(len(compared) - 0.5, -0.5)
+        axes.set_xlabel(f"nats above {shorten(baseline, 22)}; left is better", loc="right")
+        axes.margins(x=0.12)
+        number_axis(axes.xaxis, 6, sign="+")
+        axes.grid(axis="x")
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(length=0)
+        axes.tick_params(axis="y", labelcolor=INK)
+
+    parts = [
+        f"{shorten(v.name, 40)} {signed(d.mean, 4)} ({interval(d, 4, True) or 'no interval'})" for v, d in compared
+    ]
+    label = f"Difference in held-out loss to {shorten(baseline, 40)} with its interval: {'; '.join(parts)}."
+    return draw(key, label, (INCHES[0], 1.1 + 0.5 * len(compared)), paint)
+
+
+def part_names(variants: Sequence[Variant]) -> list[str]:
+    """The parts in which any of the models has parameters, in the order of their cost tables."""
+    names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
+    return [name for name in names if name not in ("total", "active")]
+
+
+def parts_figure(key: str, variants: Sequence[Variant]) -> Markup:
+    """Parameters by part of the model, one stacked bar per variant."""
+
+    def paint(axes: Axes) -> None:
+        left = np.zeros(len(variants))
+        for part, colour in zip(part_names(variants), itertools.cycle(PARTS)):
+            sizes = np.array([variant.cost.params.get(part, 0.0) for variant in variants])
+            labels = [named(part, f"{variant.name}: {si(size)} parameters") for variant, size in zip(variants, sizes)]
+            look = {"color": colour, "edgecolor": CARD, "linewidth": 0.8, "height": 0.62, "label": labels}
+            axes.barh(range(len(variants)), sizes, left=left, **look)
+            left += sizes
+        _paint_rows(axes, [shorten(variant.name, 22) for variant in variants], "parameters")
+        axes.set_xlim(0, None)
+
+    totals = "; ".join(f"{shorten(v.name, 40)} {si(v.cost.params['total'])}" for v in variants)
+    label = f"Parameters by part of the model. Totals: {totals}."
+    parts = [Patch(color=colour, label=part) for part, colour in zip(part_names(variants), itertools.cycle(PARTS))]
+    return draw(key, label, (INCHES[0], 1.1 + 0.46 * len(variants)), paint, parts)
+
+
+def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str) -> Markup | None:
+    """What each variant costs relative to the baseline, one row per quantity. None where there is only the baseline."""
+    compared = [variant for variant in variants if variant.name != baseline]
+    reference = next((variant for variant in variants if variant.name == baseline), None)
+    ratios = {
+        each.bare_title: [None if reference is None else each.ratio(variant, reference) for variant in compared]
+        for each in QUANTITIES
+        if each.has_ratio and not each.is_loss
+    }
+    ratios = {title: own for title, own in ratios.items() if any(value is not None for value in own)}
+    if not ratios:
+        return None
+    offsets = np.linspace(-0.28, 0.28, len(compared)) if len(compared) > 1 else [0.0]
+
+    def paint(axes: Axes) -> None:
+        axes.axvline(1, color=INK, linewidth=1)
+        for i, (variant, offset) in enumerate(zip(compared, offsets)):
+            style, rows = styles[variant.name], np.arange(len(ratios)) + offset
+            values = [finite(own[i]) for own in ratios.values()]
+            look = {"color": style.colour, "markersize": 6.5, "markeredgecolor": CARD, "label": named(variant.name)}
+            axes.plot(values, rows, style.marker, **look)
+        for row in range(1, len(ratios)):
+            axes.axhline(row - 0.5, color=GRID, linewidth=0.7)
+        _paint_rows(axes, list(ratios), f"times the value of {shorten(baseline, 22)}")
+        axes.margins(x=0.1)
+
+    parts = [
+        f"{shorten(v.name, 40)}: " + ", ".join(f"{title} {ratio(own[i]) or '?'}" for title, own in ratios.items())
+        for i, v in enumerate(compared)
+    ]
+    label = f"Costs and speed relative to {shorten(baseline, 40)}. {'; '.join(parts)}."
+    legend = line_legend({variant.name: styles[variant.name] for variant in compared})
+    return draw(key, label, (INCHES[0], 1.1 + 0.42 * len(ratios)), paint, legend)
+
+
+def _paint_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel(x_label, loc="right")
+    number_axis(axes.xaxis)
+    axes.grid(axis="x")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(length=0)
+    axes.tick_params(axis="y", labelcolor=INK)
 
 
 @dataclass(frozen=True)
@@ -60,7 +174,10 @@ class Line:
 
 
 def shape_curves(compared: Comparison | Sweep, names: Collection[str]) -> ShapeCurves | None:
-    """names: the variants that have one budget. None where fewer than two of them lie on a line."""
+    """Figures 3 and 4 of the hourglass paper, arXiv:2602.06471, of the variants of a budget.
+
+    names: the variants that have one budget. None where fewer than two of them lie on a line.
+    """
     baseline = compared.baseline_variant
     zero = None if baseline is None else baseline.val_loss.mean
     found = (
