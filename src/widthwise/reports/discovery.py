@@ -20,7 +20,16 @@ from widthwise.records.discovery import DISCOVERED, Candidate, Discovery, Found,
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports.page.formats import capital, clean, counted, fixed, interval, ratio, shown, si, signed
+from widthwise.reports.page.formats import (
+    capital,
+    clean,
+    counted,
+    fixed,
+    ratio,
+    shown,
+    si,
+    with_interval,
+)
 from widthwise.reports.page.html import legend, panels, render, sequence, write_all
 from widthwise.reports.page.inline import named
 from widthwise.reports.page.plots import INCHES, label_axes, layer_ticks
@@ -188,11 +197,7 @@ def _minus_rivals(comparison: Comparison) -> dict[str, Estimate]:
 
 
 def _apart(difference: Estimate | None) -> str:
-    """A difference with its interval; one seed gives none."""
-    if difference is None:
-        return ""
-    ends = interval(difference, 4, with_sign=True)
-    return signed(difference.mean, 4) + (f" ({ends})" if ends else "")
+    return "" if difference is None else with_interval(difference, 4)
 
 
 def _flops(variant: Variant) -> float | None:

@@ -13,7 +13,7 @@ from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.equal_loss import equal_loss_section
 from widthwise.reports.comparison.main_table import csv_text, latex_text
 from widthwise.reports.page import plots
-from widthwise.reports.page.formats import MISSING, clean, fixed, interval, percentage, shown, si, signed
+from widthwise.reports.page.formats import MISSING, clean, fixed, percentage, shown, si, with_interval
 from widthwise.reports.page.html import FoldedRecipe, Panel, legend, panels, render, sequence, write_all
 from widthwise.reports.page.plots import against_flops, by_step, mean_over_seeds, of_seeds
 from widthwise.reports.page.svg import Style, styles, swatch
@@ -180,10 +180,7 @@ def _loss(estimate: Estimate | None) -> str:
 
 
 def _difference(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return MISSING
-    between = f" ({interval(estimate, 4, with_sign=True)})" if estimate.low is not None else ""
-    return f"{signed(estimate.mean, 4)}{between}"
+    return MISSING if estimate is None else with_interval(estimate, 4)
 
 
 def sentences(family: Family) -> Iterator[str]:

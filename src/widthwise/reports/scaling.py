@@ -15,7 +15,7 @@ from widthwise.records.scaling import FittedLaw, Saving, ScalingGroup, ScalingLa
 from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percentage, shorten, si, tick
 from widthwise.reports.page.html import legend, panels, render, sequence, write_all
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES
+from widthwise.reports.page.plots import INCHES, label_axes
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend, styles
 from widthwise.reports.page.table import Table, csv_cell, csv_rows
 from widthwise.reports.page.ticks import RoundSteps, TickFormatter
@@ -111,9 +111,8 @@ def _saving_cells(saving: Saving | None) -> list[str]:
 def _fits(scaling: ScalingLaws) -> Iterator[tuple[str, str, FittedLaw]]:
     """Group, law (with a star if its curve is drawn), and fit."""
     for group in scaling.groups:
-        for law, fit in group.fits.items():
-            if fit:
-                yield clean(group.name), law + (" *" if law == group.chosen else ""), fit
+        for law, fit in group.laws:
+            yield clean(group.name), law + (" *" if law == group.chosen else ""), fit
 
 
 def _fit_table(scaling: ScalingLaws) -> Table:
@@ -170,8 +169,7 @@ def fits_csv(scaling: ScalingLaws) -> str:
                 "r_squared": fit.r_squared,
             }
             for group in scaling.groups
-            for law, fit in group.fits.items()
-            if fit
+            for law, fit in group.laws
             for symbol, each in fit.parameters.items()
         ],
         ["group", "law", "chosen", "symbol", "value", "low", "high", "rms", "r_squared"],
@@ -219,11 +217,8 @@ def law_figure(scaling: ScalingLaws, styles: Mapping[str, Style]) -> Markup:
             _paint_group(axes, group, styles[group.name], ends.get(group.name))
         for i, saving in enumerate(reversed(scaling.arrows)):
             _paint_arrow(axes, saving, styles[saving.group], number=i)
-        axes.set_xlabel(clean(scaling.x))
-        axes.set_ylabel(clean(scaling.y))
+        label_axes(axes, clean(scaling.x), clean(scaling.y))
         _tick(axes, low, high)
-        axes.grid(axis="y")
-        axes.tick_params(length=0)
 
     axes_said = "on logarithmic axes" if scaling.is_positive else "which stands on a logarithmic axis"
     label = f"{clean(scaling.y)} over {clean(scaling.x)} {axes_said}. {'; '.join(map(_said, scaling.groups))}."

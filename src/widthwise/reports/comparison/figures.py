@@ -18,7 +18,7 @@ from widthwise.records.sweep import Sweep
 from widthwise.reports.page.formats import fixed, interval, ratio, shorten, si, signed, tick
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES, label_axes, limits_of
+from widthwise.reports.page.plots import INCHES, label_axes, limits_of, moved, paint_estimate
 from widthwise.reports.page.svg import BASELINE_STYLE, CARD, GRID, INK, MUTED, PARTS, Style, draw, line_legend, styles
 from widthwise.reports.page.ticks import number_axis
 
@@ -46,15 +46,9 @@ def difference_figure(
                 label = named(variant.name, f"mean of {len(seeds)}", interval(difference, 4, True))
                 look = {"color": style.colour, "markersize": 8, "markeredgecolor": CARD}
                 axes.plot(difference.mean, row, style.marker, label=label, **look)
-        axes.set_yticks(range(len(compared)), [shorten(variant.name, 22) for variant, _ in compared])
-        axes.set_ylim(len(compared) - 0.5, -0.5)
-        axes.set_xlabel(f"nats above {shorten(baseline, 22)}; left is better", loc="right")
+        names = [shorten(variant.name, 22) for variant, _ in compared]
+        _paint_rows(axes, names, f"nats above {shorten(baseline, 22)}; left is better", sign="+")
         axes.margins(x=0.12)
-        number_axis(axes.xaxis, 6, sign="+")
-        axes.grid(axis="x")
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(length=0)
-        axes.tick_params(axis="y", labelcolor=INK)
 
     parts = [
         f"{shorten(v.name, 40)} {signed(d.mean, 4)} ({interval(d, 4, True) or 'no interval'})" for v, d in compared
@@ -124,11 +118,11 @@ def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Sty
     return draw(key, label, (INCHES[0], 1.1 + 0.42 * len(ratios)), paint, legend)
 
 
-def _paint_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
+def _paint_rows(axes: Axes, names: Sequence[str], x_label: str, sign: str = "") -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel(x_label, loc="right")
-    number_axis(axes.xaxis)
+    number_axis(axes.xaxis, sign=sign)
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     axes.tick_params(length=0)
@@ -204,7 +198,7 @@ def shape_curves(compared: Comparison | Sweep, names: Collection[str]) -> ShapeC
 def _stack(variant: Variant, zero: float | None) -> Stack | None:
     """None for a model of layers or blocks of different sizes, of experts, or without a loss."""
     cost, difference = variant.cost, variant.difference
-    loss = variant.val_loss if zero is None or difference is None else _moved(difference, zero)
+    loss = variant.val_loss if zero is None or difference is None else moved(difference, zero)
     hidden = {width for widths in cost.hidden_widths for width in widths}
     n_blocks = {len(widths) for widths in cost.hidden_widths}
     if not cost.is_uniform or len(hidden) != 1 or len(n_blocks) != 1 or _has_experts(cost) or loss.mean is None:
@@ -216,11 +210,6 @@ def _has_experts(cost: CostSummary) -> bool:
     """Whether a token leaves parameters unused."""
     in_use = cost.params["total"] - cost.params.get("mtp", 0)
     return cost.params.get("active", in_use) < in_use
-
-
-def _moved(estimate: Estimate, by: float) -> Estimate:
-    mean, low, high = (None if end is None else end + by for end in (estimate.mean, estimate.low, estimate.high))
-    return Estimate(mean=mean, low=low, high=high)
 
 
 def _over_ratio(stacks: Collection[Stack]) -> list[Line]:
@@ -266,7 +255,8 @@ def _figure(
             axes.annotate(line.label, end, (7, 4), textcoords="offset points", color=MUTED)
         for stack in stacks:
             name = f"K = {stack.n_blocks}"
-            _paint_stack(axes, at(stack), stack, chosen[name], named(name, stack.name, interval(stack.loss, 4)))
+            label = named(name, stack.name, interval(stack.loss, 4))
+            paint_estimate(axes, at(stack), stack.loss, chosen[name], label)
         axes.margins(x=0.13)
         axes.set_ylim(*limits_of([stack.loss for stack in stacks], () if reference is None else reference[1:]))
         label_axes(axes, words, "held-out loss")
@@ -280,10 +270,3 @@ def _figure(
     if reference is not None:
         label += f" The dashed line is {shorten(reference[0], 40)} at {fixed(reference[1], 4)}."
     return draw(key, label, INCHES, paint, line_legend(chosen))
-
-
-def _paint_stack(axes: Axes, x: float, stack: Stack, style: Style, label: str) -> None:
-    loss = stack.loss
-    if loss.low is not None and loss.high is not None:
-        axes.plot([x, x], [loss.low, loss.high], color=style.colour, linewidth=1.6, alpha=0.55, label=label)
-    axes.plot(x, finite(loss.mean), style.marker, color=style.colour, markersize=7, markeredgecolor=CARD, label=label)

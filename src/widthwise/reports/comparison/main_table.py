@@ -26,7 +26,7 @@ from widthwise.reports.page.formats import (
     shown,
     signed,
 )
-from widthwise.reports.page.table import Table, csv_cell, csv_rows, escaped_row, latex_table
+from widthwise.reports.page.table import Table, csv_cell, csv_estimate, csv_rows, escaped_row, latex_table
 
 
 @dataclass(frozen=True)
@@ -297,14 +297,11 @@ def _csv_row(variant: Variant, comparison: Compared, measured: Sequence[Quantity
     """What was measured, with intervals; what was counted; and both over the baseline's."""
     row: dict[str, str | float | None] = {"variant": csv_cell(variant.name), "verdict": shown_verdict(variant)}
     for quantity in measured:
-        estimate = quantity.of_variant(variant)
-        for part in ("mean", "low", "high"):
-            row[f"{quantity.csv_column}_{part}"] = getattr(estimate, part) if estimate else None
+        row |= csv_estimate(quantity.csv_column, quantity.of_variant(variant))
     for name in validated_names(comparison):
         found = variant.validated.get(name)
-        for column, estimate in ((name, found and found.value), (f"{name}_difference", found and found.difference)):
-            for part in ("mean", "low", "high"):
-                row[csv_cell(f"{column}_{part}")] = getattr(estimate, part) if estimate else None
+        row |= csv_estimate(name, found and found.value)
+        row |= csv_estimate(f"{name}_difference", found and found.difference)
     row |= {each.csv_column: each.value(variant) for each in QUANTITIES if isinstance(each, OfModel)}
     baseline = comparison.baseline_of(variant)
     ratios = {each.name: each.ratio(variant, baseline) if baseline else None for each in QUANTITIES if each.has_ratio}

@@ -23,7 +23,7 @@ from widthwise.reports.effects.scales import (
 )
 from widthwise.reports.page.formats import MISSING, clean, counted, fixed, interval, percentage, signed
 from widthwise.reports.page.html import render, sequence, write_all
-from widthwise.reports.page.table import Table, csv_cell, csv_rows, escaped_row, latex_table
+from widthwise.reports.page.table import Table, csv_cell, csv_estimate, csv_rows, escaped_row, latex_table
 from widthwise.reports.page.tables import text_key, text_words
 
 
@@ -209,13 +209,8 @@ def _csv_row(effect: Effect, i: int, scale: Scale, ratio: Estimate | None) -> di
         ("training_flops_at_equal_loss", needed and needed.training_flops_ratio),
         ("tokens_by_slope", ratio),
     ):
-        row |= dict(_parts(name, estimate))
+        row |= csv_estimate(name, estimate)
     return row | {"sign": words(effect)}
-
-
-def _parts(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float | None]]:
-    for part in ("mean", "low", "high"):
-        yield f"{name}_{part}", getattr(estimate, part) if estimate else None
 
 
 def latex_text(scales: Scales) -> str:

@@ -194,19 +194,8 @@ def _paint_bundle(axes: Axes, bundle: Bundle) -> None:
     mean = thin(bundle.mean)
     of_mean = () if n_seeds == 1 else (bundle.of_mean or f"mean of {n_seeds}",)
     n_marks = max(1, math.ceil(len(mean.x) / 8))
-    axes.plot(
-        mean.x,
-        mean.y,
-        color=style.colour,
-        linestyle=style.dash,
-        linewidth=1.9,
-        marker=style.marker,
-        markevery=n_marks,
-        markersize=4.5,
-        markeredgecolor=CARD,
-        markeredgewidth=0.6,
-        label=named(bundle.name, *of_mean, *_thinned(bundle.mean)),
-    )
+    label = named(bundle.name, *of_mean, *_thinned(bundle.mean))
+    axes.plot(mean.x, mean.y, markevery=n_marks, label=label, **style.line)
 
 
 def _thinned(curve: Curve) -> list[str]:
@@ -245,6 +234,21 @@ def limits_of(estimates: Sequence[Estimate], marks: Sequence[float] = ()) -> tup
     lowest = min([low, *(each.low for each in estimates if each.low is not None)])
     highest = max([high, *(each.high for each in estimates if each.high is not None)])
     return max(lowest, low - room) - 0.08 * room, min(highest, high + room) + 0.08 * room
+
+
+def moved(estimate: Estimate, by: float) -> Estimate:
+    """Its mean and its interval, so much higher."""
+    mean, low, high = (None if end is None else end + by for end in (estimate.mean, estimate.low, estimate.high))
+    return Estimate(mean=mean, low=low, high=high)
+
+
+def paint_estimate(axes: Axes, x: float, estimate: Estimate, style: Style, label: str) -> None:
+    """Paint a mean as a marker, and its interval as an upright line through it."""
+    if estimate.low is not None and estimate.high is not None:
+        ends = [estimate.low, estimate.high]
+        axes.plot([x, x], ends, color=style.colour, linewidth=1.6, alpha=0.55, label=label)
+    look = {"color": style.colour, "markersize": 7, "markeredgecolor": CARD, "label": label}
+    axes.plot(x, finite(estimate.mean), style.marker, **look)
 
 
 def layer_ticks(n_layers: int) -> list[int]:

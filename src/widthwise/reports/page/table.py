@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from widthwise.records.estimate import Estimate
 from widthwise.reports.page.formats import MINUS, MISSING, TIMES, clean
 
 
@@ -99,6 +100,11 @@ def csv_rows(rows: Iterable[Mapping[str, object]], header: Sequence[str]) -> str
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()
+
+
+def csv_estimate(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """Cells of an estimate: its mean and the ends of its interval."""
+    return {csv_cell(f"{name}_{part}"): getattr(estimate, part, None) for part in ("mean", "low", "high")}
 
 
 def csv_cell(text: str) -> str:

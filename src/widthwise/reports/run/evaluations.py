@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -178,7 +177,7 @@ def side_by_side(named: Mapping[str, Run]) -> SideBySide | None:
                 newest.setdefault(question, {})[name] = (evaluation, answers)
     if not newest:
         return None
-    rows = [row for pair in _pairs(newest) for row in pair.rows()]
+    rows = list(_differences(newest))
     header = ["Task", "metric", "first", "run", "run minus first", "interval", "gained", "lost", "p"]
     caption = (
         "Differences, item by item; gained: only the run has it right, lost: only the first; p: McNemar's exact test"
@@ -199,40 +198,24 @@ def _scores(newest: Newest, runs: Sequence[str]) -> Table:
     return Table(caption, ["Text or task", "metric", *map(clean, runs)], rows, words={"metric"})
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Two runs that answered the same questions."""
-
-    task: str
-    first: str
-    other: str
-    before: Answers
-    after: Answers
-
-    def rows(self) -> Iterator[list[str]]:
-        for metric, found in (task_differences(self._record(self.before), self._record(self.after)) or {}).items():
-            flipped = self._flips(metric)
-            counts = [MISSING] * 3
-            if flipped is not None:
-                counts = [str(len(flipped["gained"])), str(len(flipped["lost"])), fixed(flipped["p_value"], 3)]
-            names = [clean(self.task), clean(metric), clean(self.first), clean(self.other)]
-            yield [*names, signed(found.value, 4), interval(_estimate(found), 4, True) or MISSING, *counts]
-
-    def _flips(self, metric: str) -> dict[str, Any] | None:
-        return flips(self._record(self.before), self._record(self.after), metric)
-
-    @staticmethod
-    def _record(answers: Answers) -> dict[str, Any]:
-        return {"fingerprint": answers.fingerprint, "items": answers.items}
-
-
-def _pairs(newest: Newest) -> Iterator[_Pair]:
-    """The first run that answered the questions of a task, with each further one."""
+def _differences(newest: Newest) -> Iterator[list[str]]:
+    """A row for each metric of a task: the first run that answered its questions, with each further one."""
     for question, own in newest.items():
         (first, (_, before)), *others = own.items()
         for other, (_, after) in others:
             if before.items and before.items.keys() == after.items.keys():
-                yield _Pair(question.name, first, other, before, after)
+                for metric, *cells in _paired(before, after):
+                    yield [clean(question.name), clean(metric), clean(first), clean(other), *cells]
+
+
+def _paired(before: Answers, after: Answers) -> Iterator[list[str]]:
+    """A metric, its difference with the interval, and which items changed."""
+    first, other = ({"fingerprint": answers.fingerprint, "items": answers.items} for answers in (before, after))
+    for metric, found in (task_differences(first, other) or {}).items():
+        flipped, counts = flips(first, other, metric), [MISSING] * 3
+        if flipped is not None:
+            counts = [str(len(flipped["gained"])), str(len(flipped["lost"])), fixed(flipped["p_value"], 3)]
+        yield [metric, signed(found.value, 4), interval(_estimate(found), 4, True) or MISSING, *counts]
 
 
 def _estimate(found: SampleEstimate) -> Estimate:

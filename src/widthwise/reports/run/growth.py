@@ -13,10 +13,9 @@ from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, fixed, ratio, shorten, si, signed
 from widthwise.reports.page.html import Panel, legend, sequence
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES, SEED_ALPHA, SEED_WIDTH, Curve, by_step, mean_over_seeds
+from widthwise.reports.page.plots import INCHES, SEED_ALPHA, SEED_WIDTH, Curve, by_step, label_axes, mean_over_seeds
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
 from widthwise.reports.page.table import Table
-from widthwise.reports.page.ticks import number_axis
 
 SHARE_SHOWN = 0.1
 """Share of a run's steps that a figure shows on each side of a growth."""
@@ -281,12 +280,7 @@ def _figure(key: str, step: int, lines: Sequence[_Line], y_label: str) -> Markup
         axes.axvline(step + 0.5, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         for line in lines:
             _paint(axes, step, line)
-        axes.set_xlabel("step")
-        axes.set_ylabel(y_label)
-        number_axis(axes.xaxis, 6, whole=True)
-        number_axis(axes.yaxis, 8)
-        axes.grid(axis="y")
-        axes.tick_params(length=0)
+        label_axes(axes, "step", y_label, whole=True)
 
     losses = "; ".join(
         f"{shorten(line.name, 40)} {shown_loss(line.losses[0])} to {shown_loss(line.losses[1])}"
