@@ -168,17 +168,9 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 def write_item_page(item: PaperItem, path: Path) -> None:
     """Writes the page, whole or not at all."""
-    write_atomic(path, _page(item))
-
-
-def _page(item: PaperItem) -> str:
-    return render(
-        "paper.html",
-        title=f"{item.where} · {item.title} · widthwise",
-        item=item,
-        table=_on_one_line(item_table(item)),
-        size=size(item),
-    )
+    title = f"{item.where} · {item.title} · widthwise"
+    table = _on_one_line(item_table(item))
+    write_atomic(path, render("paper.html", title=title, item=item, table=table, size=size(item)))
 
 
 def _on_one_line(table: Table) -> Table:

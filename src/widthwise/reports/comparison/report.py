@@ -31,6 +31,8 @@ from widthwise.reports.run.virtual_width import virtual_width_section
 from widthwise.run_dir import RunDir
 from widthwise.runs.listing import listed_run, planned_run
 
+_CURVES = (("validation", "Held-out loss"), ("train", "Training loss"))
+
 
 def write_comparison_report(
     folder: Path, out: Path | None = None, columns: Sequence[str] | None = None
@@ -144,7 +146,7 @@ def _curves(
 ) -> dict[str, Markup | None]:
     figures: dict[str, Markup | None] = {}
     every = [run for own in runs.values() for run in own]
-    for event, title in (("validation", "Held-out loss"), ("train", "Training loss")):
+    for event, title in _CURVES:
         by_steps = [_bundle(variant, runs[variant.name], chosen, event, False) for variant in comparison.variants]
         by_flops = [_bundle(variant, runs[variant.name], chosen, event, True) for variant in comparison.variants]
         figures[f"{title} by step"] = plots.curve_figure(
@@ -176,9 +178,6 @@ def _training_flops(variant: Variant, run: Run) -> float:
     return result.pflops_days * 1e15 * 86400 / result.tokens
 
 
-_CURVES = (("validation", "Held-out loss"), ("train", "Training loss"))
-
-
 def is_unfinished(folder: Path) -> bool:
     """Whether a folder holds a comparison of which a run or the result is missing."""
     if not (folder / PlannedRuns.file_name).is_file():
@@ -199,15 +198,15 @@ def write_progress_page(folder: Path, out: Path | None = None, refresh_seconds: 
 
 def _progress_page(folder: Path, refresh_seconds: int | None) -> str:
     planned = PlannedRuns.read(folder)
-    listed = {each.path.rsplit("/")[-1]: _listed(folder / each.path, each.n_steps) for each in planned.runs}
-    variants = list(dict.fromkeys(each.variant for each in planned.runs))
-    begun = {
-        name: [
-            read_run(folder / e.path, e.path) for e in planned.runs if e.variant == name and _is_begun(folder / e.path)
-        ]
-        for name in variants
-    }
-    chosen = styles(variants, planned.baseline)
+    listed: dict[str, ListedRun] = {}
+    begun: dict[str, list[Run]] = {each.variant: [] for each in planned.runs}
+    for each in planned.runs:
+        path = folder / each.path
+        is_begun = RunDir(path).exists
+        listed[path.name] = listed_run(path) if is_begun else planned_run(path, each.n_steps)
+        if is_begun:
+            begun[each.variant].append(read_run(path, each.path))
+    chosen = styles(list(begun), planned.baseline)
     grown = growth_steps([run for own in begun.values() for run in own])
     figures = {
         title: plots.curve_figure(f"{event}-loss", _bundles(begun, chosen, event), "step", title.lower(), True, grown)
@@ -223,14 +222,6 @@ def _progress_page(folder: Path, refresh_seconds: int | None) -> str:
         legend=legend(chosen),
         command=planned.command,
     )
-
-
-def _is_begun(path: Path) -> bool:
-    return RunDir(path).exists
-
-
-def _listed(path: Path, n_steps: int) -> ListedRun:
-    return listed_run(path) if _is_begun(path) else planned_run(path, n_steps)
 
 
 def _bundles(begun: Mapping[str, Sequence[Run]], chosen: Mapping[str, Style], event: str) -> list[plots.Bundle]:
