@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY
 
-from widthwise.cli.eval_tables import suite_results_table, tables_by_checkpoint
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
+from widthwise.reports.evaluation_tables import suite_results_table, tables_by_checkpoint
 from widthwise.runs import harness
 from widthwise.runs.export import export_run
 from widthwise.runs.train import train

@@ -84,7 +84,7 @@ def family(
     from widthwise.config_io import UserError
     from widthwise.experiments.family import plan_family, run_family
     from widthwise.experiments.jobs import Jobs
-    from widthwise.reports.family.tables import control_table, member_table, sentences, size_table
+    from widthwise.reports.family import control_table, member_table, sentences, size_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
     from widthwise.runs.trained import Source

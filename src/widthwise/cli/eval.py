@@ -46,11 +46,11 @@ def eval_(
 
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
-    from widthwise.cli.eval_tables import evaluation_tables, tables_by_checkpoint
     from widthwise.evaluation.differences import all_differences, baselines_of, without_items
     from widthwise.evaluation.models_table import models_table
     from widthwise.files import write_atomic
     from widthwise.records.evaluation import EvaluationTable
+    from widthwise.reports.evaluation_tables import evaluation_tables, tables_by_checkpoint
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
     from widthwise.runs.evaluate import evaluate_run, save_evaluation

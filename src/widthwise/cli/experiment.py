@@ -94,7 +94,7 @@ def run_and_report(
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import expected_seconds, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.reports.comparison.terminal import comparison_table
+    from widthwise.reports.comparison.main_table import comparison_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 

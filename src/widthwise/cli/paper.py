@@ -56,8 +56,7 @@ def paper(
         return
     from widthwise.experiments.papers.item import read_item
     from widthwise.experiments.papers.lines import SCALES, item_record
-    from widthwise.reports.paper.report import write_item_page
-    from widthwise.reports.paper.tables import item_notes, item_table
+    from widthwise.reports.paper import item_notes, item_table, write_item_page
 
     if dry_run and scale not in SCALES:
         raise UserError(f"--dry-run: shows the work of an experiment; give --scale {' or '.join(SCALES)}")
@@ -99,8 +98,7 @@ def _list(scale: Scale | None, results: Path, page: Path | None, as_json: bool) 
     from widthwise.experiments.papers.item import read_items
     from widthwise.experiments.papers.lines import item_record
     from widthwise.files import write_atomic
-    from widthwise.reports.paper.markdown import all_items
-    from widthwise.reports.paper.tables import list_table
+    from widthwise.reports.paper import all_items, list_table
 
     if scale is not None:
         raise UserError(f"--scale: got {scale}; name an item to train")

@@ -133,7 +133,7 @@ def discover(
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import run_plan
     from widthwise.records.comparison import Comparison
-    from widthwise.reports.discovery.tables import cost_table, gains_table, rivals_table, sentences, sizes_table
+    from widthwise.reports.discovery import cost_table, gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 

@@ -8,15 +8,14 @@ from widthwise.files import listed, write_atomic
 from widthwise.records.comparison import Comparison
 from widthwise.records.estimate import Effects
 from widthwise.reports.analysis.report import write_analysis_report
-from widthwise.reports.comparison.progress import is_unfinished, write_progress_page
-from widthwise.reports.comparison.report import write_comparison_report
-from widthwise.reports.discovery.report import write_discovery_report
+from widthwise.reports.comparison.report import is_unfinished, write_comparison_report, write_progress_page
+from widthwise.reports.discovery import write_discovery_report
 from widthwise.reports.effects.report import write_effects_anew, write_effects_report
-from widthwise.reports.evaluation.report import write_evaluation_report
-from widthwise.reports.family.report import write_family_report
+from widthwise.reports.evaluation import write_evaluation_report
+from widthwise.reports.family import write_family_report
 from widthwise.reports.page.svg import FileKind, as_files
 from widthwise.reports.run.report import write_run_report, write_runs_report
-from widthwise.reports.scaling.report import write_scaling_report
+from widthwise.reports.scaling import write_scaling_report
 from widthwise.reports.sweep.report import write_sweep_report
 from widthwise.run_dir import RunDir
 

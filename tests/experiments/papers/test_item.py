@@ -14,7 +14,7 @@ from widthwise.experiments.papers.lines import item_record
 from widthwise.experiments.papers.work import Comparing
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import finite
-from widthwise.reports.paper.markdown import all_items
+from widthwise.reports.paper import all_items
 from widthwise.training.observer import Silence
 
 ITEMS = read_items()

@@ -10,8 +10,8 @@ from fake_comparison import token_widths
 from page_section import captions, change, labels, rows_of
 
 from widthwise.records.analysis import Analysis
-from widthwise.reports.analysis.layers import exit_curve
 from widthwise.reports.analysis.report import write_analysis_report
+from widthwise.reports.analysis.tables import exit_curve
 from widthwise.reports.page.formats import MINUS, MISSING
 from widthwise.reports.page.svg import as_files
 from widthwise.reports.writing import write_report

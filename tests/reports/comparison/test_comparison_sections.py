@@ -16,9 +16,9 @@ from page_section import change, labels, rows_of, section
 from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
 from widthwise.records.estimate import Estimate
-from widthwise.reports.comparison.export import csv_text, latex_text
+from widthwise.reports.comparison.figures import Stack, _over_aspect, _over_ratio
+from widthwise.reports.comparison.main_table import csv_text, latex_text
 from widthwise.reports.comparison.report import write_comparison_report
-from widthwise.reports.comparison.shape_curves import Stack, _over_aspect, _over_ratio
 from widthwise.reports.page.formats import MINUS, MISSING
 from widthwise.reports.sweep.report import write_sweep_report
 

@@ -16,16 +16,20 @@ from rich.console import Console
 
 from widthwise.cli.terminal import laid_out
 from widthwise.records.comparison import Comparison
-from widthwise.reports.comparison.export import csv_text, latex_text
-from widthwise.reports.comparison.main_table import cells, main_columns, main_tables
+from widthwise.reports.comparison.figures import ratio_figure
+from widthwise.reports.comparison.main_table import (
+    cells,
+    comparison_table,
+    csv_text,
+    latex_text,
+    main_columns,
+    main_tables,
+    validated_table,
+)
 from widthwise.reports.comparison.report import write_comparison_report
-from widthwise.reports.comparison.terminal import comparison_table
-from widthwise.reports.comparison.validated import validated_table
-from widthwise.reports.page import plots
 from widthwise.reports.page.formats import MINUS
-from widthwise.reports.page.latex import latex_escape
-from widthwise.reports.page.spreadsheet import csv_cell
 from widthwise.reports.page.svg import styles
+from widthwise.reports.page.table import csv_cell, latex_escape
 from widthwise.reports.writing import write_report
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", "  =1", "=HYPERLINK(1)")  # noqa: RUF001
@@ -115,7 +119,7 @@ def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str
     assert cells(record.variants[2], record)[-1].ratio is None
     assert {row["tokens_per_second_ratio"] for row in csv_rows(record)} == {""}
     assert r"{*}: other processes used the machine" in latex_text(record)
-    label = plots.ratio_figure("ratios", record.variants, styles([v.name for v in record.variants]), "uniform") or ""
+    label = ratio_figure("ratios", record.variants, styles([v.name for v in record.variants]), "uniform") or ""
     assert "KV bytes" in label
     assert "tokens per second" not in label
     assert "bits per byte" not in label

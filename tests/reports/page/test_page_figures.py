@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.page import svg
-from widthwise.reports.page.curves import Curve, against_flops, by_step, further_heads, thin
-from widthwise.reports.page.data import data_table, text_key
+from widthwise.reports.page.plots import Curve, against_flops, by_step, further_heads, thin
 from widthwise.reports.page.shapes import width_figures
 from widthwise.reports.page.svg import HEAT, INK, MUTED, SERIES, draw, styles, swatch
+from widthwise.reports.page.tables import data_table, text_key
 
 
 def run(metrics: list[dict]) -> Run:

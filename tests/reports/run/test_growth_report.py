@@ -12,7 +12,7 @@ from fake_growth import CERTIFICATE, write_grown_run
 from page_section import rows_of
 
 from widthwise.records.run import Run, RunResult
-from widthwise.reports.page.curves import Curve, against_flops
+from widthwise.reports.page.plots import Curve, against_flops
 from widthwise.reports.page.svg import styles
 from widthwise.reports.run.growth import growth_section
 from widthwise.reports.run.reading import read_run

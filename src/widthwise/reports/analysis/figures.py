@@ -1,6 +1,7 @@
-"""The figures of an analysis, each with all models in it."""
+"""The figures of an analysis, each with all models in it; of runs over the tokens of their checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
@@ -8,13 +9,12 @@ from matplotlib.axes import Axes
 
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
-from widthwise.reports.analysis.layers import DepthAxis, LayerUnits, counterpart, exit_curve, layers_of
-from widthwise.reports.page.curves import Curve, thin
+from widthwise.reports.analysis.tables import DepthAxis, LayerUnits, counterpart, exit_curve, layers_of, means
 from widthwise.reports.page.formats import clean, fixed, shorten, si, tick
 from widthwise.reports.page.html import Panel, panels, sequence
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES, Bundle, curve_figure, label_axes
-from widthwise.reports.page.svg import CARD, Style, draw, line_legend
+from widthwise.reports.page.plots import INCHES, Bundle, Curve, curve_figure, label_axes, thin
+from widthwise.reports.page.svg import Style, draw, line_legend
 from widthwise.reports.page.ticks import TickFormatter
 
 Values = Callable[[AnalysedModel], dict[int, float]]
@@ -25,40 +25,32 @@ N_POINTS = 100
 
 def activation_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
     """Density over thresholds and by layer, participation absolute and over d_ff, and dead units."""
-    threshold = f"{analysis.utilisation_threshold:g}"
-    units = {
-        f"Activations beyond {threshold}, by layer": _of_units(lambda units: units.density),
-        "Effective number of units": _of_units(lambda units: units.participation),
-        "Effective number of units over d_ff": _of_units(lambda units: units.participation_share),
-        "Units that are never active": _of_units(lambda units: units.dead_share),
+    beyond = f"Activations beyond {analysis.utilisation_threshold:g}, by layer"
+    by_layer = {
+        beyond: ("units-0", "share of the activations", _of_units(lambda units: units.density)),
+        "Effective number of units": ("units-1", "participation ratio", _of_units(lambda units: units.participation)),
+        "Effective number of units over d_ff": (
+            "units-2",
+            "participation ratio / d_ff",
+            _of_units(lambda units: units.participation_share),
+        ),
+        "Units that are never active": ("units-3", "share of the units", _of_units(lambda units: units.dead_share)),
     }
-    labels = ("share of the activations", "participation ratio", "participation ratio / d_ff", "share of the units")
-    figures = {"Activations beyond a threshold": _density_figure(analysis, styles)}
-    for i, ((title, values), label) in enumerate(zip(units.items(), labels)):
-        figures[title] = _depth_figure(f"units-{i}", analysis.models, styles, values, label)
-    return panels(figures)
+    density = panels({"Activations beyond a threshold": _density_figure(analysis, styles)})
+    return density + _depth_panels(analysis, styles, by_layer)
 
 
 def stream_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
     """How much of the residual stream the tokens' states fill, by depth."""
-    return panels(
-        {
-            "Matrix entropy": _depth_figure(
-                "entropy",
-                analysis.models,
-                styles,
-                lambda model: {each.depth: finite(each.entropy) for each in model.stream},
-                "matrix entropy / log(rank)",
-            ),
-            "Participation ratio of the stream": _depth_figure(
-                "stream-participation",
-                analysis.models,
-                styles,
-                lambda model: {each.depth: finite(each.participation) for each in model.stream},
-                "participation ratio",
-            ),
-        }
-    )
+    by_depth = {
+        "Matrix entropy": ("entropy", "matrix entropy / log(rank)", _of_depths("stream", "entropy")),
+        "Participation ratio of the stream": (
+            "stream-participation",
+            "participation ratio",
+            _of_depths("stream", "participation"),
+        ),
+    }
+    return _depth_panels(analysis, styles, by_depth)
 
 
 def lens_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
@@ -69,35 +61,32 @@ def lens_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]
         "Entropy of the prediction": ("entropy", "entropy, nats"),
     }
     by_depth = {
-        title: _depth_figure(f"lens-{key}", analysis.models, styles, _of_lens(key), label)
-        for title, (key, label) in quantities.items()
+        title: (f"lens-{key}", label, _of_depths("logit_lens", key)) for title, (key, label) in quantities.items()
     }
     curves = {model.name: curve for model in analysis.models if (curve := exit_curve(model)) is not None}
     exits = [Bundle(name, styles[name], [curve], curve) for name, curve in curves.items()]
     drawn = curve_figure("exits", exits, "forward FLOPs per token", "loss, nats")
-    return panels({**by_depth, "Loss of an early exit": drawn})
+    return _depth_panels(analysis, styles, by_depth) + panels({"Loss of an early exit": drawn})
 
 
 def sink_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
     """Attention to the first token and the size of its state, by layer."""
-    return panels(
-        {
-            "Attention to the first token": _depth_figure(
-                "sinks",
-                analysis.models,
-                styles,
-                lambda model: {each.layer: finite(each.first_token_share) for each in model.sinks},
-                "share of the attention",
-            ),
-            "Size of the first token's state": _depth_figure(
-                "norm-ratio",
-                analysis.models,
-                styles,
-                lambda model: {each.layer: finite(each.norm_ratio) for each in model.sinks},
-                "norm / mean norm of the others",
-            ),
-        }
-    )
+    by_layer = {
+        "Attention to the first token": ("sinks", "share of the attention", _of_sinks("first_token_share")),
+        "Size of the first token's state": ("norm-ratio", "norm / mean norm of the others", _of_sinks("norm_ratio")),
+    }
+    return _depth_panels(analysis, styles, by_layer)
+
+
+def _depth_panels(
+    analysis: Analysis, styles: Mapping[str, Style], figures: Mapping[str, tuple[str, str, Values]]
+) -> list[Panel]:
+    """figures: title -> key, y label and values."""
+    drawn = {
+        title: _depth_figure(key, analysis.models, styles, values, label)
+        for title, (key, label, values) in figures.items()
+    }
+    return panels(drawn)
 
 
 def utilisation_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
@@ -121,8 +110,12 @@ def _of_units(value: Callable[[LayerUnits], float]) -> Values:
     return lambda model: {layer: value(units) for layer, units in layers_of(model).items()}
 
 
-def _of_lens(key: str) -> Values:
-    return lambda model: {each.depth: finite(getattr(each, key)) for each in model.logit_lens}
+def _of_depths(part: Literal["stream", "logit_lens"], key: str) -> Values:
+    return lambda model: {each.depth: finite(getattr(each, key)) for each in getattr(model, part)}
+
+
+def _of_sinks(key: str) -> Values:
+    return lambda model: {each.layer: finite(getattr(each, key)) for each in model.sinks}
 
 
 def _depth_figure(
@@ -146,19 +139,7 @@ def _depth_figure(
 
 def _paint_lines(axes: Axes, curves: Mapping[str, Curve], styles: Mapping[str, Style]) -> None:
     for name, curve in curves.items():
-        style = styles[name]
-        axes.plot(
-            curve.x,
-            curve.y,
-            color=style.colour,
-            linestyle=style.dash,
-            linewidth=1.9,
-            marker=style.marker,
-            markersize=4.5,
-            markeredgecolor=CARD,
-            markeredgewidth=0.6,
-            label=named(name),
-        )
+        axes.plot(curve.x, curve.y, label=named(name), **styles[name].line)
 
 
 def _extremes(curve: Curve) -> str:
@@ -228,3 +209,30 @@ def _utilisation_figure(key: str, title: str, shown: Mapping[str, LayerUnits], s
     ]
     label = f"{clean(title)}: how often each hidden unit is active. {'; '.join(parts)}."
     return draw(key, label, INCHES, paint, line_legend({name: styles[name] for name in shown}))
+
+
+N_SHOWN = 5
+"""Checkpoints of a run that a figure over layers shows: more lines could not be told apart."""
+
+
+def with_some_checkpoints(analysis: Analysis) -> Analysis:
+    """The analysis with at most N_SHOWN checkpoints of each run, spread evenly from the first to the last."""
+    left_out = set()
+    for own in analysis.courses.values():
+        shown = {round(i) for i in np.linspace(0, len(own) - 1, N_SHOWN)}
+        left_out |= {model.name for i, model in enumerate(own) if i not in shown}
+    return analysis.with_changes(models=[model for model in analysis.models if model.name not in left_out])
+
+
+def course_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
+    """A figure for each mean over layers, with a line for each run over the tokens of its checkpoints."""
+    figures = {}
+    for i, mean in enumerate(means(analysis)):
+        bundles = []
+        for run, models in analysis.courses.items():
+            x = np.array([model.tokens for model in models], dtype=float)
+            curve = Curve(x, np.array([mean.value(model) for model in models]))
+            bundles.append(Bundle(run, styles[run], [curve], curve))
+        title = mean.title[:1].upper() + mean.title[1:]
+        figures[title] = curve_figure(f"course-{i}", bundles, "tokens", mean.title)
+    return panels(figures)

@@ -5,7 +5,7 @@ from pathlib import Path
 from widthwise.files import write_atomic
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.reports.analysis import figures
-from widthwise.reports.analysis.over_training import course_figures, with_some_checkpoints
+from widthwise.reports.analysis.figures import course_figures, with_some_checkpoints
 from widthwise.reports.analysis.tables import checkpoints_table, layer_table, summary_table
 from widthwise.reports.page.formats import clean, fixed, si
 from widthwise.reports.page.html import legend, render, sequence

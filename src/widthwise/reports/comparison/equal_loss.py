@@ -15,7 +15,7 @@ from widthwise.reports.page.formats import MISSING, capital, clean, counted, fix
 from widthwise.reports.page.html import Panel, legend, panels
 from widthwise.reports.page.inline import named
 from widthwise.reports.page.plots import INCHES, label_axes
-from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
+from widthwise.reports.page.svg import INK, Style, draw, line_legend
 from widthwise.reports.page.table import Table
 
 CONSTANT = 0.999
@@ -115,19 +115,8 @@ def _figure(
             low, high = (np.array(list(map(finite, ends))) for ends in (curve.low, curve.high))
             label = named(name)
             axes.fill_between(curve.tokens, low, high, color=style.colour, alpha=0.16, linewidth=0, label=label)
-            axes.plot(
-                curve.tokens,
-                list(map(finite, curve.mean)),
-                color=style.colour,
-                linestyle=style.dash,
-                linewidth=1.9,
-                marker=style.marker,
-                markevery=max(1, len(curve.tokens) // 8),
-                markersize=4.5,
-                markeredgecolor=CARD,
-                markeredgewidth=0.6,
-                label=label,
-            )
+            every = max(1, len(curve.tokens) // 8)
+            axes.plot(curve.tokens, list(map(finite, curve.mean)), markevery=every, label=label, **style.line)
         axes.set_ylim(*_late_range(list(drawn.values()), equal))
         label_axes(axes, "tokens", y_label, whole=True)
 

@@ -1,4 +1,4 @@
-"""The report of a comparison: `report.html`, `table.csv` and `table.tex`."""
+"""The report of a comparison: `report.html`, `table.csv` and `table.tex`; until it has finished, a page of its runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,27 +6,32 @@ from pathlib import Path
 from markupsafe import Markup
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
+from widthwise.files import write_atomic
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.discovery import Search
+from widthwise.records.listing import ListedRun, PlannedRuns
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.equal_loss import equal_loss_section
-from widthwise.reports.comparison.export import csv_text, latex_text
-from widthwise.reports.comparison.shape_curves import shape_curves
+from widthwise.reports.comparison.figures import difference_figure, part_names, parts_figure, ratio_figure, shape_curves
+from widthwise.reports.comparison.main_table import csv_text, latex_text, validated_table
 from widthwise.reports.comparison.trend import trend_section
-from widthwise.reports.comparison.validated import validated_table
 from widthwise.reports.page import plots, tables
-from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_over_seeds, of_seeds
-from widthwise.reports.page.data import data_table, loss_words
 from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
+from widthwise.reports.page.plots import Curve, against_flops, by_step, mean_over_seeds, of_seeds
 from widthwise.reports.page.shapes import used_widths, width_figures
 from widthwise.reports.page.svg import Style, block_swatch, styles, swatch
+from widthwise.reports.page.tables import data_table, loss_words
 from widthwise.reports.run.dynamic_width import dynamic_width_section
 from widthwise.reports.run.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.run.reading import read_run
+from widthwise.reports.run.reading import counted_states, progress_table, read_run, reload_sentence
 from widthwise.reports.run.virtual_width import virtual_width_section
+from widthwise.run_dir import RunDir
+from widthwise.runs.listing import listed_run, planned_run
+
+_CURVES = (("validation", "Held-out loss"), ("train", "Training loss"))
 
 
 def write_comparison_report(
@@ -82,18 +87,16 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]], searched: S
         virtual_width=virtual_width_section(results, chosen),
         curves=panels(_curves(comparison, runs, chosen)),
         curve_table=tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)),
-        differences=panels(
-            {"Held-out loss, difference": plots.difference_figure("differences", variants, chosen, baseline)}
-        ),
+        differences=panels({"Held-out loss, difference": difference_figure("differences", variants, chosen, baseline)}),
         validated_table=validated_table(comparison),
         equal_loss=equal_loss_section(comparison, chosen),
         trend=trend_section(comparison, chosen),
         growth=growth_section(runs, chosen),
-        parameters=plots.parts_figure("parts", variants),
-        ratios=plots.ratio_figure("ratios", variants, chosen, baseline),
+        parameters=parts_figure("parts", variants),
+        ratios=ratio_figure("ratios", variants, chosen, baseline),
         legend=legend(chosen),
         compared_legend=legend(compared),
-        part_legend=[(block_swatch(i), clean(name)) for i, name in enumerate(plots.part_names(variants))],
+        part_legend=[(block_swatch(i), clean(name)) for i, name in enumerate(part_names(variants))],
         seed_table=tables.seed_table(comparison),
         cost_table=tables.cost_table({variant.name: variant for variant in variants}),
         layer_tables=[tables.layer_table(variant.name, variant.cost) for variant in variants],
@@ -109,7 +112,7 @@ def _question(comparison: Comparison) -> str:
     if not others:
         return f"The held-out loss of {baseline}, trained with {seeds}."
     verb = "Does" if len(others) == 1 else "Do"
-    matched = plots.matched_words(comparison.matched) + _mismatch(comparison)
+    matched = main_table.matched_words(comparison.matched) + _mismatch(comparison)
     return f"{verb} {sequence(others)} reach a lower held-out loss than {baseline}{matched}? Trained with {seeds}."
 
 
@@ -143,7 +146,7 @@ def _curves(
 ) -> dict[str, Markup | None]:
     figures: dict[str, Markup | None] = {}
     every = [run for own in runs.values() for run in own]
-    for event, title in (("validation", "Held-out loss"), ("train", "Training loss")):
+    for event, title in _CURVES:
         by_steps = [_bundle(variant, runs[variant.name], chosen, event, False) for variant in comparison.variants]
         by_flops = [_bundle(variant, runs[variant.name], chosen, event, True) for variant in comparison.variants]
         figures[f"{title} by step"] = plots.curve_figure(
@@ -173,3 +176,55 @@ def _training_flops(variant: Variant, run: Run) -> float:
     if result is None or result.pflops_days is None or not result.tokens:
         return variant.cost.flops_per_token.training
     return result.pflops_days * 1e15 * 86400 / result.tokens
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder holds a comparison of which a run or the result is missing."""
+    if not (folder / PlannedRuns.file_name).is_file():
+        return False
+    runs = PlannedRuns.read(folder).runs
+    return not (folder / Comparison.file_name).is_file() or not all(RunDir(folder / r.path).has_result for r in runs)
+
+
+def write_progress_page(folder: Path, out: Path | None = None, refresh_seconds: int | None = None) -> Path:
+    """Writes `report.html` of an unfinished comparison into `out` (default: `folder`). UserError if it is broken.
+
+    refresh_seconds: after so long the page loads itself again; None: never.
+    """
+    page = Path(out or folder) / "report.html"
+    write_atomic(page, _progress_page(Path(folder), refresh_seconds))
+    return page
+
+
+def _progress_page(folder: Path, refresh_seconds: int | None) -> str:
+    planned = PlannedRuns.read(folder)
+    listed: dict[str, ListedRun] = {}
+    begun: dict[str, list[Run]] = {each.variant: [] for each in planned.runs}
+    for each in planned.runs:
+        path = folder / each.path
+        is_begun = RunDir(path).exists
+        listed[path.name] = listed_run(path) if is_begun else planned_run(path, each.n_steps)
+        if is_begun:
+            begun[each.variant].append(read_run(path, each.path))
+    chosen = styles(list(begun), planned.baseline)
+    grown = growth_steps([run for own in begun.values() for run in own])
+    figures = {
+        title: plots.curve_figure(f"{event}-loss", _bundles(begun, chosen, event), "step", title.lower(), True, grown)
+        for event, title in _CURVES
+    }
+    return render(
+        "comparison/progress.html",
+        title=planned.title,
+        lead=f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}",
+        refresh_seconds=refresh_seconds,
+        table=progress_table(listed),
+        curves=panels(figures),
+        legend=legend(chosen),
+        command=planned.command,
+    )
+
+
+def _bundles(begun: Mapping[str, Sequence[Run]], chosen: Mapping[str, Style], event: str) -> list[plots.Bundle]:
+    """A bundle for each variant of which a run was begun."""
+    found = {name: [by_step(run, event, "loss") for run in runs] for name, runs in begun.items() if runs}
+    return [plots.Bundle(name, chosen[name], curves, mean_over_seeds(curves)) for name, curves in found.items()]

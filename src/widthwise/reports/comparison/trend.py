@@ -15,10 +15,10 @@ from widthwise.records.record import finite
 from widthwise.reports.page.formats import MISSING, capital, clean, fixed, interval, shorten, signed, tick
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES
+from widthwise.reports.page.plots import INCHES, label_axes
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
 from widthwise.reports.page.table import Table
-from widthwise.reports.page.ticks import TickFormatter, number_axis
+from widthwise.reports.page.ticks import TickFormatter
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,11 @@ def _figure(trend: Trend, losses: Mapping[str, Estimate], styles: Mapping[str, S
             axes.plot(at, seeds, "_", color=style.colour, markersize=11, markeredgewidth=1.4, label=label)
             look = {"color": style.colour, "markersize": 7.5, "markeredgecolor": CARD}
             axes.plot(point.value, seeds.mean(), style.marker, label=named(point.variant), **look)
-        axes.set_xlabel(f"{clean(trend.over)}, on a logarithmic axis")
-        axes.set_ylabel(_title(trend))
+        label_axes(axes, f"{clean(trend.over)}, on a logarithmic axis", _title(trend))
         axes.xaxis.set_major_locator(FixedLocator(_apart(values)))
         axes.xaxis.set_major_formatter(TickFormatter())
         axes.xaxis.set_minor_locator(NullLocator())
-        number_axis(axes.yaxis, 8)
         axes.margins(x=0.08)
-        axes.grid(axis="y")
-        axes.tick_params(length=0)
 
     parts = [
         f"{shorten(point.variant, 40)} at {tick(point.value)}: {fixed(losses[point.variant].mean, 4)}, "

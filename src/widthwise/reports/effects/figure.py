@@ -10,9 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from widthwise.records.record import finite
-from widthwise.reports.effects.scales import Effect, Scales, seed_words
-from widthwise.reports.effects.sentences import words
-from widthwise.reports.effects.signs import sign
+from widthwise.reports.effects.scales import Effect, Scales, seed_words, sign, words
 from widthwise.reports.page.formats import clean, interval, shorten, signed
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.inline import named

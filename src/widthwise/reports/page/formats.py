@@ -134,6 +134,12 @@ def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> st
     return f"{show(estimate.low, n_decimals)} to {show(estimate.high, n_decimals)}"
 
 
+def with_interval(estimate: Estimate, n_decimals: int) -> str:
+    """A difference, and its interval in parentheses if it has one."""
+    ends = interval(estimate, n_decimals, with_sign=True)
+    return signed(estimate.mean, n_decimals) + (f" ({ends})" if ends else "")
+
+
 def ratio(value: float | None, sign: str = TIMES) -> str:
     """A ratio to the baseline, or nothing if it is unknown."""
     return "" if value is None or not math.isfinite(value) else f"{value:.3f}{sign}"

@@ -1,34 +1,141 @@
-"""The few figures of the reports, as inline SVG. Each carries a sentence that says what it shows."""
+"""Metrics of runs as curves, aligned over seeds and thinned to what a figure can show; and how figures are laid out."""
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
-from widthwise.records.comparison import Variant
 from widthwise.records.estimate import Estimate
-from widthwise.records.quantities import QUANTITIES, TITLES
 from widthwise.records.record import finite
-from widthwise.reports.page.curves import N_POINTS, Curve, thin
-from widthwise.reports.page.formats import clean, interval, ratio, shorten, si, signed
+from widthwise.records.run import Run
+from widthwise.reports.page.formats import shorten, si
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.svg import CARD, GRID, INK, MUTED, PARTS, Style, draw, line_legend
+from widthwise.reports.page.svg import CARD, MUTED, Style, draw, line_legend
 from widthwise.reports.page.ticks import number_axis
+
+N_POINTS = 240
+"""A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y over x, both (n_points,), x ascending; y is NaN where a value was not finite."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+    @property
+    def is_empty(self) -> bool:
+        return not np.isfinite(self.y).any()
+
+    @property
+    def last(self) -> float:
+        """The last finite value; NaN for an empty curve."""
+        values = self.y[np.isfinite(self.y)]
+        return float(values[-1]) if len(values) else float("nan")
+
+
+def by_step(run: Run, event: str, key: str) -> Curve:
+    """One metric of one run over the step. Records without the key are left out; the last record of a step counts."""
+    return _curve(run, event, lambda record: record.get(key))
+
+
+def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
+    """Text or task -> one of its numbers, over the step of validations. key: of a record, where they stand by name."""
+    names = dict.fromkeys(name for record in run.metrics for name in record.get(key) or ())
+    curves = {
+        name: _curve(run, "validation", lambda record, name=name: ((record.get(key) or {}).get(name) or {}).get(entry))
+        for name in names
+    }
+    return {name: curve for name, curve in curves.items() if not curve.is_empty}
+
+
+def further_heads(run: Run) -> list[Curve]:
+    """Held-out loss over the step of each further head of multi-token prediction, nearest first."""
+    counts = [len(record.get("mtp_losses") or ()) for record in run.metrics if record.get("event") == "validation"]
+
+    def loss_of(depth: int) -> Callable[[Mapping[str, Any]], Any]:
+        return lambda record: next(iter((record.get("mtp_losses") or [])[depth : depth + 1]), None)
+
+    return [_curve(run, "validation", loss_of(depth)) for depth in range(max(counts, default=0))]
+
+
+def of_layer(run: Run, event: str, key: str, layer: int) -> Curve:
+    """One entry of a list with one per layer, over the step. layer: from 1."""
+    return _curve(run, event, lambda record: next(iter((record.get(key) or [])[layer - 1 : layer]), None))
+
+
+def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
+    """value_of: takes the value from a record; None leaves the record out."""
+    found = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]
+    values = {step: finite(value) for step, value in found if value is not None}
+    steps = sorted(values)
+    return Curve(np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float))
+
+
+def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
+    """The mean at the steps that every non-empty curve has; NaN where one of them is not finite."""
+    filled = [curve for curve in curves if len(curve.x)]
+    if not filled:
+        return Curve(np.array([]), np.array([]))
+    steps = set(filled[0].x).intersection(*(curve.x for curve in filled[1:]))
+    common = np.array(sorted(steps))
+    values = np.array([curve.y[np.isin(curve.x, common)] for curve in filled])
+    return Curve(common, values.mean(axis=0))
+
+
+def of_seeds(runs: Sequence[Run]) -> list[str]:
+    """What the curves of single runs are called."""
+    return ["an unfinished run" if run.result is None else f"seed {run.result.seed}" for run in runs]
+
+
+def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
+    """Steps become training FLOPs. Tokens between two records are interpolated; steps beyond the last are left out.
+
+    flops_per_token: of a run whose model stays the same; where it grew, the result says what the run had cost by then.
+    """
+    tokens = by_step(run, "train", "tokens")
+    steps, counts = [0.0, *tokens.x], [0.0, *tokens.y]
+    if run.result and run.result.steps and run.result.tokens and run.result.steps > steps[-1]:
+        steps, counts = [*steps, float(run.result.steps)], [*counts, float(run.result.tokens)]
+    known = curve.x <= steps[-1]
+    return Curve(_training_flops(np.interp(curve.x[known], steps, counts), run, flops_per_token), curve.y[known])
+
+
+def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
+    """Training FLOPs of a run up to each of these token counts."""
+    result = run.result
+    if result is None:
+        return tokens * flops_per_token
+    ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in result.growth]
+    # A run that began where another one stood has a record of what that had cost.
+    said = [record for record in run.metrics if record.get("training_flops") is not None]
+    ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in said]
+    if not ends:
+        return tokens * flops_per_token
+    n_tokens, flops = zip((0.0, 0.0), *sorted(ends), (finite(result.tokens), finite(result.training_flops)))
+    return np.interp(tokens, n_tokens, flops)
+
+
+def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
+    """Averages neighbours so that at most `n_points` remain; a group with a value that is not finite becomes NaN."""
+    if len(curve.x) <= n_points:
+        return curve
+    groups = np.array_split(np.arange(len(curve.x)), n_points)
+    return Curve(
+        np.array([curve.x[group].mean() for group in groups]), np.array([curve.y[group].mean() for group in groups])
+    )
+
 
 INCHES = (4.2, 2.9)
 """Width and height of most figures. All have one width or nearly, so that their letters have one size."""
 SEED_WIDTH, SEED_ALPHA = 0.9, 0.65
 """Width and opacity of the thin lines of single seeds: enough of their colour to tell the variants apart."""
-
-
-def matched_words(quantity: str | None) -> str:
-    """ " at equal parameters", or nothing where nothing is equal."""
-    return "" if quantity in (None, "none") else f" at equal {TITLES.get(quantity, clean(quantity))}"
 
 
 @dataclass(frozen=True)
@@ -87,19 +194,8 @@ def _paint_bundle(axes: Axes, bundle: Bundle) -> None:
     mean = thin(bundle.mean)
     of_mean = () if n_seeds == 1 else (bundle.of_mean or f"mean of {n_seeds}",)
     n_marks = max(1, math.ceil(len(mean.x) / 8))
-    axes.plot(
-        mean.x,
-        mean.y,
-        color=style.colour,
-        linestyle=style.dash,
-        linewidth=1.9,
-        marker=style.marker,
-        markevery=n_marks,
-        markersize=4.5,
-        markeredgecolor=CARD,
-        markeredgewidth=0.6,
-        label=named(bundle.name, *of_mean, *_thinned(bundle.mean)),
-    )
+    label = named(bundle.name, *of_mean, *_thinned(bundle.mean))
+    axes.plot(mean.x, mean.y, markevery=n_marks, label=label, **style.line)
 
 
 def _thinned(curve: Curve) -> list[str]:
@@ -140,119 +236,22 @@ def limits_of(estimates: Sequence[Estimate], marks: Sequence[float] = ()) -> tup
     return max(lowest, low - room) - 0.08 * room, min(highest, high + room) + 0.08 * room
 
 
+def moved(estimate: Estimate, by: float) -> Estimate:
+    """Its mean and its interval, so much higher."""
+    mean, low, high = (None if end is None else end + by for end in (estimate.mean, estimate.low, estimate.high))
+    return Estimate(mean=mean, low=low, high=high)
+
+
+def paint_estimate(axes: Axes, x: float, estimate: Estimate, style: Style, label: str) -> None:
+    """Paint a mean as a marker, and its interval as an upright line through it."""
+    if estimate.low is not None and estimate.high is not None:
+        ends = [estimate.low, estimate.high]
+        axes.plot([x, x], ends, color=style.colour, linewidth=1.6, alpha=0.55, label=label)
+    look = {"color": style.colour, "markersize": 7, "markeredgecolor": CARD, "label": label}
+    axes.plot(x, finite(estimate.mean), style.marker, **look)
+
+
 def layer_ticks(n_layers: int) -> list[int]:
     """Numbers of the layers that an axis names."""
     stride = max(1, math.ceil(n_layers / 8))
     return sorted({1, n_layers, *(layer for layer in range(stride, n_layers - stride // 2, stride) if layer > 1)})
-
-
-def difference_figure(
-    key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str
-) -> Markup | None:
-    """Forest plot: per variant the difference per seed, its mean and its interval. None where nothing is compared."""
-    compared = [(variant, variant.difference) for variant in variants if variant.difference is not None]
-    if not compared:
-        return None
-
-    def paint(axes: Axes) -> None:
-        axes.axvline(0, color=INK, linewidth=1)
-        for row, (variant, difference) in enumerate(compared):
-            style = styles[variant.name]
-            seeds = [value for value in difference.per_seed if value is not None]
-            label = named(variant.name, "a single seed")
-            at = np.full(len(seeds), row + 0.2)
-            axes.plot(seeds, at, "|", color=style.colour, markersize=9, markeredgewidth=1.4, label=label)
-            if difference.low is not None and difference.high is not None:
-                label = named(variant.name, "end of the interval")
-                axes.plot([difference.low, difference.high], [row, row], color=style.colour, linewidth=2.4, label=label)
-            if difference.mean is not None:
-                label = named(variant.name, f"mean of {len(seeds)}", interval(difference, 4, True))
-                look = {"color": style.colour, "markersize": 8, "markeredgecolor": CARD}
-                axes.plot(difference.mean, row, style.marker, label=label, **look)
-        axes.set_yticks(range(len(compared)), [shorten(variant.name, 22) for variant, _ in compared])
-        axes.set_ylim(len(compared) - 0.5, -0.5)
-        axes.set_xlabel(f"nats above {shorten(baseline, 22)}; left is better", loc="right")
-        axes.margins(x=0.12)
-        number_axis(axes.xaxis, 6, sign="+")
-        axes.grid(axis="x")
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(length=0)
-        axes.tick_params(axis="y", labelcolor=INK)
-
-    parts = [
-        f"{shorten(v.name, 40)} {signed(d.mean, 4)} ({interval(d, 4, True) or 'no interval'})" for v, d in compared
-    ]
-    label = f"Difference in held-out loss to {shorten(baseline, 40)} with its interval: {'; '.join(parts)}."
-    return draw(key, label, (INCHES[0], 1.1 + 0.5 * len(compared)), paint)
-
-
-def part_names(variants: Sequence[Variant]) -> list[str]:
-    """The parts in which any of the models has parameters, in the order of their cost tables."""
-    names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
-    return [name for name in names if name not in ("total", "active")]
-
-
-def parts_figure(key: str, variants: Sequence[Variant]) -> Markup:
-    """Parameters by part of the model, one stacked bar per variant."""
-
-    def paint(axes: Axes) -> None:
-        left = np.zeros(len(variants))
-        for part, colour in zip(part_names(variants), itertools.cycle(PARTS)):
-            sizes = np.array([variant.cost.params.get(part, 0.0) for variant in variants])
-            labels = [named(part, f"{variant.name}: {si(size)} parameters") for variant, size in zip(variants, sizes)]
-            look = {"color": colour, "edgecolor": CARD, "linewidth": 0.8, "height": 0.62, "label": labels}
-            axes.barh(range(len(variants)), sizes, left=left, **look)
-            left += sizes
-        _paint_rows(axes, [shorten(variant.name, 22) for variant in variants], "parameters")
-        axes.set_xlim(0, None)
-
-    totals = "; ".join(f"{shorten(v.name, 40)} {si(v.cost.params['total'])}" for v in variants)
-    label = f"Parameters by part of the model. Totals: {totals}."
-    parts = [Patch(color=colour, label=part) for part, colour in zip(part_names(variants), itertools.cycle(PARTS))]
-    return draw(key, label, (INCHES[0], 1.1 + 0.46 * len(variants)), paint, parts)
-
-
-def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str) -> Markup | None:
-    """What each variant costs relative to the baseline, one row per quantity. None where there is only the baseline."""
-    compared = [variant for variant in variants if variant.name != baseline]
-    reference = next((variant for variant in variants if variant.name == baseline), None)
-    ratios = {
-        each.bare_title: [None if reference is None else each.ratio(variant, reference) for variant in compared]
-        for each in QUANTITIES
-        if each.has_ratio and not each.is_loss
-    }
-    ratios = {title: own for title, own in ratios.items() if any(value is not None for value in own)}
-    if not ratios:
-        return None
-    offsets = np.linspace(-0.28, 0.28, len(compared)) if len(compared) > 1 else [0.0]
-
-    def paint(axes: Axes) -> None:
-        axes.axvline(1, color=INK, linewidth=1)
-        for i, (variant, offset) in enumerate(zip(compared, offsets)):
-            style, rows = styles[variant.name], np.arange(len(ratios)) + offset
-            values = [finite(own[i]) for own in ratios.values()]
-            look = {"color": style.colour, "markersize": 6.5, "markeredgecolor": CARD, "label": named(variant.name)}
-            axes.plot(values, rows, style.marker, **look)
-        for row in range(1, len(ratios)):
-            axes.axhline(row - 0.5, color=GRID, linewidth=0.7)
-        _paint_rows(axes, list(ratios), f"times the value of {shorten(baseline, 22)}")
-        axes.margins(x=0.1)
-
-    parts = [
-        f"{shorten(v.name, 40)}: " + ", ".join(f"{title} {ratio(own[i]) or '?'}" for title, own in ratios.items())
-        for i, v in enumerate(compared)
-    ]
-    label = f"Costs and speed relative to {shorten(baseline, 40)}. {'; '.join(parts)}."
-    legend = line_legend({variant.name: styles[variant.name] for variant in compared})
-    return draw(key, label, (INCHES[0], 1.1 + 0.42 * len(ratios)), paint, legend)
-
-
-def _paint_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel(x_label, loc="right")
-    number_axis(axes.xaxis)
-    axes.grid(axis="x")
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(length=0)
-    axes.tick_params(axis="y", labelcolor=INK)

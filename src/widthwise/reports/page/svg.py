@@ -83,6 +83,12 @@ class Style:
     dash: Literal["-", "--"] | tuple[float, tuple[float, ...]]
     marker: str
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """The look of a strong line with its markers."""
+        marks = {"marker": self.marker, "markersize": 4.5, "markeredgecolor": CARD, "markeredgewidth": 0.6}
+        return {"color": self.colour, "linestyle": self.dash, "linewidth": 1.9, **marks}
+
 
 FACETS_PER_ROW = 4
 """Small figures beside each other in a file."""

@@ -1,21 +1,59 @@
-"""What the checkpoints of runs knew of texts and tasks, over the tokens that they were trained on."""
+"""Texts and tasks: at the end of training, over the tokens of checkpoints, and the newest checkpoints side by side."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup
 
-from widthwise.records.evaluation import Answers, Evaluation, Scores
+from widthwise.evaluation.differences import flips, task_differences
+from widthwise.evaluation.estimate import SampleEstimate
+from widthwise.records.estimate import Estimate
+from widthwise.records.evaluation import Answers, Evaluation, Score, Scores
 from widthwise.records.record import finite
-from widthwise.records.run import Run
-from widthwise.reports.page.curves import Curve, by_step
-from widthwise.reports.page.formats import clean, shorten
+from widthwise.records.run import Run, RunResult
+from widthwise.reports.page.formats import MISSING, clean, fixed, interval, shorten, signed
 from widthwise.reports.page.html import Panel, panels
-from widthwise.reports.page.plots import Bundle, curve_figure
+from widthwise.reports.page.plots import Bundle, Curve, by_step, curve_figure
 from widthwise.reports.page.svg import Style
 from widthwise.reports.page.table import Table
-from widthwise.reports.run.validated import score_cell
+
+
+def text_table(results: Mapping[str, RunResult]) -> Table | None:
+    """One row for each text of each run; None where no recipe names any."""
+    rows = [
+        [clean(run), clean(name), fixed(text.loss, 4), fixed(text.perplexity, 2), fixed(text.bits_per_byte, 4)]
+        for run, result in results.items()
+        for name, text in (result.val_texts or {}).items()
+    ]
+    header = ["Run", "text", "loss", "perplexity", "bits per byte"]
+    return Table("Loss on further texts", header, rows, words=("text",)) if rows else None
+
+
+def task_table(results: Mapping[str, RunResult]) -> Table | None:
+    """One row for each task of each run, with standard errors; None where no recipe names any."""
+    tasks = [(run, name, task) for run, result in results.items() for name, task in (result.val_tasks or {}).items()]
+    metrics = list(dict.fromkeys(metric for *_, task in tasks for metric in task.metrics))
+    rows = [
+        [
+            clean(run),
+            clean(name),
+            f"{task.n_items:,}",
+            fixed(task.chance, 3),
+            *(score_cell(task.metrics.get(m)) for m in metrics),
+        ]
+        for run, name, task in tasks
+    ]
+    header = ["Run", "task", "items", "chance", *metrics]
+    return Table("Tasks at the end of training (standard error)", header, rows, words=("task",)) if rows else None
+
+
+def score_cell(score: Score | None) -> str:
+    """A metric with its standard error behind it, if it has one."""
+    if score is None or score.value is None:
+        return MISSING
+    return fixed(score.value, 4) + ("" if score.stderr is None else f" ({fixed(score.stderr, 4)})")
+
 
 DRAWN = ("acc", "acc_norm", "bits_per_byte", "perplexity")
 """The metrics of which a figure is drawn; the others are functions of them, and stand in the tables."""
@@ -115,3 +153,71 @@ def _table(title: str, course: Course) -> Table:
         for n in sorted(own)
     ]
     return Table(f"{title}, by checkpoint (standard error)", ["Run", "tokens", *metrics], rows)
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """The part of a page."""
+
+    scores: Table
+    differences: Table | None
+    """None where no two runs answered the same questions of a task."""
+
+
+Newest = Mapping[Question, Mapping[str, tuple[Evaluation, Answers]]]
+"""Question -> run -> its newest answers."""
+
+
+def side_by_side(named: Mapping[str, Run]) -> SideBySide | None:
+    """None for runs that were not evaluated."""
+    newest: dict[Question, dict[str, tuple[Evaluation, Answers]]] = {}
+    for name, run in named.items():
+        for evaluation in run.evaluations:  # by step, so that the newest comes last
+            for question, answers in questions(evaluation):
+                newest.setdefault(question, {})[name] = (evaluation, answers)
+    if not newest:
+        return None
+    rows = list(_differences(newest))
+    header = ["Task", "metric", "first", "run", "run minus first", "interval", "gained", "lost", "p"]
+    caption = (
+        "Differences, item by item; gained: only the run has it right, lost: only the first; p: McNemar's exact test"
+    )
+    differences = Table(caption, header, rows, words={"metric", "first", "run"}) if rows else None
+    return SideBySide(_scores(newest, list(named)), differences)
+
+
+def _scores(newest: Newest, runs: Sequence[str]) -> Table:
+    rows = []
+    for question, own in newest.items():
+        metrics = dict.fromkeys(metric for _, answers in own.values() for metric in answers.metrics)
+        title = question.title([each for each in newest if each.name == question.name])
+        for metric in metrics:
+            cells = [score_cell(own[run][1].metrics.get(metric)) if run in own else MISSING for run in runs]
+            rows.append([title, clean(metric), *cells])
+    caption = "The newest checkpoint that was evaluated (standard error)"
+    return Table(caption, ["Text or task", "metric", *map(clean, runs)], rows, words={"metric"})
+
+
+def _differences(newest: Newest) -> Iterator[list[str]]:
+    """A row for each metric of a task: the first run that answered its questions, with each further one."""
+    for question, own in newest.items():
+        (first, (_, before)), *others = own.items()
+        for other, (_, after) in others:
+            if before.items and before.items.keys() == after.items.keys():
+                for metric, *cells in _paired(before, after):
+                    yield [clean(question.name), clean(metric), clean(first), clean(other), *cells]
+
+
+def _paired(before: Answers, after: Answers) -> Iterator[list[str]]:
+    """A metric, its difference with the interval, and which items changed."""
+    first, other = ({"fingerprint": answers.fingerprint, "items": answers.items} for answers in (before, after))
+    for metric, found in (task_differences(first, other) or {}).items():
+        flipped, counts = flips(first, other, metric), [MISSING] * 3
+        if flipped is not None:
+            counts = [str(len(flipped["gained"])), str(len(flipped["lost"])), fixed(flipped["p_value"], 3)]
+        yield [metric, signed(found.value, 4), interval(_estimate(found), 4, True) or MISSING, *counts]
+
+
+def _estimate(found: SampleEstimate) -> Estimate:
+    low, high = found.interval()
+    return Estimate.model_validate({"mean": found.value, "low": low, "high": high})

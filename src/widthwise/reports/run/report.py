@@ -1,6 +1,7 @@
 """The report of single runs: one page for one run, or for several drawn into the same figures."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
@@ -10,22 +11,17 @@ from widthwise.files import write_atomic
 from widthwise.records.listing import ListedRun
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.page import plots, tables
-from widthwise.reports.page.curves import by_name, by_step, further_heads
-from widthwise.reports.page.data import data_table
-from widthwise.reports.page.formats import clean
-from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
+from widthwise.reports.page.formats import clean, shorten
+from widthwise.reports.page.html import FoldedRecipe, Panel, legend, panels, render
+from widthwise.reports.page.plots import Bundle, by_name, by_step, curve_figure, further_heads, layer_ticks, of_layer
 from widthwise.reports.page.shapes import used_widths, width_figures
 from widthwise.reports.page.svg import Style, styles
 from widthwise.reports.page.table import Table
+from widthwise.reports.page.tables import data_table
 from widthwise.reports.run.dynamic_width import dynamic_width_section
-from widthwise.reports.run.evaluations import evaluations_section
+from widthwise.reports.run.evaluations import evaluations_section, side_by_side, task_table, text_table
 from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
-from widthwise.reports.run.norms import norms_section
-from widthwise.reports.run.progress import listed_runs, progress_table, reload_sentence, state_sentence
-from widthwise.reports.run.reading import read_run
-from widthwise.reports.run.samples import sample_groups
-from widthwise.reports.run.side_by_side import side_by_side
-from widthwise.reports.run.validated import task_table, text_table
+from widthwise.reports.run.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.run.virtual_width import virtual_width_section
 
 _CURVES = (
@@ -199,3 +195,64 @@ def _environments(named: Mapping[str, Run]) -> list[Table]:
     if all(run.environment == next(iter(named.values())).environment for run in named.values()):
         return [tables.environment_table(next(iter(named.values())).environment)]
     return [tables.environment_table(run.environment, name) for name, run in named.items()]
+
+
+_TITLES = {
+    "grad_norms": "Gradient norm of layers",
+    "weight_norms": "Weight norm of layers",
+    "update_norms": "Update norm of layers",
+    "output_rms": "Output of layers, root mean square",
+}
+
+
+def norms_section(named: Mapping[str, Run]) -> list[Panel]:
+    """Figures with a curve for each layer, or for some of many, of the runs that recorded norms."""
+    found: dict[str, Markup | None] = {}
+    for i, (name, run) in enumerate(named.items()):
+        for key, title in _TITLES.items():
+            shown = title if len(named) == 1 else f"{name}: {title.lower()}"
+            found[shown] = _figure(f"{key.replace('_', '-')}-{i}", run, key, title.lower())
+    return panels(found)
+
+
+def _figure(figure_key: str, run: Run, key: str, label: str) -> Markup | None:
+    counts = [len(record.get(key) or ()) for record in run.metrics if record.get("event") == "norms"]
+    if not counts:
+        return None
+    curves = {f"layer {layer}": of_layer(run, "norms", key, layer) for layer in layer_ticks(max(counts))}
+    chosen = styles(list(curves))
+    bundles = [Bundle(name, chosen[name], [curve], curve) for name, curve in curves.items()]
+    return curve_figure(figure_key, bundles, "step", label, growths=growth_steps([run]))
+
+
+N_SHOWN = 6
+"""Texts of one prompt on the page, spread over the run; the file has all."""
+
+
+@dataclass(frozen=True)
+class PromptSamples:
+    """The continuations of one prompt in the course of a run."""
+
+    title: str
+    prompt: str
+    texts: list[tuple[int, str]]
+    """Step and text, the latest first."""
+
+
+def sample_groups(named: Mapping[str, Run]) -> list[PromptSamples]:
+    """A group for each run and prompt, in the order of the recipe."""
+    groups = []
+    for name, run in named.items():
+        for prompt in dict.fromkeys(record["prompt"] for record in run.samples):
+            found = [(record["step"], record["text"]) for record in run.samples if record["prompt"] == prompt]
+            title = f"“{shorten(prompt, 60)}”" if prompt else "The beginning of a document"
+            title = title if len(named) == 1 else f"{clean(name)}: {title}"
+            groups.append(PromptSamples(title, prompt, _spread(found)[::-1]))
+    return groups
+
+
+def _spread(texts: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """At most N_SHOWN of them, the first and the last included."""
+    if len(texts) <= N_SHOWN:
+        return texts
+    return [texts[round(i * (len(texts) - 1) / (N_SHOWN - 1))] for i in range(N_SHOWN)]

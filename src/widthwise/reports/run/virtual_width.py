@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from widthwise.records.analysis import AnalysedModel, SiteSlots, VirtualWidth
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
-from widthwise.reports.page.curves import Curve
 from widthwise.reports.page.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.page.html import Panel, panels
-from widthwise.reports.page.plots import INCHES, Bundle, curve_figure, layer_ticks
+from widthwise.reports.page.plots import INCHES, Bundle, Curve, curve_figure, layer_ticks
 from widthwise.reports.page.svg import MUTED, Style, draw
 from widthwise.reports.page.table import Table
 

@@ -13,10 +13,9 @@ from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.page.formats import capital, clean, fixed, interval, shorten, si, tick
 from widthwise.reports.page.html import Panel
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES, label_axes
+from widthwise.reports.page.plots import INCHES, label_axes, moved, paint_estimate
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
-from widthwise.reports.sweep.maps import MOST_NARROW_COLUMNS, heat_map
-from widthwise.reports.sweep.values import scale_of, score, short_keys, shown, shown_score
+from widthwise.reports.sweep.maps import MOST_NARROW_COLUMNS, heat_map, scale_of, score, short_keys, shown, shown_score
 
 
 @dataclass(frozen=True)
@@ -128,10 +127,7 @@ def _paint_points(
         axes.plot(x, y, color=style.colour, linestyle=style.dash, linewidth=1.5, label=named(series))
     for at, name, each in placed:
         label = named(series, name, interval(each, 4))
-        if each.low is not None and each.high is not None:
-            axes.plot([at, at], [each.low, each.high], color=style.colour, linewidth=1.6, alpha=0.55, label=label)
-        look = {"color": style.colour, "markersize": 7, "markeredgecolor": CARD, "label": label}
-        axes.plot(at, finite(each.mean), style.marker, **look)
+        paint_estimate(axes, at, each, style, label)
 
 
 def _y_label(sweep: Sweep) -> str:
@@ -160,7 +156,7 @@ def shape_figure(sweep: Sweep, flops: Mapping[str, float], styles: Mapping[str, 
             axes.plot(flops[baseline.name], zero, "o", **look)
         for group, own in points.items():
             placed = [
-                (flops[point.name], point.name, _moved(score(point, sweep), zero) if baseline else point.val_loss)
+                (flops[point.name], point.name, moved(score(point, sweep), zero) if baseline else point.val_loss)
                 for point in own
             ]
             _paint_points(axes, group, placed, styles[group], connected=False)
@@ -176,8 +172,3 @@ def shape_figure(sweep: Sweep, flops: Mapping[str, float], styles: Mapping[str, 
         name = shorten(lowest.name, 40)
         label += f" The lowest loss is {fixed(lowest.val_loss.mean, 4)}, of {name} with {si(flops[lowest.name])} FLOPs."
     return draw("shapes", label, INCHES, paint, line_legend(styles))
-
-
-def _moved(estimate: Estimate, by: float) -> Estimate:
-    mean, low, high = (None if end is None else end + by for end in (estimate.mean, estimate.low, estimate.high))
-    return Estimate(mean=mean, low=low, high=high)

@@ -7,12 +7,12 @@ from widthwise.records.run import Run
 from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.equal_loss import equal_loss_section
-from widthwise.reports.comparison.export import csv_text, latex_text
-from widthwise.reports.comparison.shape_curves import shape_curves
+from widthwise.reports.comparison.figures import shape_curves
+from widthwise.reports.comparison.main_table import csv_text, latex_text
 from widthwise.reports.page import plots, tables
-from widthwise.reports.page.curves import by_step, mean_over_seeds
 from widthwise.reports.page.formats import MISSING, clean, counted, percentage, plain, shorten, si
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
+from widthwise.reports.page.plots import by_step, mean_over_seeds
 from widthwise.reports.page.svg import BASELINE_STYLE, Style, styles, swatch
 from widthwise.reports.page.table import Table
 from widthwise.reports.run.reading import read_run
@@ -102,7 +102,7 @@ def _compared_styles(sweep: Sweep, chosen: Mapping[str, Style]) -> dict[str, Sty
 
 def _question(sweep: Sweep) -> str:
     seeds = main_table.seed_words(sweep)
-    matched = plots.matched_words(sweep.matched)
+    matched = main_table.matched_words(sweep.matched)
     if sweep.baseline_group is not None:
         others = [clean(group) for group in sweep.groups if group != sweep.baseline_group]
         verb, own = "Does" if len(others) == 1 else "Do", [p for p in sweep.points if p.group == sweep.baseline_group]

@@ -7,9 +7,7 @@ from pathlib import Path
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.reports.page.formats import MISSING, clean, fixed, signed
 from widthwise.reports.page.html import render, sequence, write_all
-from widthwise.reports.page.latex import escaped_row, latex_escape, latex_row, latex_table
-from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
-from widthwise.reports.page.table import Table
+from widthwise.reports.page.table import Table, csv_cell, csv_rows, escaped_row, latex_escape, latex_row, latex_table
 
 BETTER, WORSE = "*", "†"
 PARTS = ("value", "stderr", "difference", "p_better", "p_worse")
@@ -62,7 +60,7 @@ def _p(value: float) -> str:
 def _page(table: EvaluationTable) -> str:
     names = [clean(row.name) for row in table.rows]
     return render(
-        "evaluation/evaluation.html",
+        "evaluation.html",
         title=f"{table.title} · widthwise evaluation",
         table=table,
         question=f"What {'does' if len(names) == 1 else 'do'} {sequence(names)} know?",

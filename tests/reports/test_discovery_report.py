@@ -10,8 +10,7 @@ from widthwise.experiments.sentences import difference_sentence
 from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.records.estimate import Estimate
-from widthwise.reports.discovery.report import write_discovery_report
-from widthwise.reports.discovery.tables import gains_table, growth_table, rivals_table, sentences
+from widthwise.reports.discovery import gains_table, growth_table, rivals_table, sentences, write_discovery_report
 from widthwise.reports.page.formats import minus
 
 

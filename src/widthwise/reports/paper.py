@@ -1,11 +1,19 @@
-"""An item as a table, and the list of all items."""
+"""The tables and figures of the papers, as they are printed, counted and measured.
 
-from collections.abc import Sequence
+Items are tables for the terminal, pages, and all together a Markdown page that documentation keeps.
+"""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from widthwise.files import write_atomic
 from widthwise.records.estimate import Estimate
 from widthwise.records.paper import PaperItem, PaperLine
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import MISSING, clean, counted, duration, fixed, interval, minus, shown, si, signed
+from widthwise.reports.page.html import render
 from widthwise.reports.page.table import Table
 
 HEADER = ("row", "quantity", "printed", "counted", "agrees", "measured")
@@ -115,3 +123,57 @@ def list_table(items: Sequence[PaperItem]) -> Table:
 def _time(item: PaperItem) -> str:
     minutes = item.small_core_minutes
     return MISSING if minutes is None else duration(minutes / 60)
+
+
+HEAD = """# Every table and figure of the papers
+
+Made by `widthwise paper list --results benchmarks/results --page docs/papers.md`; a test keeps it so.
+
+For each number: what the paper prints; what the recipe at the paper's size counts, and whether it agrees when rounded
+to the printed digits; what a small experiment measured, with its 95% interval over seeds. A difference is a loss minus
+the baseline's. "higher", "lower" and "unchanged" are what a paper shows or says without a number; there "agrees" is
+about what was measured. Models of a few million parameters need not show what large ones do.
+"""
+
+
+def all_items(items: Iterable[PaperItem]) -> str:
+    """The page, paper by paper."""
+    parts = [HEAD]
+    for paper, own in groupby(items, key=lambda item: item.paper):
+        parts += [f"## {paper}\n", *map(_section, own)]
+    return "\n".join(parts)
+
+
+def _section(item: PaperItem) -> str:
+    lines = [f"### {item.where}: {item.title}\n", f"`widthwise paper {item.name}`. The paper: {item.finds}\n"]
+    lines += [*_markdown(item_table(item)), ""]
+    lines += [f"{remark}\n" for remark in item.remarks]
+    if item.experiment is not None:
+        lines.append(f"Measured: {size(item)} (`benchmarks/results/{item.experiment.folder}`).\n")
+    else:
+        lines.append("Not measured.\n")
+    if item.other_scales:
+        lines.append(f"To train: {'; '.join(f'`{each}`' for each in item.other_scales)}.\n")
+    return "\n".join(lines)
+
+
+def _markdown(table: Table) -> list[str]:
+    header = [each.capitalize() for each in table.header]
+    return [_markdown_line(header), _markdown_line(["---"] * len(header)), *(_markdown_line(row) for row in table.rows)]
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace(chr(10), '<br>').replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def write_item_page(item: PaperItem, path: Path) -> None:
+    """Writes the page, whole or not at all."""
+    title = f"{item.where} · {item.title} · widthwise"
+    table = _on_one_line(item_table(item))
+    write_atomic(path, render("paper.html", title=title, item=item, table=table, size=size(item)))
+
+
+def _on_one_line(table: Table) -> Table:
+    """With the details of a cell, here the interval of a mean, in parentheses."""
+    rows = [[f"{cell.replace(chr(10), ' (')})" if "\n" in cell else cell for cell in row] for row in table.rows]
+    return replace(table, rows=rows)

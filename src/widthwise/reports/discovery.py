@@ -1,19 +1,141 @@
-"""Tables and sentences of a discovery, for the page and the terminal."""
+"""The report of a discovery: one page, with the comparison with its rivals where it has been made.
+
+Its tables and sentences are also for the terminal.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
 
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import seed_interval, verdict
 from widthwise.records.comparison import Comparison, Variant
-from widthwise.records.discovery import DISCOVERED, Candidate, Discovery, LayerSizes, Stage
+from widthwise.records.discovery import DISCOVERED, Candidate, Discovery, Found, LayerSizes, Stage
 from widthwise.records.estimate import Estimate, Verdict
-from widthwise.records.quantities import QUANTITY
+from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports.page.formats import capital, clean, counted, fixed, interval, ratio, shown, si, signed
-from widthwise.reports.page.html import sequence
+from widthwise.reports.page.formats import (
+    capital,
+    clean,
+    counted,
+    fixed,
+    ratio,
+    shown,
+    si,
+    with_interval,
+)
+from widthwise.reports.page.html import legend, panels, render, sequence, write_all
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES, label_axes, layer_ticks
+from widthwise.reports.page.svg import Style, draw, line_legend, styles
 from widthwise.reports.page.table import Table
+from widthwise.reports.page.tables import environment_table, settings_table
+from widthwise.reports.page.ticks import number_axis
+
+N_LINES = 4
+"""Moments of the search that a figure shows."""
+
+
+class Size(NamedTuple):
+    """A size of layers that a figure shows."""
+
+    key: str
+    """The field of `LayerSizes` that is drawn."""
+    title: str
+    unit: str = "channels"
+
+
+SIZES = [
+    Size("width", "width in the stream"),
+    Size("attention", "width of attention"),
+    Size("hidden", "hidden units"),
+    Size("blocks", "blocks", "of the hourglass"),
+]
+
+
+class Moment(NamedTuple):
+    """A stage, and which layers of the last one its layers became, from 0."""
+
+    stage: Stage
+    places: Sequence[int]
+
+
+def write_discovery_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
+    """Reads `folder/discovery.json` and the comparison it names, writes `report.html` into `out` (default: `folder`).
+
+    Returns {"html": ...}. Raises UserError where something is broken, before it writes anything.
+    """
+    folder = Path(folder)
+    return write_all({"html": ("report.html", _page(folder, Discovery.read(folder)))}, Path(out or folder))
+
+
+def _page(folder: Path, discovery: Discovery) -> str:
+    compared = folder / (discovery.comparison or "")
+    has_comparison = discovery.comparison is not None and (compared / Comparison.file_name).is_file()
+    comparison = Comparison.read(compared) if has_comparison else None
+    moments = _moments(discovery.found)
+    chosen = styles(list(moments))
+    sizes = SIZES if has_blocks(discovery.found.stages) else [size for size in SIZES if size.key != "blocks"]
+    figures = {size.title: _profile_figure(size, moments, chosen) for size in sizes}
+    recipe, matched = folder / f"{DISCOVERED}.yaml", TITLES.get(discovery.match, clean(discovery.match))
+    return render(
+        "discovery.html",
+        title=f"discovery for {clean(discovery.title)}",
+        question=f"Which layers should be wide, at {si(discovery.budget)} {matched}?",
+        matched=matched,
+        answers=list(sentences(discovery, comparison)),
+        legend=legend(chosen),
+        figures=panels(figures),
+        sizes_table=sizes_table(discovery),
+        has_added=bool(discovery.found.added()),
+        gains_table=gains_table(discovery),
+        growth_table=growth_table(discovery),
+        cost_table=None if comparison is None else cost_table(discovery, comparison),
+        rivals_table=None if comparison is None else rivals_table(comparison),
+        comparison=f"{discovery.comparison}/report.html" if comparison else None,
+        has_even=comparison is not None and any(each.name == "even" for each in comparison.variants),
+        environment_table=None if discovery.environment is None else environment_table(discovery.environment),
+        options_table=None if discovery.options is None else settings_table("Method", discovery.options),
+        command=discovery.command,
+        recipe=recipe.read_text() if recipe.is_file() else None,
+        recipe_name=recipe.name,
+    )
+
+
+def _moments(found: Found) -> dict[str, Moment]:
+    """A few stages from the first to the last, by the words of their step."""
+    stages, places = found.stages, found.places()
+    numbers = np.unique(np.linspace(0, len(stages) - 1, min(N_LINES, len(stages))).round().astype(int))
+    last = len(stages) - 1
+    return {
+        "found" if number == last else f"after step {stages[number].step:,}": Moment(stages[number], places[number])
+        for number in numbers
+    }
+
+
+def _profile_figure(size: Size, moments: dict[str, Moment], chosen: dict[str, Style]) -> Markup:
+    """Layers stand where they are in the model that was found, so that one which was added later leaves a gap."""
+    n_layers = max(len(moment.places) for moment in moments.values())
+
+    def paint(axes: Axes) -> None:
+        for name, (stage, places) in moments.items():
+            style, sizes = chosen[name], [layer[size.key] for layer in stage.layers]
+            look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "markersize": 4}
+            axes.plot([place + 1 for place in places], sizes, label=named(name), **look)
+        axes.set_ylim(bottom=0)
+        label_axes(axes, "layer (1 reads the tokens)", f"{size.title}, {size.unit}", whole=True)
+        number_axis(axes.yaxis, 8, whole=True)
+        axes.set_xticks(layer_ticks(n_layers))
+
+    label = f"{size.title.capitalize()} of each layer at {len(moments)} moments of the search."
+    return draw(f"profile-{size.key}", label, INCHES, paint, line_legend(chosen))
+
 
 LOSS, FLOPS = QUANTITY["val_loss"], QUANTITY["training_flops"]
 BESIDE: Mapping[Verdict, str] = {
@@ -29,7 +151,7 @@ def sizes_table(discovery: Discovery) -> Table:
     """The layers that were found, in channels; and which of them were added, where some were."""
     layers, added = discovery.found.stages[-1].layers, discovery.found.added()
     header = ["layer", "width", "attention", "hidden"]
-    rows = [[str(number), *_sizes(layer)] for number, layer in enumerate(layers, start=1)]
+    rows = [[str(number), *_size_cells(layer)] for number, layer in enumerate(layers, start=1)]
     if has_blocks(discovery.found.stages):
         header, rows = [*header, "blocks"], [[*row, fixed(layer.blocks, 0)] for row, layer in zip(rows, layers)]
     if added:
@@ -43,7 +165,7 @@ def has_blocks(stages: Sequence[Stage]) -> bool:
     return stages[-1].layers[0].blocks is not None
 
 
-def _sizes(layer: LayerSizes) -> list[str]:
+def _size_cells(layer: LayerSizes) -> list[str]:
     return [fixed(layer.width, 0), fixed(layer.attention, 0), fixed(layer.hidden, 0)]
 
 
@@ -75,11 +197,7 @@ def _minus_rivals(comparison: Comparison) -> dict[str, Estimate]:
 
 
 def _apart(difference: Estimate | None) -> str:
-    """A difference with its interval; one seed gives none."""
-    if difference is None:
-        return ""
-    ends = interval(difference, 4, with_sign=True)
-    return signed(difference.mean, 4) + (f" ({ends})" if ends else "")
+    return "" if difference is None else with_interval(difference, 4)
 
 
 def _flops(variant: Variant) -> float | None:

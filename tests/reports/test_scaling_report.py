@@ -9,7 +9,7 @@ from fake_scaling import SHARE, SIZES, law, scaling_data, write_scaling
 from page_section import change
 
 from widthwise.config_io import UserError
-from widthwise.reports.scaling.report import write_scaling_report
+from widthwise.reports.scaling import write_scaling_report
 
 
 def test_the_page_asks_answers_and_shows_what_is_saved_in_table_and_figure(tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 from widthwise.records.estimate import Estimate
 from widthwise.records.paper import PaperExperiment, PaperItem, PaperLine
 from widthwise.reports.page.formats import MINUS
-from widthwise.reports.paper.markdown import all_items
-from widthwise.reports.paper.report import write_item_page
-from widthwise.reports.paper.tables import item_table, list_table
+from widthwise.reports.paper import all_items, item_table, list_table, write_item_page
 
 ABOVE = Estimate(mean=0.25, low=0.125, high=0.375, per_seed=[0.125, 0.375])
 

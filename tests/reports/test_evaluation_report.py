@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
-from widthwise.reports.evaluation.report import Shown, csv_text, latex_text, shown
+from widthwise.reports.evaluation import Shown, csv_text, latex_text, shown
 from widthwise.reports.page.formats import MINUS, MISSING
 from widthwise.reports.writing import write_report
 

@@ -1,1 +1,0 @@
-"""The page of an evaluation of several models."""

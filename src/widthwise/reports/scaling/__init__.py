@@ -1,1 +1,0 @@
-"""The page of a fit of scaling laws: its figures and tables."""
