@@ -121,19 +121,6 @@ def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp
     assert (unmatched["match"], [row["miss"] for row in unmatched["points"]]) == (None, [None, None])
 
 
-def test_comparisons_that_find_something_else_may_not_share_a_study(tmp_path: Path) -> None:
-    three = {"variants": {"uniform": {}, "wider": WIDER, "widest": {"model": {"d_model": 64}}}, "match": "none"}
-    compared = [
-        {},
-        {"seeds": [1, 2]},
-        {"seeds": [2, 1]},
-        {"match": "none"},
-        three,
-        {**three, "trend": {"over": "params"}},
-    ]
-    assert len({read_plan([comparison(tmp_path, **each)]).identity for each in [*compared, *compared]}) == len(compared)
-
-
 def growing(steps: int) -> dict:
     """Half of the layers for two steps, then all."""
     growth = [{"at_step": 2, "model": {"n_layers": 6}}]

@@ -68,7 +68,7 @@ def test_what_transformers_runs_does_not_write_texts(folder: Path) -> None:
     from lm_eval.api.instance import Instance
 
     def asked(name: str) -> list[str]:
-        scorer = ScoringOptions(max_length=17).scorer(load_model(folder / name))
+        scorer = load_model(folder / name).scorer(ScoringOptions(max_length=17))
         request = Instance("generate_until", {}, ("one", {"until": ["\n"], "max_gen_toks": 3}), 0)
         return ScorerLM(scorer).generate_until([request], disable_tqdm=True)
 
