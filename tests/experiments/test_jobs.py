@@ -17,7 +17,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.process_group import Run, process_group
-from widthwise.experiments.running import run_plan, run_sweep
+from widthwise.experiments.running import run_experiment, run_plan
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import read_sweep
 from widthwise.recipe.recipe import load_recipe
@@ -68,8 +68,8 @@ def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> No
 @pytest.mark.hard
 def test_a_sweep_is_divided_on_one_machine(tmp_path: Path) -> None:
     plan = read_sweep(recipe_file(tmp_path, {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}))
-    alone = run_sweep(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
-    together = run_sweep(plan, tmp_path / "two", "command", jobs=Jobs(2, 1))
+    alone = run_experiment(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
+    together = run_experiment(plan, tmp_path / "two", "command", jobs=Jobs(2, 1))
     assert records(tmp_path / "one") == records(tmp_path / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
 

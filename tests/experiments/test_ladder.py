@@ -12,7 +12,7 @@ from tiny_runs import TINY
 from widthwise.config_io import UserError
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.ladder import ladder_workload, read_ladder
-from widthwise.experiments.running import run_sweep
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling.fitting import fit_groups
 from widthwise.experiments.scaling.points import Axes, gather
 from widthwise.model.config import cost_summary
@@ -125,7 +125,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Sw
     path = recipe_file(folder, variants=variants, tokens_per_param=0.01)
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "train": train}, sort_keys=False))
     plan = read_ladder(path)
-    return plan, folder / "out", run_sweep(plan, folder / "out", "command")
+    return plan, folder / "out", run_experiment(plan, folder / "out", "command")
 
 
 def test_a_trained_ladder_is_fitted_over_compute(done: tuple[Experiment, Path, Sweep]) -> None:

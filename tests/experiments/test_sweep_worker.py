@@ -13,7 +13,7 @@ from tiny_sweeps import RECIPE, recipe_file
 from widthwise.config_io import UserError
 from widthwise.experiments import process_group
 from widthwise.experiments.experiment import Experiment
-from widthwise.experiments.running import run_sweep
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.statistics import paired_difference
 from widthwise.experiments.summary import Findings
@@ -42,7 +42,7 @@ def plan_of(folder: Path, sweep: dict[str, Any], **changes: Any) -> Experiment:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("sweep")
     plan = plan_of(folder, SWEEP)
-    return plan, folder / "out", run_sweep(plan, folder / "out", COMMAND)
+    return plan, folder / "out", run_experiment(plan, folder / "out", COMMAND)
 
 
 def points(found: Sweep) -> dict[str, dict[str, Any]]:
@@ -107,7 +107,7 @@ def test_the_file_is_what_was_returned_and_nothing_is_trained_again(done) -> Non
     assert (found["seeds"], found["matched"], found["confidence"]) == (SEEDS, "params", 0.95)
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")}
     assert len(stamps) == 3 * len(SEEDS) + 1
-    again = run_sweep(plan, folder, COMMAND)
+    again = run_experiment(plan, folder, COMMAND)
     assert {**again, "created": None} == {**found, "created": None}
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
@@ -125,7 +125,7 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if
     data = run.environment()["data"]
     run.add_to_environment({"data": {**data, "corpus": {**data["corpus"], "fingerprint": "another"}}})
     with pytest.raises(UserError, match=r"0\.03-seed7: was trained on other data"):
-        run_sweep(plan, copy, COMMAND)
+        run_experiment(plan, copy, COMMAND)
 
 
 def small(folder: Path, **section: Any) -> Experiment:
@@ -142,9 +142,9 @@ def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path:
     with monkeypatch.context() as patch:
         patch.setattr(process_group, "train_or_resume", interrupt)
         with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same command goes on") as stopped:
-            run_sweep(plan, tmp_path, COMMAND)
+            run_experiment(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
-    found = run_sweep(plan, tmp_path, COMMAND)
+    found = run_experiment(plan, tmp_path, COMMAND)
     assert [point["state"] for point in found["points"]] == ["finished", "finished"]
     assert found["sentence"].startswith("0.03 has the lowest held-out loss of 2 points")
     assert points(found)["0.03"]["verdict"] is None
@@ -160,7 +160,7 @@ def test_a_run_that_another_process_took_first_is_left_to_it_and_waited_for(tmp_
         return train_or_resume(recipe, path, observer, shelf)
 
     monkeypatch.setattr(process_group, "train_or_resume", lost_at_first)
-    found = run_sweep(plan, tmp_path, COMMAND)
+    found = run_experiment(plan, tmp_path, COMMAND)
     assert found["study"]["n_finished"] == 2
     assert sorted(set(calls)) == ["0.002-seed4", "0.03-seed4"]
 
@@ -169,10 +169,10 @@ def test_a_run_that_another_process_holds_is_shown_as_running_and_taken_over(tmp
     plan, heard = small(tmp_path), Listener()
     held = RunDir(tmp_path / "runs" / "0.002-seed4")
     with held.locked(), pytest.raises(HeldElsewhere):
-        run_sweep(plan, tmp_path, COMMAND, observer=heard, waits=False)
+        run_experiment(plan, tmp_path, COMMAND, observer=heard, waits=False)
     states = {name: point["state"] for name, point in points(Sweep.read(tmp_path)).items()}
     assert states == {"0.002": "running", "0.03": "finished"}
-    assert run_sweep(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
+    assert run_experiment(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
 
 
 def test_a_mistake_that_can_be_mended_is_tried_again_by_the_next_start(tmp_path: Path, monkeypatch) -> None:
@@ -183,11 +183,11 @@ def test_a_mistake_that_can_be_mended_is_tried_again_by_the_next_start(tmp_path:
 
     with monkeypatch.context() as patch:
         patch.setattr(process_group, "train_or_resume", full_disk)
-        found = run_sweep(plan, tmp_path, COMMAND)
+        found = run_experiment(plan, tmp_path, COMMAND)
     assert [point["reason"] for point in found["points"]] == [
         f"runs/{name}-seed4: no space left on device" for name in ("0.002", "0.03")
     ]
-    assert run_sweep(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
+    assert run_experiment(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
 
 
 SEARCH: dict[str, Any] = {
@@ -205,7 +205,7 @@ SEARCH: dict[str, Any] = {
 def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impossible(tmp_path: Path) -> None:
     """Widths of 20 and 28 are not whole heads of 8."""
     plan = plan_of(tmp_path, SEARCH, train={**RECIPE["train"], "steps": 2})
-    found = run_sweep(plan, tmp_path / "a", COMMAND)
+    found = run_experiment(plan, tmp_path / "a", COMMAND)
     names = [point["name"] for point in found["points"]]
     assert len(set(names)) == len(names)
     assert found["study"]["n_points"] == plan.n_points == 7
@@ -222,7 +222,7 @@ def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impo
         assert ("head_dim" in point["reason"]) if width % 8 else (point["reason"] is None)
     assert {point["group"] for point in found["points"]} == {"", "slow", "wide"}
     longer = read_sweep(recipe_file(tmp_path, SEARCH, train={**RECIPE["train"], "steps": 2}), (), TWO_MORE)
-    again = run_sweep(longer, tmp_path / "a", COMMAND)
+    again = run_experiment(longer, tmp_path / "a", COMMAND)
     assert [point["name"] for point in again["points"]][: len(names)] == names
     assert again["study"]["n_points"] == 9
     assert len(list(tmp_path.glob("a/runs/*/result.json"))) == again["study"]["n_finished"]
@@ -238,7 +238,7 @@ def test_what_a_search_chooses_is_sized_to_the_budget_and_says_so(tmp_path: Path
         "search": {"sampler": "random", "n_trials": 1},
     }
     heard = Listener()
-    sweep = run_sweep(read_sweep(recipe_file(tmp_path, section)), tmp_path / "found", "command", observer=heard)
+    sweep = run_experiment(read_sweep(recipe_file(tmp_path, section)), tmp_path / "found", "command", observer=heard)
     (point,) = (point for point in sweep.variants if point.name != "baseline")
     assert point.ratio["layer_params"] == pytest.approx(1, abs=0.01)
     assert any(line.startswith(f"{point.name}: model.n_layers 2 -> ") for line in heard.messages)
@@ -251,12 +251,12 @@ TWO_MORE = {"search": {"n_trials": 8}}
 def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_by_its_number(tmp_path: Path) -> None:
     """Where there is one choice every trial is the same; one of 200 letters has no name that a folder could have."""
     section = {"over": {"optimizer.lr": [0.002]}, "seeds": [4], "search": {"sampler": "random", "n_trials": 3}}
-    found = run_sweep(plan_of(tmp_path, section), tmp_path / "again", COMMAND)
+    found = run_experiment(plan_of(tmp_path, section), tmp_path / "again", COMMAND)
     assert [point["name"] for point in found["points"]] == ["0.002"]
     assert "2 of 3 points are what the search had chosen before, and count once." in found["sentence"]
     assert "not finished" not in found["sentence"]
     section["over"] = {"data.corpus": ["x" * 200]}
-    found = run_sweep(plan_of(tmp_path, section), tmp_path / "long", COMMAND)
+    found = run_experiment(plan_of(tmp_path, section), tmp_path / "long", COMMAND)
     assert [(point["name"], point["state"]) for point in found["points"]] == [(f"#{i}", "failed") for i in range(3)]
     assert "has a name of 200 letters" in found["points"][0]["reason"]
     assert found["study"]["n_failed"] == 3

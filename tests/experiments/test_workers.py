@@ -13,7 +13,7 @@ from ranks import said_by_script
 from tiny_sweeps import LEARNING_RATES, RECIPE, recipe_file
 
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_plan, run_sweep
+from widthwise.experiments.running import run_experiment, run_plan
 from widthwise.experiments.sweep import read_sweep
 from widthwise.run_dir import RunDir
 
@@ -52,7 +52,7 @@ def without_times(value: Any) -> Any:
 
 def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(recipe: Path, tmp_path: Path) -> None:
     """Every point once, and with the results of a worker that nobody disturbed."""
-    alone = json.loads(run_sweep(read_sweep(recipe), tmp_path / "alone", "widthwise sweep").to_json())
+    alone = json.loads(run_experiment(read_sweep(recipe), tmp_path / "alone", "widthwise sweep").to_json())
     folder = tmp_path / "shared"
     assert run_workers(recipe, folder, "10", "0,0") == [signal.SIGKILL, 0, 0]
     sweep = json.loads((folder / "sweep.json").read_text())
@@ -88,7 +88,7 @@ def test_after_many_kills_every_run_is_there_once_and_as_if_nothing_had_been(tmp
     path = recipe_file(tmp_path, {"over": {"optimizer.lr": [0.001 * n for n in range(1, 26)]}, "seeds": [4]})
     signals = run_workers(path, tmp_path / "shared", "3,4", "5,2", "1,6", "4,4", "2,7", "0")
     assert signals == [signal.SIGKILL] * 10 + [0]
-    alone = run_sweep(read_sweep(path), tmp_path / "alone", "widthwise sweep")
+    alone = run_experiment(read_sweep(path), tmp_path / "alone", "widthwise sweep")
     shared = json.loads((tmp_path / "shared" / "sweep.json").read_text())
     assert without_times(shared) == without_times(json.loads(alone.to_json()))
     assert steps_of(tmp_path / "shared") == steps_of(tmp_path / "alone")
@@ -102,7 +102,7 @@ def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: s
         "search": {"sampler": "random", "n_trials": 4},
     }
     path = recipe_file(tmp_path, section)
-    alone = json.loads(run_sweep(read_sweep(path), tmp_path / "alone", "widthwise sweep").to_json())
+    alone = json.loads(run_experiment(read_sweep(path), tmp_path / "alone", "widthwise sweep").to_json())
     for name, storage in (("file", "none"), ("database", postgres)):
         folder = tmp_path / name
         assert run_workers(path, folder, "6,0", storage=storage) == [signal.SIGKILL, 0]

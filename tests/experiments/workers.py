@@ -20,7 +20,7 @@ import torch
 
 from widthwise.data.config import open_data
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_plan, run_sweep
+from widthwise.experiments.running import run_experiment, run_plan
 from widthwise.experiments.sweep import read_sweep
 from widthwise.training.observer import Observer, Silence
 from widthwise.yaml_io import read_recipe
@@ -60,7 +60,7 @@ def work_of(recipe: Path, folder: Path, storage: str) -> Work:
         return lambda observer: run_plan(comparison, folder, "widthwise compare", observer)
     sweep, url = read_sweep(recipe), None if storage == "none" else storage
     open_data(sweep.reference.data)
-    return lambda observer: run_sweep(sweep, folder, "widthwise sweep", url, observer=observer)
+    return lambda observer: run_experiment(sweep, folder, "widthwise sweep", observer, storage_url=url)
 
 
 def worker(work: Work, n_steps: int, pipe: tuple[int, int]) -> int:

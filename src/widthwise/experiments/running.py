@@ -53,22 +53,6 @@ def run_plan(
     return found
 
 
-def run_sweep(
-    plan: Experiment,
-    folder: Path | str,
-    command: str | None = None,
-    storage_url: str | None = None,
-    study_name: str | None = None,
-    observer: Observer | None = None,
-    jobs: Jobs | None = None,
-    waits: bool = True,
-) -> Sweep:
-    """Run a sweep or a ladder: `run_experiment` of points given by axes."""
-    found = run_experiment(plan, folder, command, observer, jobs, waits, storage_url, study_name)
-    assert isinstance(found, Sweep)
-    return found
-
-
 def run_experiment(
     plan: Experiment,
     folder: Path | str,
