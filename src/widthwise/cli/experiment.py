@@ -98,7 +98,10 @@ def run_and_report(
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
-    check_kind(folder, Comparison.file_name if plan.axes is None else Sweep.file_name)
+    if (
+        plan.axes is not None
+    ):  # a comparison may stand in the folder of a run, as `train x.yaml` and `compare x.yaml` do
+        check_kind(folder, Sweep.file_name)
     at_a_time = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), jobs_asked(jobs))
     with training_progress(track) as observer:
         amount = plan.in_words if plan.axes is None else workload_line(plan.workload(), "point")
@@ -122,8 +125,8 @@ def run_and_report(
         say_tables(comparison_table(found) if isinstance(found, Comparison) else sweep_table(found))
         table_console().print(found.sentence)
         failed = [point for point in (found.open_points if isinstance(found, Sweep) else ()) if point.state == "failed"]
-        say(*(f"{point.name}: {clean(point.reason or '')}" for point in failed))
-        say(*(f"wrote {file}" for file in reversed(files)))  # the page comes last
+        reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
+        say(*reasons, *(f"wrote {file}" for file in reversed(files)))  # the page comes last
     if isinstance(found, Sweep) and not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
 
