@@ -120,6 +120,7 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if
     assert points(findings.sweep({}))["0.03"]["difference"] is None
     shutil.copy(folder / "runs" / "plain-seed9" / "result.json", early / "runs" / "plain-seed9" / "result.json")
     assert points(findings.sweep({}))["0.03"] == points(found)["0.03"]
+    assert points(findings.sweep({"0.03": "the disk was full"}))["0.03"]["state"] == "finished"  # by another worker
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     run = RunDir(copy / "runs" / "0.03-seed7")
     data = run.environment()["data"]

@@ -81,7 +81,6 @@ def family(
 
     Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
     """
-    from widthwise.config_io import UserError
     from widthwise.experiments.family import plan_family, run_family
     from widthwise.experiments.jobs import Jobs
     from widthwise.reports.family import control_table, member_table, sentences, size_table

@@ -1,4 +1,4 @@
-"""What the verbs that train many runs share: options, the planned work, and the result on the terminal."""
+"""Options, planned work and results on the terminal, shared by the verbs that train many runs."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ COSTS = [
 TITLES = {"layer_params": "layer\nparams", "active_params": "active", "training_flops": "training\nFLOPs"}
 
 Row = Literal["point", "variant"]
-"""What a line of the workload's table is called."""
+"""Name of a line of the workload's table."""
 
 MatchOption = Annotated[
     str | None,
@@ -98,9 +98,8 @@ def run_and_report(
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
-    if (
-        plan.axes is not None
-    ):  # a comparison may stand in the folder of a run, as `train x.yaml` and `compare x.yaml` do
+    # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
+    if plan.axes is not None:
         check_kind(folder, Sweep.file_name)
     at_a_time = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), jobs_asked(jobs))
     with training_progress(track) as observer:

@@ -165,16 +165,21 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
         for process in processes:
             ending.callback(process.end)
         at_work: dict[JobProcess, Run] = {}
+        looks_at = 0.0  # when to look for a next run again, as that reads the locks of all
         while True:
             stop = signal.SIGTERM if errors else watch.received
-            if stop is None:
-                for process in processes:
-                    if process not in at_work and (run := schedule.next()) is not None:
-                        at_work[process] = run
-                        process.begin(partial(run.train, shelf=group.shelf), schedule.showing(run, process.observer))
-            else:
+            if stop is not None:
                 for process in at_work:
                     process.signal(stop)
+            elif time.monotonic() >= looks_at:
+                for process in processes:
+                    if process in at_work:
+                        continue
+                    if (run := schedule.next()) is None:
+                        looks_at = time.monotonic() + POLL_SECONDS
+                        break
+                    at_work[process] = run
+                    process.begin(partial(run.train, shelf=group.shelf), schedule.showing(run, process.observer))
             if not at_work:
                 if stop is not None or not patience.goes_on():
                     break
@@ -183,7 +188,7 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
             for process in JobProcess.ready(at_work, SECONDS_BETWEEN_SIGNALS if stop else 0.2):
                 if (end := process.hear()) is None:
                     continue
-                run = at_work.pop(process)
+                run, looks_at = at_work.pop(process), 0.0
                 if isinstance(end.error, Interrupted):
                     errors.append(end.error)
                     continue

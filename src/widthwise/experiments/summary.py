@@ -156,10 +156,10 @@ class Findings:
 
     def _state(self, name: str, failure: str | None) -> tuple[str, str | None]:
         runs = [RunDir(self._folder / path) for path in run_paths(self._plan, name)]
+        if all(run.has_result for run in runs):  # another worker may have trained what this one could not
+            return "finished", None
         if failure is not None:
             return "failed", failure
-        if all(run.has_result for run in runs):
-            return "finished", None
         return ("running" if any(run.is_in_use for run in runs) else "waiting"), None
 
     def _point(self, name: str, place: Mapping[str, Any], state: str, reason: str | None) -> FinishedPoint | OpenPoint:
