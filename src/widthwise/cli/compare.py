@@ -83,7 +83,7 @@ def family(
     """
     from widthwise.experiments.family import plan_family, run_family
     from widthwise.experiments.jobs import Jobs
-    from widthwise.reports.family import control_table, member_table, sentences, size_table
+    from widthwise.reports.family import family_sentences, family_tables
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
     from widthwise.runs.trained import Source
@@ -102,8 +102,7 @@ def family(
     if as_json:
         say_json(found)
         return
-    for table in (member_table(found), control_table(found), size_table(found)):
-        if table is not None:
-            say_tables(table)
-    table_console().print("\n".join(sentences(found)))
+    for table in family_tables(found):
+        say_tables(table)
+    table_console().print("\n".join(family_sentences(found)))
     say(*(f"wrote {file}" for file in files))

@@ -13,8 +13,8 @@ from widthwise.cli.options import Command, JsonOption, with_options
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, say, say_json, say_tables
 from widthwise.config_io import Config, UserError
-from widthwise.reports.page.formats import clean, fixed
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import clean, fixed
+from widthwise.reports.table import Table
 
 if TYPE_CHECKING:
     from widthwise.data.manifest import Manifest

@@ -13,7 +13,7 @@ from widthwise.cli.experiment import show_costs
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables, table_console
 from widthwise.config_io import Config, UserError
-from widthwise.reports.page.inspection import budget_line, cost_table, layer_table
+from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.shape.search_space import ShapeRequest
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from widthwise.cli.options import whole_numbers
 from widthwise.cli.terminal import say_json, say_tables
 from widthwise.config_io import UserError
 from widthwise.records.plan import Deployment, DryRun, RankMemory, StepTraffic, Times
-from widthwise.reports.page.formats import TIMES, counted, duration, si
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import TIMES, counted, duration, si
+from widthwise.reports.table import Table
 
 if TYPE_CHECKING:
     from widthwise.recipe.recipe import Recipe

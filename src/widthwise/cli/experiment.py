@@ -12,9 +12,9 @@ from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
-from widthwise.reports.comparison.main_table import doubts, marked
-from widthwise.reports.page.formats import clean, duration, fixed, interval, percentage, ratio, shown, si, signed
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import clean, duration, fixed, interval, percentage, ratio, shown, si, signed
+from widthwise.reports.main_table import doubts, marked
+from widthwise.reports.table import Table
 from widthwise.run_dir import RunFailed
 from widthwise.training.launch import is_silent
 
@@ -94,7 +94,7 @@ def run_and_report(
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import expected_seconds, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.reports.comparison.main_table import comparison_table
+    from widthwise.reports.main_table import comparison_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from widthwise.cli.terminal import progress_console, say, say_json, say_tables, table_console
-from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percentage
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage
+from widthwise.reports.table import Table
 
 if TYPE_CHECKING:
     from widthwise.records.scaling import ScalingLaws

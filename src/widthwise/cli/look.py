@@ -15,8 +15,8 @@ from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_tables, say_text, table_console
 from widthwise.config_io import Config, UserError
 from widthwise.records.listing import ListedRun
-from widthwise.reports.page.formats import MISSING, counted, duration, fixed, si
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import MISSING, counted, duration, fixed, si
+from widthwise.reports.table import Table
 
 PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings that pass all arguments of the verb on to the harness."""
@@ -56,9 +56,8 @@ def analyze(
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
     from widthwise.analysis.rows import check_parquet, write_parquet
-    from widthwise.reports.analysis.report import write_analysis_report
-    from widthwise.reports.analysis.tables import checkpoints_table, summary_table
-    from widthwise.reports.writing import check_kind
+    from widthwise.reports.analysis_tables import checkpoints_table, summary_table
+    from widthwise.reports.writing import check_kind, write_report
     from widthwise.run_dir import RunDir
     from widthwise.runs.analyse import analyse, write_analysis
 
@@ -81,7 +80,7 @@ def analyze(
     files = [write_analysis(analysis, out)]
     if options.parquet:
         files.append(write_parquet(analysis, out))
-    files += write_analysis_report(out).values()
+    files += write_report(out)
     if as_json:
         say_json(analysis)
         return

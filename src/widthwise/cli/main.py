@@ -13,7 +13,7 @@ from widthwise.cli.options import Command, with_options
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.terminal import remark, say
 from widthwise.config_io import UserError
-from widthwise.reports.page.formats import printable
+from widthwise.reports.formats import printable
 from widthwise.run_dir import RunFailed
 from widthwise.training.launch import is_silent, n_launched
 from widthwise.training.stopping import Interrupted

@@ -11,6 +11,7 @@ from widthwise.cli.experiment import JobsOption, jobs_asked
 from widthwise.cli.progress import TrackerName, TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.config_io import UserError
+from widthwise.files import write_atomic
 
 if TYPE_CHECKING:
     from widthwise.experiments.papers.work import Work
@@ -56,7 +57,7 @@ def paper(
         return
     from widthwise.experiments.papers.item import read_item
     from widthwise.experiments.papers.lines import SCALES, item_record
-    from widthwise.reports.paper import item_notes, item_table, write_item_page
+    from widthwise.reports.paper import item_notes, item_page, item_table
 
     if dry_run and scale not in SCALES:
         raise UserError(f"--dry-run: shows the work of an experiment; give --scale {' or '.join(SCALES)}")
@@ -75,7 +76,7 @@ def paper(
         record.write(results / item)
         page = page or results / item / "report.html"
     if page is not None:
-        write_item_page(record, page)
+        write_atomic(page, item_page(record).html())
         written.append(page)
     if as_json:
         say_json(record)
@@ -97,7 +98,6 @@ def _trained(work: "Work", folder: Path, jobs: str, track: Sequence[TrackerName]
 def _list(scale: Scale | None, results: Path, page: Path | None, as_json: bool) -> None:
     from widthwise.experiments.papers.item import read_items
     from widthwise.experiments.papers.lines import item_record
-    from widthwise.files import write_atomic
     from widthwise.reports.paper import all_items, list_table
 
     if scale is not None:

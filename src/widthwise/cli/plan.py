@@ -11,8 +11,8 @@ from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, s
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.records.plan import Plan
-from widthwise.reports.page.formats import counted, duration, si
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import counted, duration, si
+from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml
 
 DEVICE, WITHOUT = "Device", "Without a recipe"

@@ -14,7 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from widthwise.cli.terminal import progress_console
-from widthwise.reports.page.formats import clock, shorten
+from widthwise.reports.formats import clock, shorten
 from widthwise.training.launch import is_silent
 from widthwise.training.observer import Observer
 

@@ -13,8 +13,8 @@ from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json, say_tables, table_console
 from widthwise.config_io import Config
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.page.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
+from widthwise.reports.table import Table
 from widthwise.shape.search_space import SearchSpace
 
 SIZES = {

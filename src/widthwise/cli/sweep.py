@@ -19,8 +19,8 @@ from widthwise.cli.progress import TrackOption
 from widthwise.cli.terminal import remark, say, say_json, say_tables
 from widthwise.config_io import UserError
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.page.formats import clean, duration, shown
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import clean, duration, shown
+from widthwise.reports.table import Table
 
 if TYPE_CHECKING:
     from widthwise.experiments.experiment import Experiment

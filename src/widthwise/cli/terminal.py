@@ -20,8 +20,8 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from widthwise.reports.page.formats import printable
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import printable
+from widthwise.reports.table import Table
 from widthwise.training.launch import is_silent
 
 TABLE_WIDTH = 100

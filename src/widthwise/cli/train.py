@@ -11,7 +11,7 @@ from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json
 from widthwise.config_io import Config, UserError
 from widthwise.records.run import RunResult
-from widthwise.reports.page.formats import fixed
+from widthwise.reports.formats import fixed
 from widthwise.runs.environment import is_shared
 
 DRY = "Dry run"

@@ -11,9 +11,9 @@ from widthwise.explorer.setting import Setting, controls
 from widthwise.recipe.design import budget_met
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.reports.page.formats import MISSING, duration, si
-from widthwise.reports.page.inspection import budget_line, cost_table, layer_table
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import MISSING, duration, si
+from widthwise.reports.inspection import budget_line, cost_table, layer_table
+from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml, read_recipe
 
 KEPT_BYTES = 32 * 2**20

@@ -1,4 +1,4 @@
-"""The report of a discovery: one page, with the comparison with its rivals where it has been made.
+"""The page of a discovery, with the comparison with its rivals where it has been made.
 
 Its tables and sentences are also for the terminal.
 """
@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import altair as alt
 import numpy as np
-from markupsafe import Markup
-from matplotlib.axes import Axes
 
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import seed_interval, verdict
@@ -20,23 +19,13 @@ from widthwise.records.discovery import DISCOVERED, Candidate, Discovery, Found,
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports.page.formats import (
-    capital,
-    clean,
-    counted,
-    fixed,
-    ratio,
-    shown,
-    si,
-    with_interval,
-)
-from widthwise.reports.page.html import legend, panels, render, sequence, write_all
-from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES, label_axes, layer_ticks
-from widthwise.reports.page.svg import Style, draw, line_legend, styles
-from widthwise.reports.page.table import Table
-from widthwise.reports.page.tables import environment_table, settings_table
-from widthwise.reports.page.ticks import number_axis
+from widthwise.reports import charts
+from widthwise.reports.charts import Figure, Style, styles
+from widthwise.reports.formats import capital, clean, counted, fixed, ratio, sequence, shown, si, with_interval
+from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.shapes import layer_ticks
+from widthwise.reports.table import Table
+from widthwise.reports.tables import environment_table, settings_table
 
 N_LINES = 4
 """Moments of the search that a figure shows."""
@@ -66,46 +55,87 @@ class Moment(NamedTuple):
     places: Sequence[int]
 
 
-def write_discovery_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
-    """Reads `folder/discovery.json` and the comparison it names, writes `report.html` into `out` (default: `folder`).
-
-    Returns {"html": ...}. Raises UserError where something is broken, before it writes anything.
-    """
-    folder = Path(folder)
-    return write_all({"html": ("report.html", _page(folder, Discovery.read(folder)))}, Path(out or folder))
-
-
-def _page(folder: Path, discovery: Discovery) -> str:
+def discovery_page(folder: Path, discovery: Discovery) -> Page:
+    """Return the page of a search for a profile. Raises UserError where the comparison it names is broken."""
     compared = folder / (discovery.comparison or "")
     has_comparison = discovery.comparison is not None and (compared / Comparison.file_name).is_file()
     comparison = Comparison.read(compared) if has_comparison else None
     moments = _moments(discovery.found)
-    chosen = styles(list(moments))
+    looks = styles(list(moments))
     sizes = SIZES if has_blocks(discovery.found.stages) else [size for size in SIZES if size.key != "blocks"]
-    figures = {size.title: _profile_figure(size, moments, chosen) for size in sizes}
     recipe, matched = folder / f"{DISCOVERED}.yaml", TITLES.get(discovery.match, clean(discovery.match))
-    return render(
-        "discovery.html",
-        title=f"discovery for {clean(discovery.title)}",
-        question=f"Which layers should be wide, at {si(discovery.budget)} {matched}?",
-        matched=matched,
-        answers=list(sentences(discovery, comparison)),
-        legend=legend(chosen),
-        figures=panels(figures),
-        sizes_table=sizes_table(discovery),
-        has_added=bool(discovery.found.added()),
-        gains_table=gains_table(discovery),
-        growth_table=growth_table(discovery),
-        cost_table=None if comparison is None else cost_table(discovery, comparison),
-        rivals_table=None if comparison is None else rivals_table(comparison),
-        comparison=f"{discovery.comparison}/report.html" if comparison else None,
-        has_even=comparison is not None and any(each.name == "even" for each in comparison.variants),
-        environment_table=None if discovery.environment is None else environment_table(discovery.environment),
-        options_table=None if discovery.options is None else settings_table("Method", discovery.options),
-        command=discovery.command,
-        recipe=recipe.read_text() if recipe.is_file() else None,
-        recipe_name=recipe.name,
+    told = list(sentences(discovery, comparison))
+    even = "even: what was found on average, in all layers. "
+    return Page(
+        "discovery",
+        f"Discovery for {clean(discovery.title)}",
+        [answer(discovery), *_beside_baseline(comparison)],
+        lead=f"Which layers should be wide, at {si(discovery.budget)} {matched}?",
+        first=[_profile_figure(size, moments, looks) for size in sizes],
+        sections=(
+            section(
+                "The profile",
+                sizes_table(discovery),
+                growth_table(discovery),
+                gains_table(discovery),
+                note(
+                    "Layers stand where they are in the model that was found. Lines of earlier moments have no mark at "
+                    "layers that were added later." * bool(discovery.found.added()),
+                    "What is retrained has these proportions; its widths are scaled until it costs what the uniform "
+                    "model "
+                    "costs.",
+                ),
+                Text(["In words:", *told]),
+            ),
+            section(
+                "Against its rivals",
+                cost_table(discovery, comparison),
+                rivals_table(comparison),
+                note(
+                    f"All are retrained from scratch with the same seeds, and matched in {matched}. "
+                    + even * any(each.name == "even" for each in comparison.variants)
+                    + "reversed: what was found, the last layer first. permuted: what was found, its layers in drawn "
+                    "orders. All of these are scaled to the budget, which moves sizes by a channel or a few, because "
+                    "first "
+                    f"and last layers read and write no more than d_model. The whole comparison: "
+                    f"{discovery.comparison}."
+                ),
+            )
+            if comparison
+            else None,
+            section(
+                "Environment", environment_table(discovery.environment) if discovery.environment is not None else None
+            ),
+            section(
+                "How to reproduce",
+                settings_table("Method", discovery.options) if discovery.options is not None else None,
+                Code(discovery.command) if discovery.command else None,
+                Code(recipe.read_text(), f"The recipe of what was found, {recipe.name}") if recipe.is_file() else None,
+            ),
+        ),
+        made_from=Discovery.file_name,
     )
+
+
+def answer(discovery: Discovery) -> str:
+    """Return which layers are wide and which are narrow, in each size that was searched."""
+    layers, parts = discovery.found.stages[-1].layers, []
+    for size in SIZES[:3]:
+        values = [finite(layer[size.key]) for layer in layers]
+        if min(values) > 0 and max(values) / min(values) >= 1.1:
+            wide, narrow = values.index(max(values)) + 1, values.index(min(values)) + 1
+            parts.append(f"{size.title}: most in layer {wide}, least in layer {narrow}")
+    return f"Of {len(layers)} layers, {'; '.join(parts)}." if parts else f"All {len(layers)} layers are about alike."
+
+
+def _beside_baseline(comparison: Comparison | None) -> list[str]:
+    if comparison is None:
+        return []
+    own = next((each for each in comparison.variants if each.name == DISCOVERED and each.difference), None)
+    if own is None or own.difference is None:
+        return []
+    said = BESIDE.get(own.verdict or "cannot tell", "has no verdict beside")
+    return [f"Retrained, it {said} {clean(comparison.baseline)} ({_apart(own.difference)} nats)."]
 
 
 def _moments(found: Found) -> dict[str, Moment]:
@@ -119,22 +149,24 @@ def _moments(found: Found) -> dict[str, Moment]:
     }
 
 
-def _profile_figure(size: Size, moments: dict[str, Moment], chosen: dict[str, Style]) -> Markup:
-    """Layers stand where they are in the model that was found, so that one which was added later leaves a gap."""
+def _profile_figure(size: Size, moments: dict[str, Moment], looks: dict[str, Style]) -> Figure:
+    """Return layers where they are in the model that was found, so that one which was added later leaves a gap."""
     n_layers = max(len(moment.places) for moment in moments.values())
-
-    def paint(axes: Axes) -> None:
-        for name, (stage, places) in moments.items():
-            style, sizes = chosen[name], [layer[size.key] for layer in stage.layers]
-            look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "markersize": 4}
-            axes.plot([place + 1 for place in places], sizes, label=named(name), **look)
-        axes.set_ylim(bottom=0)
-        label_axes(axes, "layer (1 reads the tokens)", f"{size.title}, {size.unit}", whole=True)
-        number_axis(axes.yaxis, 8, whole=True)
-        axes.set_xticks(layer_ticks(n_layers))
-
-    label = f"{size.title.capitalize()} of each layer at {len(moments)} moments of the search."
-    return draw(f"profile-{size.key}", label, INCHES, paint, line_legend(chosen))
+    rows = [
+        {"name": name, "layer": float(place + 1), "size": float(layer[size.key])}
+        for name, (stage, places) in moments.items()
+        for place, layer in zip(places, stage.layers)
+    ]
+    highest = max(float(row["size"]) for row in rows)
+    across = charts.x("layer", "layer (1 reads the tokens)", values=layer_ticks(n_layers), format="d")
+    up = charts.y("size", f"{size.title}, {size.unit}", (0, 1.06 * highest))
+    base = charts.chart(rows).encode(x=across, y=up, tooltip=charts.tips(name="|moment", layer=".0f", size=".1f"))
+    layers = alt.layer(
+        base.mark_line().encode(**charts.coloured(looks, "color", "strokeDash")),
+        base.mark_point(size=40).encode(**charts.coloured(looks, "color", "shape")),
+    )
+    label = f"{capital(size.title)} of each layer at {len(moments)} moments of the search."
+    return Figure(f"profile-{size.key}", capital(size.title), label, layers, looks)
 
 
 LOSS, FLOPS = QUANTITY["val_loss"], QUANTITY["training_flops"]
@@ -142,7 +174,7 @@ BESIDE: Mapping[Verdict, str] = {
     "better": "has a lower held-out loss than",
     "worse": "has a higher held-out loss than",
     "tie": "ties with",
-    "cannot tell": "cannot be told from",
+    "cannot tell": "cannot be told apart from",
 }
 """What a verdict says of what was found beside rivals."""
 

@@ -1,32 +1,20 @@
-"""The report of an evaluation of several models: `report.html`, `table.csv` and `table.tex`."""
+"""The page of an evaluation of several models, with CSV and LaTeX."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
-from widthwise.reports.page.formats import MISSING, clean, fixed, signed
-from widthwise.reports.page.html import render, sequence, write_all
-from widthwise.reports.page.table import Table, csv_cell, csv_rows, escaped_row, latex_escape, latex_row, latex_table
+from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, signed
+from widthwise.reports.page import Code, Page, note, section
+from widthwise.reports.table import Table, csv_cell, csv_rows, escaped_row, latex_escape, latex_row, latex_table
 
 BETTER, WORSE = "*", "†"
 PARTS = ("value", "stderr", "difference", "p_better", "p_worse")
 """Those of a cell, in the order of the columns of `table.csv`."""
 
 
-def write_evaluation_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
-    """Reads `folder/evaluation_table.json` and writes the report into `out` (default: `folder`).
-
-    Returns {"html": ..., "csv": ..., "latex": ...}. Raises UserError where it is broken, before it writes anything.
-    """
-    folder = Path(folder)
-    table = EvaluationTable.read(folder)
-    contents = {
-        "html": ("report.html", _page(table)),
-        "csv": ("table.csv", csv_text(table)),
-        "latex": ("table.tex", latex_text(table)),
-    }
-    return write_all(contents, Path(out or folder))
+_SEED = re.compile(r"[-_ ,]*seed[-_ ]?\d+$")
 
 
 @dataclass(frozen=True)
@@ -57,20 +45,73 @@ def _p(value: float) -> str:
     return "< 0.0001" if value < 1e-4 else fixed(value, 4)
 
 
-def _page(table: EvaluationTable) -> str:
+def evaluation_page(table: EvaluationTable) -> Page:
+    """Return the page of texts and tasks that several models answered."""
     names = [clean(row.name) for row in table.rows]
-    return render(
-        "evaluation.html",
-        title=f"{table.title} · widthwise evaluation",
-        table=table,
-        question=f"What {'does' if len(names) == 1 else 'do'} {sequence(names)} know?",
-        groups=[(f"{group.name} {group.arrow}", group.n_columns) for group in _groups(table.columns)],
-        rows=[(clean(row.name), _row_shown(row, table)) for row in table.rows],
-        has_baselines=_has_baselines(table),
-        note=_note(table),
-        asked=_asked(table),
-        models=_models(table),
+    groups = _groups(table.columns)
+    arrows = [group.arrow for group in groups for _ in range(group.n_columns)]
+    rows = [[clean(row.name), *(_lines(each) for each in _row_shown(row, table))] for row in table.rows]
+    titles = [f"{clean(column.name)} {arrow}" for column, arrow in zip(table.columns, arrows)]
+    below = "Below a number: the difference to the baseline, and the p of what it looks like. " + _note(table)
+    return Page(
+        "evaluation",
+        table.title,
+        answer(table),
+        lead=f"What {'does' if len(names) == 1 else 'do'} {sequence(names)} know?",
+        sections=(
+            section(
+                "Results",
+                Table(
+                    "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better", ["Model", *titles], rows
+                ),
+                note(below if _has_baselines(table) else "", *(f"{capital(clean(each))}." for each in table.remarks)),
+            ),
+            section("Questions", _asked(table)),
+            section("How to reproduce", Code(table.command), _models(table)),
+        ),
+        made_from=f"{EvaluationTable.file_name} of {table.created}",
     )
+
+
+def answer(table: EvaluationTable) -> list[str]:
+    """Return, for each model beside its baseline, on how many questions it is better and worse; pooled over seeds.
+
+    Without baselines: which model is best in most columns.
+    """
+    pooled: dict[tuple[str, str], list[TableCell]] = {}
+    for row in table.rows:
+        if row.baseline is not None:
+            pair = (_SEED.sub("", clean(row.name)), _SEED.sub("", clean(row.baseline)))
+            pooled.setdefault(pair, []).extend(row.cells)
+    if pooled:
+        return [_beside(*pair, cells, table.significance) for pair, cells in pooled.items()]
+    best: list[str] = []
+    for i, column in enumerate(table.columns):
+        known = [(cell.value, row.name) for row in table.rows if (cell := row.cells[i]).value is not None]
+        if len(known) > 1:
+            best.append((max if column.is_share else min)(known)[1])
+    if not best:
+        return []
+    winner = max(dict.fromkeys(best), key=best.count)
+    return [f"{clean(winner)} is best in {best.count(winner)} of {len(best)} columns; nothing here was tested."]
+
+
+def _beside(name: str, baseline: str, cells: Sequence[TableCell], significance: float) -> str:
+    tested = [cell for cell in cells if cell.p_better is not None]
+    n_better, n_worse = (
+        sum(1 for cell in tested if (p := getattr(cell, part)) is not None and p < significance)
+        for part in ("p_better", "p_worse")
+    )
+    return (
+        f"{name} is better than {baseline} on {n_better} and worse on {n_worse} of {len(tested)} tested numbers; on "
+        f"the "
+        "rest the answers cannot tell."
+    )
+
+
+def _lines(cell: Shown) -> str:
+    value = f"{cell.value}{cell.mark}"
+    return f"{value}\n{cell.details}" if cell.details else value
 
 
 def _row_shown(row: TableRow, table: EvaluationTable) -> list[Shown]:

@@ -10,8 +10,8 @@ from widthwise.evaluation.estimate import FEWEST_BLOCKS, Metrics
 from widthwise.evaluation.paper_tasks import harness_answers, is_share
 from widthwise.evaluation.perplexity import BLOCK_BYTES
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.reports.page.formats import MISSING, clean, counted, fixed, percentage, si, signed
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, si, signed
+from widthwise.reports.table import Table
 
 N_DECIMALS = 4
 LARGE = 1e6

@@ -6,15 +6,13 @@ Items are tables for the terminal, pages, and all together a Markdown page that 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 
-from widthwise.files import write_atomic
 from widthwise.records.estimate import Estimate
 from widthwise.records.paper import PaperItem, PaperLine
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.page.formats import MISSING, clean, counted, duration, fixed, interval, minus, shown, si, signed
-from widthwise.reports.page.html import render
-from widthwise.reports.page.table import Table
+from widthwise.reports.formats import MISSING, clean, counted, duration, fixed, interval, minus, shown, si, signed
+from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.table import Table
 
 HEADER = ("row", "quantity", "printed", "counted", "agrees", "measured")
 
@@ -166,11 +164,39 @@ def _markdown_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace(chr(10), '<br>').replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def write_item_page(item: PaperItem, path: Path) -> None:
-    """Writes the page, whole or not at all."""
-    title = f"{item.where} · {item.title} · widthwise"
-    table = _on_one_line(item_table(item))
-    write_atomic(path, render("paper.html", title=title, item=item, table=table, size=size(item)))
+def item_page(item: PaperItem) -> Page:
+    """Return the page of a table or figure of a paper."""
+    return Page(
+        "paper",
+        f"{clean(item.where)}: {clean(item.title)}",
+        [f"The paper: {item.finds}"],
+        lead=item.paper,
+        sections=(
+            section(
+                "Printed, counted, measured",
+                _on_one_line(item_table(item)),
+                note(
+                    "Printed: in the paper. Counted: from the recipe at the paper's size; it agrees where it is the "
+                    "printed "
+                    "number when rounded to its digits, or where what was measured is what the paper shows or says "
+                    "without "
+                    f"a number (higher, lower, unchanged). Measured: {size(item)}, with the 95% interval over seeds. A "
+                    "difference is a loss minus that of the baseline, of printed losses as of measured ones; a small "
+                    "model "
+                    "need not show what a large one does."
+                ),
+            ),
+            section(
+                "Differences and their reasons", Text(list(item.remarks), is_quiet=False) if item.remarks else None
+            ),
+            section(
+                "How to reproduce",
+                Code(item.experiment.command) if item.experiment else None,
+                *(Text([each], is_quiet=False) for each in item.other_scales),
+            ),
+        ),
+        made_from="the item's recipes and results",
+    )
 
 
 def _on_one_line(table: Table) -> Table:

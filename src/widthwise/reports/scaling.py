@@ -1,60 +1,66 @@
-"""The report of fitted laws: `report.html`, `fits.csv` and `savings.csv`."""
+"""The page of fitted laws, with `fits.csv` and `savings.csv`."""
 
-import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
+import altair as alt
 import numpy as np
-from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from widthwise.experiments.scaling.laws import LAWS
 from widthwise.records.record import finite
 from widthwise.records.scaling import FittedLaw, Saving, ScalingGroup, ScalingLaws
-from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percentage, shorten, si, tick
-from widthwise.reports.page.html import legend, panels, render, sequence, write_all
-from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES, label_axes
-from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend, styles
-from widthwise.reports.page.table import Table, csv_cell, csv_rows
-from widthwise.reports.page.ticks import RoundSteps, TickFormatter
+from widthwise.reports import charts
+from widthwise.reports.charts import INK, Figure, Style, styles
+from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage, sequence, shorten, si, tick
+from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.table import Table, csv_cell, csv_rows
 
 
-def write_scaling_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
-    """Reads `folder/scaling.json`, writes the report into `out` (default: `folder`).
-
-    Returns {"html": ..., "fits": ..., "savings": ...}. Raises UserError where it is broken, before it writes anything.
-    """
-    folder, out = Path(folder), Path(out or folder)
-    scaling = ScalingLaws.read(folder)
-    contents = {
-        "html": ("report.html", _page(scaling)),
-        "fits": ("fits.csv", fits_csv(scaling)),
-        "savings": ("savings.csv", savings_csv(scaling)),
-    }
-    return write_all(contents, out)
-
-
-def _page(scaling: ScalingLaws) -> str:
-    chosen = styles([group.name for group in scaling.groups], scaling.compared_with)
-    chosen_fits = [group.fits.get(group.chosen) for group in scaling.groups if group.chosen]
-    return render(
-        "scaling.html",
-        title=f"{scaling.title} · widthwise scaling",
-        scaling=scaling,
-        question=_question(scaling),
-        confidence=percentage(scaling.confidence),
-        laws=panels({f"{scaling.y} over {scaling.x}": law_figure(scaling, chosen)}),
-        has_curves=any(fit and fit.parameters for fit in chosen_fits),
-        has_bands=any(fit and fit.band for fit in chosen_fits),
-        has_logarithms=scaling.is_positive,
-        has_arrows=bool(scaling.arrows),
-        legend=legend(chosen),
-        saving_table=_saving_table(scaling),
-        fit_table=_fit_table(scaling),
-        symbol_table=_symbol_table(scaling),
-        point_table=_point_table(scaling),
+def scaling_page(scaling: ScalingLaws) -> Page:
+    """Return the page of laws fitted to the losses of groups of models."""
+    looks = styles([group.name for group in scaling.groups], scaling.compared_with)
+    fits = [group.fits.get(group.chosen) for group in scaling.groups if group.chosen]
+    level, symbols = percentage(scaling.confidence), _symbol_table(scaling)
+    x, y = clean(scaling.x), clean(scaling.y)
+    return Page(
+        "scaling",
+        scaling.title,
+        scaling.sentence.splitlines()[:2],
+        lead=_question(scaling),
+        first=(law_figure(scaling, looks),),
+        sections=(
+            section(
+                "Savings",
+                _saving_table(scaling),
+                note(
+                    f"Curve against curve: at the {y} that the baseline's curve has at its largest model, so that "
+                    f"the luck "
+                    f"of one model counts little. Point against curve: at the {y} of that model itself. Intervals of "
+                    f"{level}; one that holds 100% leaves open whether anything is saved."
+                ),
+            ),
+            section(
+                "Fitted laws",
+                _fit_table(scaling),
+                symbols if symbols.rows else None,
+                note(
+                    f"Intervals of {level}; rms: root mean square of {y} minus the curve.",
+                    f"Bands are {level} intervals of the curves." * any(fit and fit.band for fit in fits),
+                    f"An arrow leads from the largest model of the baseline's curve to where another curve reaches the "
+                    f"same {y}; the number is the share of the {x} that it needs." * bool(scaling.arrows),
+                ),
+                Text(["In words:", *scaling.sentence.splitlines()]),
+            ),
+            section("Points", _point_table(scaling)),
+            section(
+                "How to reproduce",
+                Text(["Fits draw with fixed seeds: on the same points this command gives the same numbers."]),
+                Code(scaling.command),
+                Code(
+                    "scaling.json: every number of this page\nfits.csv, savings.csv: fitted values and savings", "Files"
+                ),
+            ),
+        ),
+        made_from=f"{ScalingLaws.file_name} of {scaling.created}",
     )
 
 
@@ -198,98 +204,83 @@ def savings_csv(scaling: ScalingLaws) -> str:
     )
 
 
-_N_CURVE_POINTS = 80
-_MOST_TICKS = 7
-
-
-def law_figure(scaling: ScalingLaws, styles: Mapping[str, Style]) -> Markup:
-    """Points and chosen curves on two logarithmic axes; arrows lead from the baseline's curve to where others are."""
-    every = [point for group in scaling.groups for point in group.points]
-    low, high = min(point.x for point in every), max(point.x for point in every)
+def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
+    """Return points and chosen curves on logarithmic axes; arrows lead from the baseline's curve to the others."""
     ends = {saving.group: saving.at.x * finite(saving.ratio.mean) for saving in scaling.arrows}
-    low, high = min([low, *ends.values()]), max([high, *ends.values()])
+    own = {clean(name): style for name, style in looks.items()}
+    y_scale = alt.Scale(type="log", nice=False, zero=False) if scaling.is_positive else alt.Scale(zero=False)
+    across = alt.X("x:Q", title=clean(scaling.x), scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format=".3~s"))
 
-    def paint(axes: Axes) -> None:
-        axes.set_xscale("log")
-        if scaling.is_positive:
-            axes.set_yscale("log")
-        for group in scaling.groups:
-            _paint_group(axes, group, styles[group.name], ends.get(group.name))
-        for i, saving in enumerate(reversed(scaling.arrows)):
-            _paint_arrow(axes, saving, styles[saving.group], number=i)
-        label_axes(axes, clean(scaling.x), clean(scaling.y))
-        _tick(axes, low, high)
+    def up(name: str) -> alt.Y:
+        return alt.Y(f"{name}:Q", title=clean(scaling.y), scale=y_scale, axis=alt.Axis(format=".4~g"))
 
-    axes_said = "on logarithmic axes" if scaling.is_positive else "which stands on a logarithmic axis"
-    label = f"{clean(scaling.y)} over {clean(scaling.x)} {axes_said}. {'; '.join(map(_said, scaling.groups))}."
+    points = [
+        {"name": clean(group.name), "point": clean(each.name), "x": float(each.x), "y": float(each.y)}
+        for group in scaling.groups
+        for each in group.points
+    ]
+    curves = [row for group in scaling.groups for row in _curve_rows(group, ends.get(group.name))]
+    bands = [
+        {"name": clean(group.name), "x": float(at), "low": finite(low), "high": finite(high)}
+        for group in scaling.groups
+        if (fit := group.chosen_fit) and fit.band
+        for at, low, high in zip(fit.band.x, fit.band.low, fit.band.high)
+    ]
+    tip = charts.tips(name="|group", point="", x=f".4~s|{clean(scaling.x)}", y=f".4f|{clean(scaling.y)}")
+    layers: list[alt.Chart] = []
+    if bands:
+        area = charts.chart(bands).mark_area(opacity=0.14)
+        layers.append(area.encode(x=across, y=up("low"), y2="high:Q", **charts.coloured(own, "fill")))
+    if curves:
+        line = charts.chart(curves).mark_line(strokeWidth=1.6)
+        layers.append(line.encode(x=across, y=up("y"), **charts.coloured(own, "color", "strokeDash")))
+    marks = charts.chart(points).mark_point()
+    layers.append(marks.encode(x=across, y=up("y"), tooltip=tip, **charts.coloured(own, "color", "shape")))
+    arrows = [
+        {
+            "start": saving.at.x,
+            "x": ends[saving.group],
+            "y": saving.at.y,
+            "share": f"{shorten(saving.group, 24)}: {percent(saving.ratio.mean)}",
+        }
+        for saving in scaling.arrows
+    ]
+    if arrows:
+        base = alt.Chart(charts.table_of(arrows)).encode(x=across, y=up("y"))
+        layers += [
+            base.mark_rule(strokeWidth=1.4, stroke=INK).encode(x2="start:Q", tooltip=charts.tips(share="|needs")),
+            base.mark_point(shape="triangle-left", fill=INK, size=50),
+            base.mark_text(align="right", dx=-8, dy=10).encode(text="share:N"),
+        ]
+    scale = "on logarithmic axes" if scaling.is_positive else "on a logarithmic axis"
+    label = f"{clean(scaling.y)} over {clean(scaling.x)} {scale}. {'; '.join(map(_extent, scaling.groups))}."
     for saving in scaling.arrows:
         label += (
             f" {shorten(saving.group, 40)} reaches {fixed(saving.at.y, 4)} with {percent(saving.ratio.mean)} of what "
             f"{shorten(saving.baseline, 40)} needs."
         )
-    return draw("laws", label, (INCHES[0], 3.4), paint, line_legend(styles))
+    title = f"{clean(scaling.y)} over {clean(scaling.x)}"
+    return Figure("laws", title, label, alt.layer(*layers), own, height=340)
+
+
+def _curve_rows(group: ScalingGroup, end: float | None) -> list[dict[str, object]]:
+    """Return the fitted law of a group. end: of an arrow, which may lie beyond the group's own points."""
+    fit = group.chosen_fit
+    if not (fit and group.chosen and fit.parameters):
+        return []
+    reached = [*(point.x for point in group.points), *([] if end is None else [end])]
+    dense = np.geomspace(min(reached) / 1.15, max(reached) * 1.15, 80)
+    values = np.array([finite(each.mean) for each in fit.parameters.values()])
+    heights = LAWS[group.chosen].y(values, dense)
+    return [{"name": clean(group.name), "x": float(at), "y": float(height)} for at, height in zip(dense, heights)]
 
 
 def percent(ratio: float | None) -> str:
-    """A ratio in percent: 0.7776 -> 77.8%."""
+    """Return a ratio in percent: 0.7776 -> 77.8%."""
     return fixed(None if ratio is None else 100 * ratio, 1) + ("" if ratio is None else "%")
 
 
-def _said(group: ScalingGroup) -> str:
+def _extent(group: ScalingGroup) -> str:
     ends = (min(group.points, key=lambda point: point.x), max(group.points, key=lambda point: point.x))
     first, last = (f"{fixed(point.y, 4)} at {tick(point.x)}" for point in ends)
     return f"{shorten(group.name, 40)} from {first} to {last}"
-
-
-def _paint_group(axes: Axes, group: ScalingGroup, style: Style, end: float | None) -> None:
-    """end: of an arrow, which may lie beyond the group's own points."""
-    x = np.array([point.x for point in group.points])
-    reached = [*x, *([] if end is None else [end])]
-    dense = np.geomspace(min(reached) / 1.15, max(reached) * 1.15, _N_CURVE_POINTS)
-    fit = group.chosen_fit
-    if fit and fit.band:
-        low, high = ([finite(value) for value in end] for end in (fit.band.low, fit.band.high))
-        axes.fill_between(fit.band.x, low, high, color=style.colour, alpha=0.14, linewidth=0, label=named(group.name))
-    if fit and group.chosen and fit.parameters:
-        values = np.array([finite(each.mean) for each in fit.parameters.values()])
-        look = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.6}
-        axes.plot(dense, LAWS[group.chosen].y(values, dense), label=named(group.name, "the fitted law"), **look)
-    for point in group.points:
-        look = {"color": style.colour, "markersize": 7, "markeredgecolor": CARD}
-        axes.plot(point.x, point.y, style.marker, label=named(group.name, point.name), **look)
-
-
-def _paint_arrow(axes: Axes, saving: Saving, style: Style, number: int) -> None:
-    """number: the shares of several groups stand above each other, where falling curves leave room."""
-    end = saving.at.x * finite(saving.ratio.mean)
-    axes.annotate(
-        "", (end, saving.at.y), (saving.at.x, saving.at.y), arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4}
-    )
-    axes.annotate(
-        f"{shorten(saving.group, 24)}: {percent(saving.ratio.mean)}",
-        (0, 0),
-        (8, 8 + 14 * number),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        color=style.colour,
-    )
-
-
-def _tick(axes: Axes, low: float, high: float) -> None:
-    """Round numbers: matplotlib names only powers of ten, of which a loss has none."""
-    axes.xaxis.set_major_locator(FixedLocator(round_steps(low, high)))
-    axes.yaxis.set_major_locator(FixedLocator(RoundSteps(8, most_letters=math.inf).tick_values(*axes.get_ylim())))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(TickFormatter())
-
-
-def round_steps(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten from `low` to `high`, or powers alone, and of many every second or further one."""
-    exponents = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
-    for factors in ((1, 2, 5), (1,)):
-        found = [factor * 10.0**exponent for exponent in exponents for factor in factors]
-        found = [value for value in found if low / 1.2 <= value <= high * 1.2]
-        if len(found) <= _MOST_TICKS:
-            return found
-    return found[:: math.ceil(len(found) / _MOST_TICKS)]

@@ -1,41 +1,88 @@
-"""The report that fits what a folder holds."""
+"""The report that fits what a folder holds: a page, and tables for spreadsheets and papers."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
+from widthwise.records.analysis import Analysis
 from widthwise.records.comparison import Comparison
+from widthwise.records.discovery import Discovery
 from widthwise.records.estimate import Effects
-from widthwise.reports.analysis.report import write_analysis_report
-from widthwise.reports.comparison.report import is_unfinished, write_comparison_report, write_progress_page
-from widthwise.reports.discovery import write_discovery_report
-from widthwise.reports.effects.report import write_effects_anew, write_effects_report
-from widthwise.reports.evaluation import write_evaluation_report
-from widthwise.reports.family import write_family_report
-from widthwise.reports.page.svg import FileKind, as_files
-from widthwise.reports.run.report import write_run_report, write_runs_report
-from widthwise.reports.scaling import write_scaling_report
-from widthwise.reports.sweep.report import write_sweep_report
+from widthwise.records.evaluation import EvaluationTable
+from widthwise.records.family import Family
+from widthwise.records.scaling import ScalingLaws
+from widthwise.records.sweep import Sweep
+from widthwise.reports import effects, evaluation, experiment, main_table, scaling
+from widthwise.reports.analysis import analysis_page
+from widthwise.reports.charts import FileKind
+from widthwise.reports.discovery import discovery_page
+from widthwise.reports.page import Page
+from widthwise.reports.run import runs_page
+from widthwise.reports.scales import read_scales
 from widthwise.run_dir import RunDir
 
-PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {
-    "comparison.json": write_comparison_report,
-    "analysis.json": write_analysis_report,
-    "sweep.json": write_sweep_report,
-    "scaling.json": write_scaling_report,
-    "family.json": write_family_report,
-    "discovery.json": write_discovery_report,
-    "evaluation_table.json": write_evaluation_report,
-    "effects.json": write_effects_anew,
+
+class Report(NamedTuple):
+    """A page, and the files beside it by name."""
+
+    page: Page
+    tables: Mapping[str, str]
+
+
+Columns = Sequence[str] | None
+
+
+T = TypeVar("T", Comparison, Sweep, Family)
+
+
+def _experiment(record: type[T], page_of: Callable[[Path, T], Page]) -> Callable[[Path, Columns], Report]:
+    def made(folder: Path, columns: Columns) -> Report:
+        found = main_table.with_columns(record.read(folder), columns)
+        tables = {"table.csv": main_table.csv_text, "table.tex": main_table.latex_text} if found.variants else {}
+        return Report(page_of(folder, found), {name: text(found) for name, text in tables.items()})
+
+    return made
+
+
+def _evaluation(folder: Path, columns: Columns) -> Report:
+    found = EvaluationTable.read(folder)
+    tables = {"table.csv": evaluation.csv_text(found), "table.tex": evaluation.latex_text(found)}
+    return Report(evaluation.evaluation_page(found), tables)
+
+
+def _scaling(folder: Path, columns: Columns) -> Report:
+    found = ScalingLaws.read(folder)
+    tables = {"fits.csv": scaling.fits_csv(found), "savings.csv": scaling.savings_csv(found)}
+    return Report(scaling.scaling_page(found), tables)
+
+
+def _effects(folder: Path, columns: Columns) -> Report:
+    """The comparisons that `effects.json` names, read anew."""
+    return _effects_of([Path(os.path.normpath(folder / each)) for each in Effects.read(folder).comparisons])
+
+
+def _effects_of(folders: Sequence[Path]) -> Report:
+    scales = read_scales(folders)
+    tables = {"table.csv": effects.csv_text(scales), "table.tex": effects.latex_text(scales)}
+    return Report(effects.effects_page(scales), tables)
+
+
+PAGES: Mapping[str, Callable[[Path, Columns], Report]] = {
+    Comparison.file_name: _experiment(Comparison, experiment.comparison_page),
+    Analysis.file_name: lambda folder, columns: Report(analysis_page(Analysis.read(folder)), {}),
+    Sweep.file_name: _experiment(Sweep, experiment.sweep_page),
+    ScalingLaws.file_name: _scaling,
+    Family.file_name: _experiment(Family, experiment.family_page),
+    Discovery.file_name: lambda folder, columns: Report(discovery_page(folder, Discovery.read(folder)), {}),
+    EvaluationTable.file_name: _evaluation,
+    Effects.file_name: _effects,
 }
-"""File that tells what a folder holds -> what writes its report: (folder, out) -> kind of file -> path."""
-WITH_COLUMNS: Mapping[str, Callable[[Path, Path | None, Sequence[str]], dict[str, Path]]] = {
-    "comparison.json": write_comparison_report,
-    "sweep.json": write_sweep_report,
-    "family.json": write_family_report,
-}
-"""Those whose main table can have columns that are asked for, as a third argument."""
+"""File that tells what a folder holds -> what makes its report."""
+WITH_COLUMNS = (Comparison.file_name, Sweep.file_name, Family.file_name)
+"""Those whose main table can have columns that are asked for."""
 
 
 def write_report(
@@ -45,25 +92,23 @@ def write_report(
     columns: Sequence[str] | None = None,
     refresh_seconds: int | None = None,
 ) -> list[Path]:
-    """Writes the report that fits what `paths` hold: one folder of PAGES, or several runs or comparisons.
+    """Write the report that fits what `paths` hold: one folder of PAGES, or several runs or comparisons.
 
     `out` is the folder to write into; without it the report goes beside what it describes, and several need it.
     figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. columns:
     names of the quantities of the main table of a comparison, sweep or family; by default the usual ones.
     refresh_seconds: after so long a page of what has not finished loads itself again; None: never. Returns the files
-    written. Raises UserError for a path that is neither, or that is broken, for comparisons that do not go together,
-    and for columns that there are not.
+    written, the page first. Raises UserError for a path that is neither, or that is broken, for comparisons that do
+    not go together, and for columns that there are not.
     """
     described = listed(paths)
-    folder = None if out is None else Path(out)
-    if figures is None:
-        return _write_page(described, folder, columns, refresh_seconds)
-    with as_files(figures) as drawn:
-        files = _write_page(described, folder, columns, refresh_seconds)
-    folder = files[0].parent / "figures"
-    for name, content in drawn.contents.items():
-        write_atomic(folder / f"{name}.{figures}", content)
-    return [*files, *(folder / f"{name}.{figures}" for name in drawn.contents)]
+    report, record = _report(described, None if out is None else Path(out), columns, refresh_seconds)
+    folder = Path(out or described[0])
+    page, *drawn = report.page.write(folder, figures)
+    for name, text in report.tables.items():
+        write_atomic(folder / name, text)
+    records = [] if record is None else [record.write(folder)]
+    return [page, *(folder / name for name in report.tables), *records, *drawn]
 
 
 def check_kind(folder: Path, name: str) -> None:
@@ -76,30 +121,31 @@ def check_kind(folder: Path, name: str) -> None:
 
 
 def is_at_work(paths: Sequence[Path]) -> bool:
-    """Whether a run or a comparison among them has not finished, so that its page will change."""
-    return any(is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths)
+    """Return whether a run or a comparison among them has not finished, so that its page will change."""
+    return any(
+        experiment.is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths
+    )
 
 
-def _write_page(
-    paths: Sequence[Path], out: Path | None, columns: Sequence[str] | None, refresh_seconds: int | None
-) -> list[Path]:
-    if len(paths) == 1 and columns is None and is_unfinished(paths[0]):
-        return [write_progress_page(paths[0], out, refresh_seconds)]
+def _report(
+    paths: Sequence[Path], out: Path | None, columns: Columns, refresh_seconds: int | None
+) -> tuple[Report, Effects | None]:
+    """Return the report, and the record that has yet to be written beside it."""
+    if len(paths) == 1 and columns is None and experiment.is_unfinished(paths[0]):
+        return Report(experiment.unfinished_page(paths[0], refresh_seconds), {}), None
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
-        if len(paths) > 1 and path not in found and is_unfinished(path):
+        if len(paths) > 1 and path not in found and experiment.is_unfinished(path):
             raise UserError(f"{path}: has not finished; give it alone, or wait until it has")
         if path not in found and not RunDir(path).exists:
             allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
             raise UserError(f"{path}: is not {allowed}")
-    if columns is not None:
-        if len(paths) > 1 or found.get(paths[0]) not in WITH_COLUMNS:
-            raise UserError(f"--columns: goes with one folder that has {' or '.join(WITH_COLUMNS)}")
-        return list(WITH_COLUMNS[found[paths[0]]](paths[0], out, columns).values())
+    if columns is not None and (len(paths) > 1 or found.get(paths[0]) not in WITH_COLUMNS):
+        raise UserError(f"--columns: goes with one folder that has {' or '.join(WITH_COLUMNS)}")
     if len(paths) == 1 and found:
-        return list(PAGES[found[paths[0]]](paths[0], out).values())
+        return PAGES[found[paths[0]]](paths[0], columns), None
     if len(paths) == 1:
-        return [write_run_report(paths[0], out, refresh_seconds)]
+        return Report(runs_page(paths, refresh_seconds), {}), None
     are_comparisons = [found.get(path) == Comparison.file_name for path in paths]
     if found and not all(are_comparisons):
         held = next((name for name in found.values() if name != Comparison.file_name), Comparison.file_name)
@@ -111,5 +157,5 @@ def _write_page(
         raise UserError(f"report: got {len(paths)} {kind}; name the folder for their common report with --out")
     if found:
         check_kind(out, Effects.file_name)
-        return list(write_effects_report(paths, out).values())
-    return [write_runs_report(paths, out, refresh_seconds)]
+        return _effects_of(paths), effects.effects_record(read_scales(paths), out)
+    return Report(runs_page(paths, refresh_seconds), {}), None

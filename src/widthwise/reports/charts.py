@@ -1,0 +1,297 @@
+"""Figures: Altair charts in one look, coloured by the page that shows them, and as SVG or PDF files."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import altair as alt
+import vl_convert
+from markupsafe import Markup
+
+from widthwise.records.estimate import Estimate
+from widthwise.reports.formats import clean, printable
+
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "page": ("#f7f7f5", "#131517"),
+    "card": ("#fefefe", "#1b1e21"),
+    "ink": ("#1b1d20", "#e8e8e4"),
+    "muted": ("#5c636b", "#a0a7ae"),
+    "grid": ("#e2e3e0", "#34393e"),
+    "accent": ("#0a5fa8", "#7cbcf2"),
+    "good": ("#00694f", "#6fd6b4"),
+    "good-card": ("#e3f3ed", "#16332b"),
+    "bad": ("#9c2f1c", "#f5a08c"),
+    "bad-card": ("#fbe9e4", "#3b211b"),
+    "flat-card": ("#eeefec", "#2a2e32"),
+    "series-1": ("#0a6ebd", "#62b2f4"),
+    "series-2": ("#c8500a", "#f18f52"),
+    "series-3": ("#00856a", "#45c7a3"),
+    "series-4": ("#a8508c", "#dc92c5"),
+    "series-5": ("#8f6a00", "#d8ab45"),
+    "series-6": ("#2a8ca8", "#7fd0e6"),
+    "series-7": ("#b3344a", "#f28695"),
+    "heat-1": ("#7db4e3", "#1f5f96"),
+    "heat-2": ("#a3c9eb", "#23527c"),
+    "heat-3": ("#c4dcf2", "#254663"),
+    "heat-4": ("#e0ecf7", "#283b4b"),
+    "heat-5": ("#f0f1ee", "#2a2e32"),
+    "heat-6": ("#faead9", "#40342b"),
+    "heat-7": ("#f7d5b5", "#5a3e28"),
+    "heat-8": ("#f3bc8a", "#764824"),
+    "heat-9": ("#ec9f5f", "#90541f"),
+}
+"""CSS variable -> its colour on the light and on the dark page. Ink can be read on all of heat: blue, nothing, orange,
+which the colour-blind tell apart."""
+
+
+def colour(name: str) -> str:
+    """Return a colour of the page, which follows its light and dark form."""
+    assert name in COLOURS
+    return f"var(--{name})"
+
+
+INK, MUTED, GRID, CARD = map(colour, ("ink", "muted", "grid", "card"))
+SERIES = [colour(f"series-{i}") for i in range(1, 8)]
+HEAT = [colour(f"heat-{i}") for i in range(1, 10)]
+_DASHES: Sequence[Sequence[float]] = ([1, 0], [9, 3], [2, 2.5], [11, 3, 2, 3])
+_SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "stroke")
+_SHAPE_PATHS = {
+    "circle": "M14 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "square": "M14.4 2.4h7.2v7.2h-7.2z",
+    "diamond": "M18 1l5 5-5 5-5-5z",
+    "triangle-up": "M18 1.5l4.6 8.4h-9.2z",
+    "triangle-down": "M18 10.5l4.6-8.4h-9.2z",
+    "cross": "M16.6 1.8h2.8v2.8h2.8v2.8h-2.8v2.8h-2.8V7.4h-2.8V4.6h2.8z",
+    "stroke": "M13 5h10v2H13z",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of one variant in every figure: told apart by colour, by dashes and by marker."""
+
+    colour: str
+    dash: Sequence[float] = (1, 0)
+    shape: str = "circle"
+    is_area: bool = False
+    """A legend shows a block of the colour instead of a line."""
+
+    @property
+    def swatch(self) -> Markup:
+        """A piece of the variant's line, for a legend or a table."""
+        if self.is_area:
+            block = Markup('<svg class="swatch block" viewBox="0 0 12 12" aria-hidden="true">{}</svg>')
+            return block.format(Markup('<path d="M0 0h12v12H0z" fill="{}"/>').format(self.colour))
+        return Markup(
+            '<svg class="swatch" viewBox="0 0 36 12" aria-hidden="true">'
+            '<path d="M1 6H35" fill="none" stroke="{0}" stroke-width="2.4" stroke-dasharray="{1}"/>'
+            '<path d="{2}" fill="{0}"/></svg>'
+        ).format(self.colour, " ".join(map(str, self.dash)), _SHAPE_PATHS[self.shape])
+
+
+BASELINE_STYLE = Style(MUTED, _DASHES[1])
+
+
+def styles(names: Iterable[str], baseline: str | None = None) -> dict[str, Style]:
+    """Return one style per name; the baseline is grey and dashed."""
+    others = [name for name in names if name != baseline]
+    chosen = {} if baseline is None or baseline not in names else {baseline: BASELINE_STYLE}
+    for i, name in enumerate(others):
+        dash = _DASHES[(i // len(SERIES)) % len(_DASHES)]
+        chosen[name] = Style(SERIES[i % len(SERIES)], dash, _SHAPES[(i + 1) % len(_SHAPES)])
+    return chosen
+
+
+def areas(names: Sequence[str]) -> dict[str, Style]:
+    """Return a colour for each part of a whole."""
+    return {name: Style(SERIES[i % len(SERIES)], is_area=True) for i, name in enumerate(names)}
+
+
+LOOK: Mapping[str, Any] = {
+    "background": "transparent",
+    "font": 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif',
+    "view": {"stroke": None},
+    "axis": {
+        **dict.fromkeys(("gridColor", "domainColor", "tickColor"), GRID),
+        **dict.fromkeys(("labelColor", "titleColor"), MUTED),
+        **{"titleFontWeight": "normal", "titleFontSize": 11.5, "labelFontSize": 11, "labelLimit": 190, "ticks": False},
+    },
+    "axisX": {"grid": False, "labelPadding": 5, "labelFlush": False, "tickCount": 5, "labelOverlap": True},
+    "axisY": {"domain": False, "labelPadding": 5, "tickCount": 6},
+    "text": {"fill": MUTED, "fontSize": 11},
+    "rule": {"stroke": INK},
+    "point": {"filled": True, "size": 62, "opacity": 1, "stroke": CARD, "strokeWidth": 0.7},
+    "line": {"strokeWidth": 1.9, "clip": True},
+    "legend": {"title": None, "orient": "top", "columns": 3, "labelColor": INK, "labelLimit": 260},
+}
+"""Vega-Lite config of every figure. A page has legends of its own, which hide lines."""
+_WIDTH = 460
+"""Pixels of a figure as a file; on a page it is as wide as its column."""
+FileKind = Literal["svg", "pdf"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its title and its text alternative."""
+
+    key: str
+    """Unique on the page; the name of its file."""
+    title: str
+    label: str
+    """Text alternative: what the figure shows, with its most important numbers."""
+    chart: alt.TopLevelMixin
+    legend: Mapping[str, Style] = field(default_factory=dict)
+    """Names that `coloured` draws, which the page's legend lists and hides."""
+    height: int = 250
+    is_small: bool = False
+
+    def spec(self, is_file: bool = False) -> dict[str, Any]:
+        """Return the Vega-Lite specification; on a page, whose script makes rows of them, the data are columns."""
+        made = self.chart.to_dict(validate=False) | {"height": self.height, "width": _WIDTH if is_file else "container"}
+        made = {key: value for key, value in made.items() if key not in ("$schema", "config")}
+        if not is_file:
+            named = made.get("datasets", {}).items()
+            made["datasets"] = {
+                name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in named if rows
+            }
+        made["params"] = [*made.get("params", ()), {"name": "hidden", "value": []}]
+        _add_zoom(made)
+        return made
+
+    def document(self, kind: FileKind) -> bytes:
+        """Return the figure as a file, in the colours of the light page and with its legend."""
+        spec = self.spec(is_file=True)
+        text = json.dumps({**spec, "config": LOOK, "title": {"text": clean(self.title), "anchor": "start"}})
+        for name, (light, _) in COLOURS.items():
+            text = text.replace(colour(name), light)
+        if kind == "pdf":
+            return vl_convert.vegalite_to_pdf(text)
+        return printable(vl_convert.vegalite_to_svg(text)).encode()
+
+
+def _add_zoom(spec: dict[str, Any]) -> None:
+    """Let a reader move and enlarge the axes that show numbers."""
+    for unit in reversed(spec.get("layer", [spec])):
+        channels = {
+            axis: own for axis, own in unit.get("encoding", {}).items() if axis in ("x", "y") and "field" in own
+        }
+        numeric = [
+            axis
+            for axis, own in channels.items()
+            if own.get("type") == "quantitative" and "aggregate" not in own and own.get("axis", {}) is not None
+        ]
+        if numeric:
+            select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
+            unit["params"] = [*unit.get("params", ()), {"name": "zoom", "select": select, "bind": "scales"}]
+            return
+
+
+def shared_scales(figures: Iterable[Figure]) -> Mapping[str, Style]:
+    """Return the legend that figures beside each other have in common."""
+    return {name: style for figure in figures for name, style in figure.legend.items()}
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> alt.InlineData:
+    """Return rows as the data of a chart, numbers with six digits; NaN is a gap."""
+    return alt.InlineData(values=[{key: _number(value) for key, value in row.items()} for row in rows])
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def chart(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
+    """Return a chart of rows, without those whose `name` the reader hid."""
+    made = alt.Chart(table_of(rows))
+    has_names = bool(rows) and "name" in rows[0]
+    return made.transform_filter("indexof(hidden, datum.name) < 0") if has_names else made
+
+
+def coloured(chosen: Mapping[str, Style], *channels: str) -> dict[str, Any]:
+    """Return encodings of the column `name`: its colour, and of `channels` shape and strokeDash."""
+    names = list(chosen)
+    ranges = {
+        **{each: [style.colour for style in chosen.values()] for each in ("color", "fill", "stroke")},
+        "shape": [style.shape for style in chosen.values()],
+        "strokeDash": [list(style.dash) for style in chosen.values()],
+    }
+    legend = alt.Undefined if len(names) > 1 else None
+    return {
+        channel: alt.value(ranges[channel][0])
+        if len(names) == 1
+        else alt.Color("name:N", scale=alt.Scale(domain=names, range=ranges[channel]), legend=legend)
+        if channel == "color"
+        else {
+            "field": "name",
+            "type": "nominal",
+            "scale": {"domain": names, "range": ranges[channel]},
+            "legend": legend,
+        }
+        for channel in channels or ("color",)
+    }
+
+
+def x(name: str, title: str | None, domain: Sequence[float] | None = None, log: bool = False, **axis: Any) -> alt.X:
+    """Return a quantitative x axis that need not show 0."""
+    return alt.X(f"{name}:Q", title=title, scale=_scale(domain, log), axis=alt.Axis(**axis))
+
+
+def y(name: str, title: str | None, domain: Sequence[float] | None = None, log: bool = False, **axis: Any) -> alt.Y:
+    """Return a quantitative y axis that need not show 0."""
+    return alt.Y(f"{name}:Q", title=title, scale=_scale(domain, log), axis=alt.Axis(**axis))
+
+
+def _scale(domain: Sequence[float] | None, log: bool) -> alt.Scale:
+    settings: dict[str, Any] = {"zero": False, "nice": domain is None}
+    if domain is not None:
+        settings["domain"] = list(domain)
+    if log:
+        settings |= {"type": "log", "base": 2}
+        del settings["zero"]
+    return alt.Scale(**settings)
+
+
+def tips(**columns: str) -> list[alt.Tooltip]:
+    """Return tooltips: column -> format of its number, or "" for words; a title follows after a bar: `.4f|loss`."""
+    found = []
+    for name, told in columns.items():
+        shown, _, title = told.partition("|")
+        kind = {"format": shown, "type": "quantitative"} if shown else {"type": "nominal"}
+        found.append(alt.Tooltip(field=name, title=title or name, **kind))  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0), stroke: str = INK) -> alt.Chart:
+    """Return a line across the figure, where an axis has a value."""
+    return (
+        alt.Chart(alt.Data(values=[{}]))
+        .mark_rule(strokeDash=list(dash), stroke=stroke)
+        .encode(**{axis: alt.datum(value)})
+    )  # pyright: ignore[reportArgumentType]
+
+
+def span(values: Iterable[float], margin: float = 0.06) -> tuple[float, float] | None:
+    """Return the ends of an axis that shows all finite values with a margin; None without any."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return None
+    low, high = min(known), max(known)
+    room = margin * (high - low) or 0.01
+    return low - room, high + room
+
+
+def limits_of(estimates: Sequence[Estimate], marks: Sequence[float] = ()) -> tuple[float, float]:
+    """Return the ends of an axis of means with intervals, of which long ones run off it so that means stay apart.
+
+    marks: what else it must show; one of them or a mean is known.
+    """
+    means = [each.mean for each in estimates if each.mean is not None]
+    low, high = min([*means, *marks]), max([*means, *marks])
+    room = (high - low) or 0.01
+    lowest = min([low, *(each.low for each in estimates if each.low is not None)])
+    highest = max([high, *(each.high for each in estimates if each.high is not None)])
+    return max(lowest, low - room) - 0.08 * room, min(highest, high + room) + 0.08 * room

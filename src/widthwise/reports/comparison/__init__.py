@@ -1,1 +1,0 @@
-"""Pages, CSV, LaTeX and terminal tables of comparisons."""

@@ -1,0 +1,212 @@
+"""Metrics of runs as curves over steps, tokens or FLOPs: aligned over seeds, thinned and drawn."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import numpy as np
+from numpy.typing import NDArray
+
+from widthwise.records.record import finite
+from widthwise.records.run import Run
+from widthwise.reports import charts
+from widthwise.reports.charts import MUTED, Figure, Style
+from widthwise.reports.formats import clean, shorten, si
+
+N_POINTS = 160
+"""A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y over x, both (n_points,), x ascending; y is NaN where a value was not finite."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+    @property
+    def is_empty(self) -> bool:
+        return not np.isfinite(self.y).any()
+
+    @property
+    def last(self) -> float:
+        """The last finite value; NaN for an empty curve."""
+        values = self.y[np.isfinite(self.y)]
+        return float(values[-1]) if len(values) else float("nan")
+
+
+def by_step(run: Run, event: str, key: str) -> Curve:
+    """One metric of one run over the step. Records without the key are left out; the last record of a step counts."""
+    return _curve(run, event, lambda record: record.get(key))
+
+
+def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
+    """Text or task -> one of its numbers, over the step of validations. key: of a record, where they stand by name."""
+    names = dict.fromkeys(name for record in run.metrics for name in record.get(key) or ())
+    curves = {
+        name: _curve(run, "validation", lambda record, name=name: ((record.get(key) or {}).get(name) or {}).get(entry))
+        for name in names
+    }
+    return {name: curve for name, curve in curves.items() if not curve.is_empty}
+
+
+def further_heads(run: Run) -> list[Curve]:
+    """Held-out loss over the step of each further head of multi-token prediction, nearest first."""
+    counts = [len(record.get("mtp_losses") or ()) for record in run.metrics if record.get("event") == "validation"]
+
+    def loss_of(depth: int) -> Callable[[Mapping[str, Any]], Any]:
+        return lambda record: next(iter((record.get("mtp_losses") or [])[depth : depth + 1]), None)
+
+    return [_curve(run, "validation", loss_of(depth)) for depth in range(max(counts, default=0))]
+
+
+def of_layer(run: Run, event: str, key: str, layer: int) -> Curve:
+    """One entry of a list with one per layer, over the step. layer: from 1."""
+    return _curve(run, event, lambda record: next(iter((record.get(key) or [])[layer - 1 : layer]), None))
+
+
+def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
+    """value_of: takes the value from a record; None leaves the record out."""
+    found = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]
+    values = {step: finite(value) for step, value in found if value is not None}
+    steps = sorted(values)
+    return Curve(np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float))
+
+
+def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
+    """The mean at the steps that every non-empty curve has; NaN where one of them is not finite."""
+    filled = [curve for curve in curves if len(curve.x)]
+    if not filled:
+        return Curve(np.array([]), np.array([]))
+    steps = set(filled[0].x).intersection(*(curve.x for curve in filled[1:]))
+    common = np.array(sorted(steps))
+    values = np.array([curve.y[np.isin(curve.x, common)] for curve in filled])
+    return Curve(common, values.mean(axis=0))
+
+
+def of_seeds(runs: Sequence[Run]) -> list[str]:
+    """What the curves of single runs are called."""
+    return ["an unfinished run" if run.result is None else f"seed {run.result.seed}" for run in runs]
+
+
+def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
+    """Steps become training FLOPs. Tokens between two records are interpolated; steps beyond the last are left out.
+
+    flops_per_token: of a run whose model stays the same; where it grew, the result says what the run had cost by then.
+    """
+    tokens = by_step(run, "train", "tokens")
+    steps, counts = [0.0, *tokens.x], [0.0, *tokens.y]
+    if run.result and run.result.steps and run.result.tokens and run.result.steps > steps[-1]:
+        steps, counts = [*steps, float(run.result.steps)], [*counts, float(run.result.tokens)]
+    known = curve.x <= steps[-1]
+    return Curve(_training_flops(np.interp(curve.x[known], steps, counts), run, flops_per_token), curve.y[known])
+
+
+def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
+    """Training FLOPs of a run up to each of these token counts."""
+    result = run.result
+    if result is None:
+        return tokens * flops_per_token
+    ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in result.growth]
+    # A run that began where another one stood has a record of what that had cost.
+    said = [record for record in run.metrics if record.get("training_flops") is not None]
+    ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in said]
+    if not ends:
+        return tokens * flops_per_token
+    n_tokens, flops = zip((0.0, 0.0), *sorted(ends), (finite(result.tokens), finite(result.training_flops)))
+    return np.interp(tokens, n_tokens, flops)
+
+
+def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
+    """Averages neighbours so that at most `n_points` remain; a group with a value that is not finite becomes NaN."""
+    if len(curve.x) <= n_points:
+        return curve
+    groups = np.array_split(np.arange(len(curve.x)), n_points)
+    return Curve(
+        np.array([curve.x[group].mean() for group in groups]), np.array([curve.y[group].mean() for group in groups])
+    )
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The curves of one variant: a thin line per seed and their mean."""
+
+    name: str
+    style: Style
+    seeds: Sequence[Curve]
+    mean: Curve
+    of_seeds: Sequence[str] = ()
+    """Names of the thin lines, in their order; by default seeds without their numbers."""
+    of_mean: str = ""
+    """Name of the strong line; by default their mean."""
+
+
+def curve_figure(
+    key: str,
+    title: str,
+    bundles: Sequence[Bundle],
+    x_title: str,
+    y_title: str,
+    crop: bool = False,
+    growths: Sequence[float] = (),
+    height: int = 250,
+) -> Figure | None:
+    """Return curves over what is counted, or None where none has a value.
+
+    crop: lets the first steep tenth run off the top. growths: where on the x axis models grew, marked by dashed lines.
+    """
+    drawn = [bundle for bundle in bundles if not all(curve.is_empty for curve in bundle.seeds)]
+    if not drawn:
+        return None
+    look = {bundle.name: bundle.style for bundle in drawn}
+    domain = _late_range([curve for bundle in drawn for curve in bundle.seeds]) if crop else None
+    axes = {
+        "x": charts.x("x", x_title, format="~s"),
+        "y": charts.y("y", y_title, domain),
+        "tooltip": charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}"),
+    }
+    thin_rows = [row for bundle in drawn if len(bundle.seeds) > 1 for row in _seed_rows(bundle)]
+    mean_rows = [row for bundle in drawn for row in _rows(bundle.name, _mean_name(bundle), bundle.mean)]
+    layers = [charts.line_at(at, "x", (4, 3), MUTED) for at in growths]
+    if thin_rows:
+        thin_look = charts.coloured(look, "color")
+        layers.append(
+            charts.chart(thin_rows).mark_line(strokeWidth=0.9, opacity=0.6).encode(**axes, **thin_look, detail="line:N")
+        )
+    strong = charts.chart(mean_rows).encode(**axes, **charts.coloured(look, "color", "strokeDash"))
+    layers += [strong.mark_line(), strong.mark_circle(size=70, opacity=0)]  # the circles make a target for the pointer
+    last = "; ".join(f"{shorten(bundle.name, 40)} {si(bundle.mean.last)}" for bundle in drawn)
+    label = f"{y_title} over {x_title}. Last mean value of each line: {last}."
+    if growths:
+        label += f" A model grew at {', '.join(map(si, growths))}."
+    return Figure(key, title, label, alt.layer(*layers), look, height)
+
+
+def _mean_name(bundle: Bundle) -> str:
+    n_seeds = len(bundle.seeds)
+    return bundle.of_mean or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.of_seeds), ""))
+
+
+def _seed_rows(bundle: Bundle) -> list[dict[str, Any]]:
+    names = bundle.of_seeds or [f"seed number {i}" for i in range(1, len(bundle.seeds) + 1)]
+    return [row for name, curve in zip(names, bundle.seeds) for row in _rows(bundle.name, name, curve)]
+
+
+def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
+    """Rows of a curve, which name how many neighbours each value is the mean of."""
+    n_each = math.ceil(len(curve.x) / N_POINTS)
+    line += f" (mean of {n_each} neighbouring values)" if n_each > 1 else ""
+    return [{"name": clean(name), "line": line, "x": float(at), "y": float(value)} for at, value in zip(*_shown(curve))]
+
+
+def _shown(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    found = thin(curve)
+    return found.x, found.y
+
+
+def _late_range(curves: Sequence[Curve]) -> tuple[float, float] | None:
+    """Return the range of the values behind the first tenth."""
+    end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
+    return charts.span([float(value) for curve in curves for value in curve.y[curve.x >= 0.1 * end]])

@@ -1,0 +1,181 @@
+"""Numbers and names as people read them, the same on the page, in LaTeX and on the terminal."""
+
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import Quantity
+
+MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+_DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
+"""Hours per unit, and the unit's name."""
+_HUGE = 1e7
+_PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""All control characters but newline and tab, those that turn the direction of writing, and halves of surrogates."""
+
+
+def printable(text: str) -> str:
+    """Text of any origin for a terminal or a page: control characters become replacement characters.
+
+    Line ends of Windows become newlines, and form feeds spaces. Marks of direction in Arabic or Hebrew text stay.
+    """
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n").replace("\f", " "))
+
+
+def clean(text: str) -> str:
+    """On one line, with a space for every control character."""
+    visible = "".join(" " if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
+    return " ".join(visible.split())
+
+
+def shorten(text: str, n_letters: int) -> str:
+    """The cleaned text, cut with an ellipsis where it is longer than `n_letters`."""
+    text = clean(text)
+    return text if len(text) <= n_letters else text[: n_letters - 1].rstrip() + "…"
+
+
+def capital(text: str) -> str:
+    """With a capital letter at the start, and names in it as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def percentage(confidence: float) -> str:
+    """A confidence level in percent: 0.95 -> 95%."""
+    return f"{100 * confidence:.4g}%"
+
+
+def counted(n: int, thing: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def tick(value: float) -> str:
+    """Four significant digits with a decimal prefix and no trailing zeros, for a number that is about round."""
+    return prefixed(value, math.inf)
+
+
+def prefixed(value: float, allowed_error: float, sign: str = "") -> str:
+    """At least four significant digits, and more until no more than the error is allowed; with a decimal prefix."""
+    size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(value) >= size), (1, ""))
+    texts = (f"{value / size:.{n_digits}g}" for n_digits in range(4, 18))
+    text = next((text for text in texts if abs(float(text) * size - value) <= allowed_error), f"{value / size:.17g}")
+    return minus(f"{sign}{text}{prefix}")
+
+
+def si(value: float | None) -> str:
+    """Three significant digits with a decimal prefix: 1234567 -> 1.23M."""
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return _not_finite(value)
+    for size, prefix in _PREFIXES:
+        if abs(value) >= 0.9995 * size:
+            return _three_digits(value / size) + prefix
+    return str(int(value)) if float(value).is_integer() else _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    n_decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return minus(f"{value:.{n_decimals}f}")
+
+
+def duration(hours: float | None) -> str:
+    """Hours in the largest unit that gives at least one."""
+    if hours is None:
+        return MISSING
+    size, unit = next((each for each in _DURATIONS if hours >= each[0]), _DURATIONS[-1])
+    return f"{hours / size:,.3g} {unit}"
+
+
+def clock(seconds: float) -> str:
+    """As 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def fixed(value: float | None, n_decimals: int) -> str:
+    """A number with `n_decimals` decimals, or with a power of ten if it would be too long to read."""
+    return _shown(value, f".{n_decimals}f", ".3e")
+
+
+def signed(value: float | None, n_decimals: int) -> str:
+    """A difference: always with its sign."""
+    return _shown(value, f"+.{n_decimals}f", "+.3e")
+
+
+def shown(value: float | None, quantity: Quantity) -> str:
+    """A quantity as tables show it."""
+    if quantity.n_decimals is None:
+        is_tiny = value is not None and 0 < abs(value) < 0.01
+        return f"{value:.2e}" if is_tiny else si(value)
+    return (signed if quantity.is_signed else fixed)(value, quantity.n_decimals)
+
+
+def _shown(value: float | None, usual: str, huge: str) -> str:
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return _not_finite(value)
+    return minus(format(value, usual if abs(value) < _HUGE else huge))
+
+
+def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> str:
+    """`low to high`, or nothing if there is no interval."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    show = signed if with_sign else fixed
+    return f"{show(estimate.low, n_decimals)} to {show(estimate.high, n_decimals)}"
+
+
+def with_interval(estimate: Estimate, n_decimals: int) -> str:
+    """A difference, and its interval in parentheses if it has one."""
+    ends = interval(estimate, n_decimals, with_sign=True)
+    return signed(estimate.mean, n_decimals) + (f" ({ends})" if ends else "")
+
+
+def ratio(value: float | None, sign: str = TIMES) -> str:
+    """A ratio to the baseline, or nothing if it is unknown."""
+    return "" if value is None or not math.isfinite(value) else f"{value:.3f}{sign}"
+
+
+def hidden_widths(widths: Sequence[int]) -> str:
+    """Hidden widths of the gated maps of one feed-forward: 1536, 4×418, or 64+32 where they differ."""
+    if len(widths) > 1 and len(set(widths)) == 1:
+        return f"{len(widths)}{TIMES}{widths[0]}"
+    return "+".join(map(str, widths))
+
+
+def plain(value: Any) -> str:
+    """Any JSON value on one line; numbers of a list are taken for the sizes of axes."""
+    match value:
+        case None:
+            return MISSING
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return (", " if any(isinstance(item, str) for item in value) else TIMES).join(map(plain, value))
+        case dict():
+            return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
+        case _:
+            return clean(str(value))
+
+
+def minus(text: str) -> str:
+    """With a true minus sign."""
+    return text.replace("-", MINUS)
+
+
+def _not_finite(value: float) -> str:
+    return "not a number" if math.isnan(value) else f"{MINUS if value < 0 else ''}infinite"
+
+
+def sequence(names: Sequence[str]) -> str:
+    """Return `a`, `a and b`, or `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,293 @@
+"""Growth of models on a page: question and answer, figures, and tables of the models before and after."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import altair as alt
+import numpy as np
+
+from widthwise.records.certificate import Certificate
+from widthwise.records.record import finite
+from widthwise.records.run import GrowthRecord, Run
+from widthwise.reports import charts
+from widthwise.reports.charts import CARD, Figure, Style
+from widthwise.reports.curves import Curve, by_step, mean_over_seeds
+from widthwise.reports.formats import MISSING, TIMES, capital, clean, fixed, ratio, sequence, shorten, si, signed
+from widthwise.reports.page import Section, note, section
+from widthwise.reports.table import Table
+
+SHARE_SHOWN = 0.1
+"""Share of a run's steps that a figure shows on each side of a growth."""
+FEWEST_STEPS = 12
+"""Fewest steps shown on each side of a growth."""
+
+
+class MeasuredGrowth(NamedTuple):
+    """A growth with its held-out losses."""
+
+    record: GrowthRecord
+    before: float
+    after: float
+
+
+def measured_growths(runs: Sequence[Run]) -> dict[int, list[MeasuredGrowth]]:
+    """Return step -> the growths at this step, one per run."""
+    found: dict[int, list[MeasuredGrowth]] = {}
+    for run in runs:
+        for growth in run.growths:
+            found.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
+    return found
+
+
+def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
+    """Return held-out losses before and after; NaN if not measured. Commands measure none, but the source run may."""
+    if growth.event == "growth":
+        return finite(growth.loss_before), finite(growth.loss_after)
+    validated = by_step(run, "validation", "loss")
+    return Curve(validated.x, np.where(validated.x == growth.step, validated.y, np.nan)).last, float("nan")
+
+
+def growth_section(runs: Mapping[str, Sequence[Run]], looks: Mapping[str, Style]) -> Section | None:
+    """Return figures and tables; None if no model grew. runs: variant -> one run per seed."""
+    growths = {name: measured_growths(own) for name, own in runs.items()}
+    steps = sorted({step for own in growths.values() for step in own})
+    if not steps:
+        return None
+    return section(
+        "Growth",
+        note(
+            "Between two steps, at the dashed line, a model becomes another, most often a larger one. The lines are "
+            "training losses; a line without squares is a model that stays as it was, and runs of one seed see the "
+            "same "
+            "batches. The open square is the held-out loss before, the filled one that right after, before any further "
+            "step. Growth by a separate command measures no held-out loss; its certificate compares logits and "
+            "gradients instead."
+        ),
+        *(figure for step in steps for figure in _figures(step, runs, growths, looks)),
+        _table(growths),
+        *(
+            _certificate_table(f"{name}, {run.path}", run.certificate)
+            for name, own in runs.items()
+            for run in own
+            if run.certificate
+        ),
+    )
+
+
+def growth_steps(runs: Iterable[Run]) -> list[float]:
+    """Return the steps after which a model grew."""
+    return sorted({float(growth.step) for run in runs for growth in run.growths})
+
+
+def growth_flops(runs: Iterable[Run]) -> list[float]:
+    """Return the training FLOPs after which a model grew, once for each of them."""
+    return sorted({growth.training_flops for run in runs for growth in run.growths})
+
+
+def growth_question(runs: Mapping[str, Run]) -> str:
+    """Return the question that growth answers; "" if no model grew."""
+    grown = [shorten(name, 60) for name, run in runs.items() if run.growths]
+    if not grown:
+        return ""
+    verb, its = ("Does", "its") if len(grown) == 1 else ("Do", "their")
+    return f"{verb} {sequence(grown)} compute after {its} growth what was computed before, and learn on?"
+
+
+def growth_answers(runs: Mapping[str, Run]) -> list[str]:
+    """Return a sentence for each certificate, one for each growth, and one for the final result."""
+    grown = {name: run for name, run in runs.items() if run.growths}
+    return [
+        text if len(grown) == 1 else f"{shorten(name, 60)}: {text}"
+        for name, run in grown.items()
+        for text in _answers(run)
+    ]
+
+
+def _answers(run: Run) -> Iterator[str]:
+    if found := run.certificate:
+        verb = "is preserved" if found.is_preserved else "CHANGED"
+        yield (
+            f"The function {verb}: logits differ by at most {found.logit_difference:.1e} (bound "
+            f"{found.logit_bound:.0e}), gradients of old parameters by {found.gradient_difference:.1e} of the largest "
+            f"(bound {found.gradient_bound:.0e})."
+        )
+    for growth in run.growths:
+        before, after = held_out(run, growth)
+        change = f", {fixed(after, 4)} right after (change {signed(after - before, 4)})" if np.isfinite(after) else ""
+        noun = {"baked": "bake", "padded": "padding"}.get(growth.event, "growth")
+        yield (
+            f"{capital(noun)} after step {growth.step:,}, {_sizes(growth)} parameters: held-out loss "
+            f"{shown_loss(before)} before{change}."
+        )
+    if run.result and run.result.val_loss is not None and run.result.steps:
+        yield f"At the end, after step {run.result.steps:,}, the held-out loss is {fixed(run.result.val_loss, 4)}."
+
+
+def _sizes(growth: GrowthRecord) -> str:
+    return f"{si(growth.params_before)} to {si(growth.params_after)}"
+
+
+def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
+    by_event: dict[tuple[str, int, str], list[MeasuredGrowth]] = {}
+    for name, own in growths.items():
+        for step, here in own.items():
+            for growth in here:
+                by_event.setdefault((name, step, growth.record.event), []).append(growth)
+    rows = []
+    for (name, _, _), same in by_event.items():
+        before, after = mean_losses(same)
+        change = max((growth.after - growth.before for growth in same), key=abs)
+        growth = same[0].record
+        row = [clean(name), f"{growth.step:,}", growth.event, _sizes(growth), si(growth.training_flops)]
+        largest = f"{change:+.1e}" if np.isfinite(change) else MISSING
+        rows.append([*row, shown_loss(before), shown_loss(after), largest])
+    header = ["Variant", "after step", "event", "parameters", "training FLOPs by then", "held-out before", "after"]
+    caption = "Growth, mean over seeds" if any(len(same) > 1 for same in by_event.values()) else "Growth"
+    return Table(caption, [*header, "largest change"], rows, words={"event"})
+
+
+def _certificate_table(name: str, found: Certificate) -> Table:
+    n_new, n_alive, n_dead, n_unjudged = (
+        sum(getattr(each, count) for each in found.liveness.values())
+        for count in ("n_new", "n_alive", "n_dead", "n_unjudged")
+    )
+    before, after = found.before, found.after
+    rows = [
+        ["largest logit", f"{found.largest_logit:.4g}", MISSING],
+        ["largest difference of logits", f"{found.logit_difference:.1e}", f"{found.logit_bound:.0e}"],
+        ["the same as stored in fp32", f"{found.stored_logit_difference:.1e}", f"{found.stored_logit_bound:.0e}"],
+        [
+            "largest difference of old gradients, over the largest gradient",
+            f"{found.gradient_difference:.1e}",
+            f"{found.gradient_bound:.0e}",
+        ],
+        ["function", "preserved" if found.is_preserved else "CHANGED", MISSING],
+        ["new entries", f"{n_new:,}{', all 0: padding' if found.is_padding else ''}", MISSING],
+        ["of these: learn", f"{n_alive:,}", MISSING],
+        ["had no gradient", f"{n_dead:,}", MISSING],
+        ["of tokens and positions not seen", f"{n_unjudged:,}", MISSING],
+        ["parameters", f"{_to(before.params, after.params)}", MISSING],
+        ["forward FLOPs per token", f"{_to(before.flops_per_token, after.flops_per_token)}", MISSING],
+    ]
+    tokens = f"{found.n_sequences} {TIMES} {found.n_tokens} random tokens, {clean(found.dtype)}"
+    return Table(f"Certificate of {clean(name)}: {tokens}", ["Measured", "Value", "Bound"], rows)
+
+
+def _to(before: float, after: float) -> str:
+    return f"{before:,.0f} to {after:,.0f} ({ratio(after / before)})" if before else f"{before:,.0f} to {after:,.0f}"
+
+
+class _Line(NamedTuple):
+    """A variant near a growth."""
+
+    name: str
+    seeds: list[Curve]
+    """Training loss by step."""
+    seed_numbers: list[int | None]
+    losses: tuple[float, float] | None
+    """Held-out losses before and after, means over seeds; None if this variant did not grow there."""
+
+
+def lines_at(
+    step: int, runs: Mapping[str, Sequence[Run]], growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]]
+) -> list[_Line]:
+    """Return the variants that grew at a step, and those that kept the size they had before it."""
+    sizes = {growth.record.params_before for own in growths.values() for growth in own.get(step, ())}
+    lines = []
+    for name, own in runs.items():
+        here = growths[name].get(step)
+        cost = own[0].cost
+        if here is None and (growths[name] or cost is None or cost.params["total"] not in sizes):
+            continue
+        curves = [by_step(run, "train", "loss") for run in own]
+        reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves))
+        near = [np.abs(curve.x - step) <= reach for curve in curves]
+        seeds = [Curve(curve.x[kept], curve.y[kept]) for curve, kept in zip(curves, near)]
+        # One command may follow another at the same step: the first event counts.
+        first = [growth for growth in here or () if here and growth.record.event == here[0].record.event]
+        numbers = [run.result.seed if run.result else None for run in own]
+        lines.append(_Line(name, seeds, numbers, mean_losses(first) if first else None))
+    return lines
+
+
+def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
+    """Return mean losses before and after; NaN if a run has none."""
+    before, after = ([getattr(growth, name) for growth in growths] for name in ("before", "after"))
+    return float(np.mean(before)), float(np.mean(after))
+
+
+def _figures(
+    step: int,
+    runs: Mapping[str, Sequence[Run]],
+    growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]],
+    looks: Mapping[str, Style],
+) -> list[Figure]:
+    """Return the losses; and, if a model with the same seeds did not grow, their difference to its losses."""
+    lines = lines_at(step, runs, growths)
+    title = "training loss; squares: held out"
+    found = [_figure(f"growth-{step}", f"Loss across the growth after step {step:,}", step, lines, title, looks)]
+    stayed = next((line for line in lines if line.losses is None), None)
+    paired = [line for line in lines if stayed and line.seed_numbers == stayed.seed_numbers]
+    if stayed is None or len(paired) == 1:
+        return found
+    name = shorten(stayed.name, 22)
+    above = [_above(stayed, line) for line in paired]
+    title = f"The same minus the loss of {name}"
+    return [*found, _figure(f"growth-{step}-above", title, step, above, f"minus that of {name}", looks)]
+
+
+def _above(stayed: _Line, line: _Line) -> _Line:
+    """Until it grew, a model was the one that stayed: the held-out loss before is that of both."""
+    losses = None if line.losses is None else (0.0, line.losses[1] - line.losses[0])
+    seeds = []
+    for own, other in zip(line.seeds, stayed.seeds):
+        steps = np.intersect1d(own.x, other.x)
+        seeds.append(Curve(steps, own.y[np.isin(own.x, steps)] - other.y[np.isin(other.x, steps)]))
+    return line._replace(seeds=seeds, losses=losses)
+
+
+def _figure(
+    key: str, title: str, step: int, lines: Sequence[_Line], y_title: str, looks: Mapping[str, Style]
+) -> Figure:
+    own = {clean(line.name): looks[line.name] for line in lines}
+    axes: dict[str, Any] = {"x": charts.x("x", "step", format="d"), "y": charts.y("y", y_title)}
+    axes["tooltip"] = charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")
+    layers: list[alt.Chart] = [charts.line_at(step + 0.5, "x", (4, 3))]
+    many = [line for line in lines if len(line.seeds) > 1]
+    seeds = [
+        row
+        for line in many
+        for curve, seed in zip(line.seeds, line.seed_numbers)
+        for row in _rows(line.name, "an unfinished run" if seed is None else f"seed {seed}", curve)
+    ]
+    if seeds:
+        thin = charts.chart(seeds).mark_line(strokeWidth=0.9, opacity=0.6)
+        layers.append(thin.encode(**axes, detail="line:N", **charts.coloured(own)))
+    means = [row for line in lines for row in _rows(line.name, "mean over seeds", mean_over_seeds(line.seeds))]
+    layers.append(charts.chart(means).mark_line().encode(**axes, **charts.coloured(own, "color", "strokeDash")))
+    for i, (word, look) in enumerate((("before", {"fill": CARD}), ("after", {}))):
+        squares = [
+            {"name": clean(line.name), "line": f"held out, {word}", "x": step + i, "y": line.losses[i]}
+            for line in lines
+            if line.losses is not None
+        ]
+        marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, **look)
+        layers.append(
+            marks.encode(**axes, **charts.coloured(own, *(["fill"] if i else []), *(["stroke"] if not i else [])))
+        )
+    losses = "; ".join(
+        f"{shorten(line.name, 40)} {shown_loss(line.losses[0])} to {shown_loss(line.losses[1])}"
+        for line in lines
+        if line.losses is not None
+    )
+    label = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after: {losses}."
+    return Figure(key, title, label, alt.layer(*layers), own)
+
+
+def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
+    return [{"name": clean(name), "line": line, "x": float(at), "y": float(each)} for at, each in zip(curve.x, curve.y)]
+
+
+def shown_loss(loss: float) -> str:
+    """Return a loss with four decimals, or as missing."""
+    return fixed(loss, 4) if np.isfinite(loss) else MISSING

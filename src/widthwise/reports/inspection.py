@@ -1,0 +1,62 @@
+"""An inspection as tables: what `inspect` prints and the explorer shows."""
+
+from typing import Any
+
+from widthwise.records.cost import CostSummary
+from widthwise.records.quantities import OF_MODELS, QUANTITY
+from widthwise.reports.formats import hidden_widths, shown, si, signed
+from widthwise.reports.table import Table
+
+SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
+COSTS = {
+    "params": QUANTITY["params"],
+    "forward_flops": QUANTITY["flops"],
+    "kv_bytes": QUANTITY["kv_bytes"],
+    "activation_bytes": QUANTITY["activation_bytes"],
+}
+"""Cost of a layer -> what it is called and how it is shown."""
+
+
+def layer_table(summary: dict[str, Any]) -> Table:
+    """The sizes and costs of every layer, from an inspection."""
+    rows = [
+        [
+            *(str(row[name]) for name in SIZES),
+            hidden_widths(row["hidden_widths"]),
+            *(shown(row[name], quantity) for name, quantity in COSTS.items()),
+        ]
+        for row in summary["layers"]
+    ]
+    header = [*SIZES, "FFN hidden", *(quantity.brief_title for quantity in COSTS.values())]
+    return Table("layers (forward FLOPs and bf16 bytes per token)", header, rows)
+
+
+def cost_table(summary: dict[str, Any]) -> Table:
+    """The whole model next to its baseline, from an inspection. Parts that no model has are left out."""
+    own = CostSummary.model_validate(summary)
+    baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
+    header = ["", f"model\n{_kind(own)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]
+    rows: list[list[str]] = []
+    for quantity in OF_MODELS.values():
+        value, other = quantity.read(own) or 0, (quantity.read(baseline) or 0) if baseline else 0
+        if value or other:
+            cells = [_exact(other), f"{value / other:.4f}" if other else "-"] if baseline else []
+            rows.append([quantity.title, _exact(value), *cells])
+    return Table("costs", header, rows)
+
+
+def _kind(cost: CostSummary) -> str:
+    """What kind of model it is: its residual, its shape, its further heads."""
+    words = [cost.residual or "", "uniform" if cost.is_uniform else "shaped"]
+    if cost.n_mtp_depths:
+        words.append(f"mtp {cost.n_mtp_depths}")
+    return "\n".join(words)
+
+
+def _exact(value: float) -> str:
+    return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+
+
+def budget_line(budget: dict[str, Any]) -> str:
+    """How far a designed model is from the budget it was asked to meet, from its inspection."""
+    return f"budget: {si(budget['asked'])} {budget['match']}, missed by {signed(100 * budget['miss'], 2)}%"

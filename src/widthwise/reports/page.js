@@ -1,0 +1,107 @@
+// What a reader can do with a page beyond reading it: see values, hide lines, enlarge figures, sort tables. All that
+// there is to read, but for the figures, is in the page without this.
+"use strict";
+(() => {
+const PREFIXES = [[1e21, "Z"], [1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const UNITS = { ...Object.fromEntries(PREFIXES.map(([size, prefix]) => [prefix, size])), s: 1, min: 60, h: 3600, d: 86400 };
+
+const make = (tag, attributes, parent) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  parent.append(element);
+  return element;
+};
+
+// Data come as columns, which take a third of the place of rows.
+function rowsOf(columns) {
+  const names = Object.keys(columns);
+  return columns[names[0]].map((_, i) => Object.fromEntries(names.map(name => [name, columns[name][i]])));
+}
+
+// A chart's view becomes a property of its element. `ast` makes Vega keep to a policy without eval.
+async function draw(element, look) {
+  const spec = JSON.parse(element.querySelector("script").textContent);
+  for (const name in spec.datasets) spec.datasets[name] = rowsOf(spec.datasets[name]);
+  const options = { ast: true, renderer: "svg", actions: false, config: look };
+  const { view } = await vegaEmbed(make("div", {}, element), spec, options);
+  element.view = view;
+  element.addEventListener("keydown", event => press(event, view));
+}
+
+// + and - enlarge around the middle, arrows move by a quarter, Escape shows all.
+function press(event, view) {
+  const [dx, dy] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key] ?? [0, 0];
+  const factor = { "+": 0.5, "-": 2, Escape: 0 }[event.key] ?? 1;
+  if (factor === 1 && !dx && !dy) return;
+  event.preventDefault();
+  const names = Object.keys(view.getState().signals).filter(name => /^zoom_[xy]$|^zoom_(?!tuple|[a-z]+_)/.test(name) && !/tuple|toggle|modify/.test(name));
+  for (const axis of ["x", "y"]) {
+    const scale = view.scale(axis), [low, high] = scale.domain();
+    const name = names.find(each => view.signal("zoom_tuple_fields")?.some(field => field.channel === axis && each === `zoom_${field.field.replace(/\W/g, "_")}`));
+    if (!name || typeof low !== "number") continue;
+    const middle = (low + high) / 2 + (axis === "x" ? dx : dy) * (high - low) / 4, half = (high - low) / 2 * factor;
+    view.signal(name, factor ? [middle - half, middle + half] : null);
+  }
+  view.runAsync();
+}
+
+// The names in a legend hide what they name in all figures below it.
+function toggles(list) {
+  const charts = [...list.nextElementSibling.querySelectorAll(".chart")], hidden = new Set();
+  for (const item of list.children) {
+    const name = item.textContent.trim();
+    const button = make("button", { type: "button", "aria-pressed": "true" }, item);
+    button.append(...[...item.childNodes].filter(node => node !== button));
+    button.addEventListener("click", () => {
+      const isOn = button.getAttribute("aria-pressed") === "false";
+      button.setAttribute("aria-pressed", isOn);
+      hidden[isOn ? "delete" : "add"](name);
+      for (const { view } of charts) view?.signal("hidden", [...hidden]).runAsync();
+    });
+  }
+}
+
+// A number with its unit; details behind it, in parentheses or smaller, do not count. Text that is no number as it is.
+function sortKey(cell) {
+  const text = (cell?.firstChild?.textContent ?? "").trim().replaceAll("−", "-").replaceAll(",", "");
+  if (["", "–", "not a number", "infinite"].includes(text)) return null;
+  const [, digits, unit] = text.match(/^([+-]?[\d.]+(?:e[+-]?\d+)?) ?([a-zA-Z]*)[*†%×]?(?= |$)/) ?? [];
+  return Number(digits) * (UNITS[unit] ?? 1) || (digits && Number(digits) === 0 ? 0 : text);
+}
+
+function sortable(table) {
+  const body = table.tBodies[0], rows = [...body.rows], headers = [...[...table.tHead.rows].at(-1).cells];
+  if (rows.length < 2) return;
+  headers.forEach((header, column) => {
+    const title = header.firstChild?.nodeType === Node.TEXT_NODE && header.firstChild.textContent.trim();
+    if (!title) return;
+    const button = make("button", { type: "button" }, header);
+    header.prepend(button);
+    button.append(button.nextSibling);
+    button.addEventListener("click", () => {
+      const to = { ascending: "descending", descending: null }[header.getAttribute("aria-sort")];
+      const order = to === undefined ? "ascending" : to;
+      for (const each of headers) each.removeAttribute("aria-sort");
+      if (order) header.setAttribute("aria-sort", order);
+      const sign = order === "descending" ? -1 : 1, keys = new Map(rows.map(row => [row, sortKey(row.cells[column])]));
+      const areNumbers = [...keys.values()].every(key => key === null || typeof key === "number");
+      const compare = (a, b) => (areNumbers ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+      const sorted = [...rows].sort((one, other) => {
+        const [a, b] = [keys.get(one), keys.get(other)];
+        return a === null || b === null ? (a === null) - (b === null) : sign * compare(a, b);
+      });
+      body.append(...(order ? sorted : rows));
+    });
+  });
+}
+
+document.querySelectorAll(".legend").forEach(toggles);
+document.querySelectorAll("table.sortable").forEach(sortable);
+(async () => {
+  const look = JSON.parse(document.getElementById("look").textContent);
+  for (const element of document.querySelectorAll(".chart")) {
+    await draw(element, { ...look, legend: { disable: true } }).catch(problem => console.error(String(problem)));
+  }
+  document.documentElement.dataset.drawn = "";
+})();
+})();

@@ -1,0 +1,159 @@
+"""Pages: lists of sections, each of text, tables and figures, laid out alike; one file that opens offline.
+
+Text in the template is escaped. A page runs one script and Vega, which its content policy names by their hashes.
+"""
+
+import base64
+import functools
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import vl_convert
+from markupsafe import Markup
+
+from widthwise.files import write_atomic
+from widthwise.reports.charts import COLOURS, LOOK, Figure, FileKind, shared_scales
+from widthwise.reports.formats import capital, clean, printable
+from widthwise.reports.table import Table
+
+
+@dataclass(frozen=True)
+class Text:
+    """Paragraphs; those of a quiet text explain what stands beside it."""
+
+    lines: Sequence[str]
+    is_quiet: bool = True
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text as it stands in a file or on a command line; one with a caption is folded."""
+
+    text: str
+    caption: str = ""
+
+
+Part = Text | Code | Table | Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of a page."""
+
+    title: str
+    parts: Sequence[Part]
+    is_folded: bool = False
+    """Only its title is seen until a reader opens it."""
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
+    @property
+    def groups(self) -> Iterator[tuple[str, list[Part]]]:
+        """Parts that stand beside each other: name of their class -> parts."""
+        for name, parts in itertools.groupby(self.parts, lambda part: type(part).__name__.lower()):
+            yield name, list(parts)
+
+
+def section(title: str, *parts: Part | None, is_folded: bool = False) -> Section | None:
+    """Return a section of the parts that there are; None if these are nothing but quiet text."""
+    found = [part for part in parts if part is not None]
+    if all(isinstance(part, Text) and part.is_quiet for part in found):
+        return None
+    return Section(title, found, is_folded)
+
+
+def note(*lines: str) -> Text | None:
+    """Return a quiet text of the lines that are not empty; None without any."""
+    found = [line for line in lines if line]
+    return Text(found) if found else None
+
+
+@dataclass(frozen=True)
+class Page:
+    """A kind of page is the function that makes one of these."""
+
+    kind: str
+    """Such as "comparison", above the title."""
+    title: str
+    answer: Sequence[str]
+    """Sentences that answer, on the first screen."""
+    sections: Sequence[Section | None]
+    lead: str = ""
+    """The question, or how far it has come."""
+    first: Sequence[Part | None] = ()
+    """Figures and tables of the first screen."""
+    badges: Sequence[str] = ()
+    """What casts doubt on all of it, in a few words each."""
+    made_from: str = ""
+    """File that holds the numbers."""
+    refresh_seconds: int | None = None
+    """After so long the page loads itself again; None: never."""
+
+    @property
+    def shown(self) -> list[Section]:
+        first = section("", *self.first)
+        return [each for each in (first, *self.sections) if each is not None]
+
+    @property
+    def figures(self) -> Iterator[Figure]:
+        """All figures in order."""
+        return (part for each in self.shown for part in each.parts if isinstance(part, Figure))
+
+    def html(self) -> str:
+        """Return the whole page."""
+        has_figures = next(self.figures, None) is not None
+        scripts = [_SCRIPT, *([vega()] if has_figures else [])]
+        return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts[::-1]))
+
+    def write(self, out: Path, figures: FileKind | None = None) -> list[Path]:
+        """Write `report.html`, and each figure as a file of a kind into `figures/`. Return the paths written."""
+        text = self.html()
+        documents = {each.key: each.document(figures) for each in self.figures} if figures else {}
+        write_atomic(out / "report.html", text)
+        files = [out / "figures" / f"{name}.{figures}" for name in documents]
+        for path, content in zip(files, documents.values()):
+            write_atomic(path, content)
+        return [out / "report.html", *files]
+
+
+@functools.cache
+def vega() -> str:
+    """Return the library that draws figures, as one script."""
+    return vl_convert.javascript_bundle()
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def as_json(value: object) -> Markup:
+    """Return JSON that may stand in a script element of a page."""
+    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+_FOLDER = Path(__file__).parent
+_SCRIPT = (_FOLDER / "page.js").read_text(encoding="utf-8")
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_FOLDER),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.globals |= {"colours": COLOURS, "look": LOOK, "style": Markup((_FOLDER / "page.css").read_text("utf-8"))}
+_ENVIRONMENT.filters |= {
+    "clean": clean,
+    "capital": capital,
+    "json": as_json,
+    "hash": _hash,
+    "raw": Markup,
+    "legend": lambda figures: {clean(name): style.swatch for name, style in shared_scales(figures).items()},
+}

@@ -1,1 +1,0 @@
-"""What all pages share: templates, figures, tables, numbers as text."""

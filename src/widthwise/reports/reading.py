@@ -1,0 +1,95 @@
+"""Reads run directories for reports, and checks them once, here; and says how far those have come that go on."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import parse
+from widthwise.files import read_json
+from widthwise.records.certificate import Certificate
+from widthwise.records.evaluation import Evaluation
+from widthwise.records.listing import ListedRun
+from widthwise.records.run import DESCENTS, GrowthRecord, Run, RunResult
+from widthwise.reports.formats import MISSING, clean, duration, fixed, si
+from widthwise.reports.table import Table
+from widthwise.run_dir import RunDir
+from widthwise.runs.listing import listed_run
+
+
+def read_run(path: Path, shown_as: str | None = None) -> Run:
+    """Reads a run directory, finished or not; `shown_as` replaces its path in the report. UserError if it is broken."""
+    folder = RunDir(path)
+    config_yaml = folder.config_yaml()
+    result, metrics = folder.result(), folder.metrics()
+    certificate = folder.path / "certificate.json"
+    return Run(
+        path=shown_as or str(path),
+        config_yaml=config_yaml,
+        environment=folder.environment(),
+        metrics=metrics,
+        result=result,
+        growths=_growths(metrics, result, f"{path}/metrics.jsonl"),
+        certificate=Certificate.read(folder.path) if certificate.is_file() else None,
+        evaluations=_evaluations(folder.path / "evaluations"),
+        samples=folder.samples_file.records(),
+    )
+
+
+def _evaluations(folder: Path) -> list[Evaluation]:
+    """By step; those of one step by name."""
+    paths = sorted(folder.glob("step_*.json"))
+    return sorted((parse(Evaluation, read_json(path), str(path)) for path in paths), key=lambda each: each.step)
+
+
+def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, where: str) -> list[GrowthRecord]:
+    """Growths of a run. A result lists those in the course of the run; the metrics list all, finished or not."""
+    told = (*DESCENTS, *(() if result else ("growth",)))
+    found = [parse(GrowthRecord, record, where) for record in metrics if record.get("event") in told]
+    return sorted([*(result.growth if result else ()), *found], key=lambda growth: growth.step)
+
+
+def listed_runs(named: Mapping[str, Run]) -> dict[str, ListedRun]:
+    """Name -> how far the run has come, for those without a result."""
+    return {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
+
+
+def progress_table(listed: Mapping[str, ListedRun]) -> Table | None:
+    """What the last records of each run say; None where there is no run."""
+    header = ["Run", "state", "step", "of", "training loss", "held-out loss", "tokens per second", "last record"]
+    rows = [
+        [
+            clean(name),
+            run.state,
+            MISSING if run.step is None else f"{run.step:,}",
+            MISSING if run.n_steps is None else f"{run.n_steps:,}",
+            fixed(run.loss, 4),
+            fixed(run.val_loss, 4),
+            si(run.tokens_per_second),
+            MISSING if run.age_seconds is None else f"{duration(run.age_seconds / 3600)} ago",
+        ]
+        for name, run in listed.items()
+    ]
+    return Table(f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}", header, rows, words=["state"]) if rows else None
+
+
+def state_sentence(run: ListedRun) -> str:
+    """`It is running, at step 120 of 400.`"""
+    where = f", at step {run.step or 0:,}" + ("" if run.n_steps is None else f" of {run.n_steps:,}")
+    if run.state == "stopped":
+        return f"It has stopped{where}; widthwise resume goes on with it."
+    reason = f": {clean(run.reason)}" if run.reason else ""
+    return f"It {'is running' if run.state == 'running' else 'has failed'}{where}{reason}."
+
+
+def reload_sentence(refresh_seconds: int | None) -> str:
+    """That the page looks for news by itself, if it does."""
+    return (
+        "" if refresh_seconds is None else f" This page reloads itself every {refresh_seconds} s until training ends."
+    )
+
+
+def counted_states(runs: Sequence[ListedRun]) -> str:
+    """`3 finished, 1 running, 4 waiting`."""
+    states = [run.state for run in runs]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))

@@ -1,0 +1,252 @@
+"""The page of single runs, finished or not: one run, or several drawn into the same figures."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from widthwise.config_io import UserError
+from widthwise.records.listing import ListedRun
+from widthwise.records.run import Run, RunResult
+from widthwise.reports import tables
+from widthwise.reports.charts import Figure, Style, styles
+from widthwise.reports.curves import Bundle, Curve, by_name, by_step, curve_figure, further_heads, of_layer
+from widthwise.reports.dynamic_width import dynamic_width_section
+from widthwise.reports.evaluations import course_parts, newest_tables, task_table, text_table
+from widthwise.reports.formats import clean, shorten
+from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
+from widthwise.reports.page import Code, Page, Part, Text, note, section
+from widthwise.reports.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
+from widthwise.reports.shapes import WIDTH_NOTE, layer_ticks, width_figures
+from widthwise.reports.table import Table
+from widthwise.reports.virtual_width import virtual_width_section
+
+_CURVES = (
+    ("validation", "loss", "Held-out loss", True),
+    ("train", "loss", "Training loss", True),
+    ("validation", "width_fraction", "Mean width fraction of tokens", False),
+    ("train", "width_price", "Price of width", False),
+    ("train", "lr", "Learning rate", False),
+    ("train", "grad_norm", "Gradient norm", False),
+    ("train", "tokens_per_second", "Tokens per second", False),
+    ("train", "mfu", "Model FLOPs utilisation", False),
+    ("train", "memory_bytes", "Memory in bytes", False),
+)
+"""Event and key of a record, title, and whether the steep first tenth may run off the frame."""
+_BY_NAME = (
+    ("val_texts", "loss", "Loss on {}"),
+    ("val_tasks", "acc", "Accuracy on {}"),
+    ("val_tasks", "bits_per_byte", "Bits per byte of the answers of {}"),
+)
+"""Key of a validation record, entry of a text or task there, and the title of its figure."""
+_NORMS = {
+    "grad_norms": "Gradient norm of layers",
+    "weight_norms": "Weight norm of layers",
+    "update_norms": "Update norm of layers",
+    "output_rms": "Output of layers, root mean square",
+}
+N_SHOWN = 6
+"""Samples of one prompt on the page, spread over the run; the file has all."""
+
+
+def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page:
+    """Return the page of runs. Raises UserError if one is broken.
+
+    refresh_seconds: after so long the page of runs of which one has not finished loads itself again; None: never.
+    """
+    runs = [read_run(Path(path)) for path in paths]
+    named = _distinct_names(runs)
+    looks = styles(named)
+    costs = {name: run.cost for name, run in named.items() if run.cost is not None}
+    results = {name: run.result for name, run in named.items() if run.result}
+    listed = listed_runs(named)
+    refresh_seconds = refresh_seconds if listed else None
+    curves = [figure for figure in _curves(named, looks) if figure is not None]
+    scores, differences = newest_tables(named)
+    return Page(
+        "run" if len(runs) == 1 else "runs",
+        runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        growth_answers(named) or _answers(results),
+        lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {growth_question(named)}",
+        badges=["doubtful last loss: see Results"] if any(each.doubts for each in results.values()) else [],
+        first=curves[:2],
+        sections=(
+            section(
+                "Results",
+                progress_table(listed),
+                tables.run_table(named),
+                Text(notes) if (notes := list(_notes(results))) else None,
+                tables.data_table(named),
+                tables.source_table(results),
+                tables.mtp_table(results),
+                text_table(results),
+                task_table(results),
+            ),
+            section(
+                "Curves",
+                *curves[2:],
+                note(
+                    "Long curves are averaged in groups of neighbouring steps; the steep first tenth of a loss may run "
+                    "off the top of the frame. Dashed lines: here a model grew."
+                ),
+            ),
+            section(
+                "Norms of layers",
+                *_norm_figures(named),
+                note(
+                    "Gradients before clipping; weights before the update; root mean square of the stream that a layer "
+                    "gives out, over the batch of the step. Of a deep model some layers are drawn. After a growth, "
+                    "layers are counted anew."
+                ),
+            ),
+            section("Samples", *_samples(named)),
+            section(
+                "Evaluated",
+                scores,
+                differences,
+                differences
+                and note("Intervals are over questions, for these weights; another seed would change more."),
+            ),
+            section("Evaluations over training", *course_parts(named, looks)),
+            growth_section({name: [run] for name, run in named.items()}, looks),
+            dynamic_width_section(results, looks),
+            virtual_width_section(results, looks),
+            section("Width of every layer", note(WIDTH_NOTE), *width_figures(costs, looks, results)),
+            section(
+                "Costs",
+                tables.cost_table(results),
+                *(tables.layer_table(name, cost).folded for name, cost in costs.items()),
+            )
+            if costs
+            else None,
+            section("Environment", *_environments(named)),
+            section(
+                "How to reproduce",
+                *(Code(command) for command in dict.fromkeys(filter(None, map(_command, runs)))),
+                *(
+                    Code(each.config_yaml, f"{n}: resolved recipe, {each.path}/config.yaml")
+                    for n, each in named.items()
+                ),
+            ),
+        ),
+        made_from="the run directories named above",
+        refresh_seconds=refresh_seconds,
+    )
+
+
+def _answers(results: Mapping[str, RunResult]) -> list[str]:
+    """Return the final held-out loss of a single run, or which of several ends lowest."""
+    ranked = sorted((each.val_loss, name) for name, each in results.items() if each.val_loss is not None)
+    if not ranked:
+        return []
+    loss, name = ranked[0]
+    lead = "The held-out loss ends" if len(ranked) == 1 else f"Of {len(ranked)} runs {shorten(name, 60)} ends lowest,"
+    return [f"{lead} at {loss:.4f} nats per token."]
+
+
+def _notes(results: Mapping[str, RunResult]) -> Iterator[str]:
+    """Yield what a reader of the results should know, such as steps that were skipped."""
+    for name, each in results.items():
+        best = f"the best checkpoint, by held-out loss, is that of step {each.best_step}"
+        for line in (*(f"! {doubt}" for doubt in each.doubts), *([best] * (each.best_step is not None)), *each.notes):
+            yield line if len(results) == 1 else f"{name}: {line}"
+
+
+def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
+    """Return name -> run; runs that share a name are told apart by their path."""
+    names = [run.name for run in runs]
+    named = {name if names.count(name) == 1 else f"{name} ({run.path})": run for name, run in zip(names, runs)}
+    if len(named) < len(runs):
+        raise UserError("report: the same run was named twice")
+    return named
+
+
+def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
+    where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs laid over each other"
+    if not listed:
+        return f"{where}."
+    rest = "Results and costs appear when training ends."
+    if len(runs) == 1:
+        return f"{where}. {state_sentence(*listed.values())} {rest}"
+    return f"{where}. {len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished. {rest}"
+
+
+def _command(run: Run) -> str | None:
+    """Return the command that began the run, if it is recorded."""
+    command = run.environment.get("command")
+    return command if isinstance(command, str) else None
+
+
+def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Figure | None]:
+    for event, key, title, crop in _CURVES:
+        yield _over_steps(
+            f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, named, looks, crop
+        )
+    heads = {name: further_heads(run) for name, run in named.items()}
+    for depth in range(1, 1 + max(map(len, heads.values()))):
+        own = {name: found[depth - 1] for name, found in heads.items() if len(found) >= depth}
+        yield _over_steps(f"mtp-{depth}", f"Held-out loss, {depth} after the next", own, named, looks)
+    for key, entry, title in _BY_NAME:
+        found: dict[str, dict[str, Curve]] = {}
+        for name, run in named.items():
+            for subject, curve in by_name(run, key, entry).items():
+                found.setdefault(clean(subject), {})[name] = curve
+        for subject, own in found.items():
+            figure_key = f"{key}-{entry}-{subject}".replace("_", "-")
+            yield _over_steps(figure_key, title.format(subject), own, named, looks)
+
+
+def _over_steps(
+    key: str,
+    title: str,
+    curves: Mapping[str, Curve],
+    named: Mapping[str, Run],
+    looks: Mapping[str, Style],
+    crop: bool = True,
+) -> Figure | None:
+    bundles = [Bundle(name, looks[name], [curve], curve) for name, curve in curves.items()]
+    grown = growth_steps(named[name] for name in curves)
+    return curve_figure(key, title, bundles, "step", title[:1].lower() + title[1:], crop, grown)
+
+
+def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
+    """Yield figures with a curve for each layer, or for some of many, of the runs that recorded norms."""
+    for i, (name, run) in enumerate(named.items()):
+        for key, title in _NORMS.items():
+            n_layers = max(
+                (len(each.get(key) or ()) for each in run.metrics if each.get("event") == "norms"), default=0
+            )
+            if n_layers:
+                curves = {f"layer {n}": of_layer(run, "norms", key, n) for n in layer_ticks(n_layers)}
+                looks = styles(curves)
+                bundles = [Bundle(layer, looks[layer], [curve], curve) for layer, curve in curves.items()]
+                shown = title if len(named) == 1 else f"{name}: {title.lower()}"
+                grown = growth_steps([run])
+                yield curve_figure(f"{key.replace('_', '-')}-{i}", shown, bundles, "step", title.lower(), growths=grown)
+
+
+def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
+    """Yield the continuations of each prompt in the course of a run, the latest first."""
+    for name, run in named.items():
+        for prompt in dict.fromkeys(record["prompt"] for record in run.samples):
+            found = [(record["step"], record["text"]) for record in run.samples if record["prompt"] == prompt]
+            title = f"“{shorten(prompt, 60)}”" if prompt else "The beginning of a document"
+            yield Text([title if len(named) == 1 else f"{clean(name)}: {title}"], is_quiet=False)
+            yield from (Code(prompt + text, f"step {step:,}") for step, text in _spread(found)[::-1])
+    yield note(
+        "Text that the model wrote at validations, always by the same draws, the latest first: to read, not to judge a "
+        "model by; samples.jsonl has all."
+    )
+
+
+def _spread(texts: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return at most N_SHOWN of them, the first and the last included."""
+    if len(texts) <= N_SHOWN:
+        return texts
+    return [texts[round(i * (len(texts) - 1) / (N_SHOWN - 1))] for i in range(N_SHOWN)]
+
+
+def _environments(named: Mapping[str, Run]) -> list[Table]:
+    """Return one table if all runs share an environment, otherwise one per run."""
+    first = next(iter(named.values())).environment
+    if all(run.environment == first for run in named.values()):
+        return [tables.environment_table(first)]
+    return [tables.environment_table(run.environment, name) for name, run in named.items()]

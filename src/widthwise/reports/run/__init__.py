@@ -1,1 +1,0 @@
-"""Pages of runs, and the parts of a run that other pages show too."""

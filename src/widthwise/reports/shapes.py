@@ -1,0 +1,140 @@
+"""Pictures of shapes: the width of every layer, its hidden units, and the stream."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+
+from widthwise.records.cost import CostSummary
+from widthwise.records.run import RunResult
+from widthwise.reports import charts
+from widthwise.reports.charts import GRID, MUTED, Figure, Style
+from widthwise.reports.formats import clean, fixed, hidden_widths, shorten
+
+MOST_MAPS = 8
+"""Blocks of a feed-forward that are drawn; where one layer has more, such as many experts, one of them is drawn."""
+WIDTH_NOTE = (
+    "Each row is one layer, from layer 1, which reads the tokens, at the bottom. The strong bar is as wide as the "
+    "layer, "
+    "the light ones are the hidden units of its feed-forward, a bar for each of its blocks, with the mean of those "
+    "that "
+    "tokens choose. The grey ground is the stream, with lines between its slots. All pictures have the same scale."
+)
+
+
+def layer_ticks(n_layers: int) -> list[int]:
+    """Return the numbers of the layers that an axis names."""
+    stride = max(1, math.ceil(n_layers / 8))
+    return sorted({1, n_layers, *(layer for layer in range(stride, n_layers - stride // 2, stride) if layer > 1)})
+
+
+def width_figures(
+    costs: Mapping[str, CostSummary], looks: Mapping[str, Style], results: Mapping[str, RunResult]
+) -> list[Figure]:
+    """Return the shape of each model, all on one scale. results: of those that let tokens choose their width."""
+    widest = max((_widest(cost) for cost in costs.values()), default=1)
+    most = max((len(cost.widths) for cost in costs.values()), default=1)
+    used = {
+        name: {layer.layer: layer.mean for layer in result.token_widths.layers}
+        for name, result in results.items()
+        if result.token_widths
+    }
+    return [
+        _figure(f"width-{i}", name, cost, looks[name], widest, most, used.get(name, {}))
+        for i, (name, cost) in enumerate(costs.items())
+    ]
+
+
+def _stream(cost: CostSummary) -> int:
+    """Width of the stream; files of older versions omit it, their models have no slots."""
+    return cost.stream_width or max(cost.d_model, *cost.widths)
+
+
+def _widest(cost: CostSummary) -> int:
+    return max([_stream(cost), *(units for maps in cost.hidden_widths for units in maps)])
+
+
+def _bar(width: float, start: float, height: float, label: str) -> dict[str, Any]:
+    return {"left": -width / 2, "right": width / 2, "low": start, "high": start + height, "label": label}
+
+
+def _figure(
+    key: str, name: str, cost: CostSummary, style: Style, widest: int, most: int, used: Mapping[int, float]
+) -> Figure:
+    """Return centred bars, layer 1 at the bottom. used: layer -> share of the hidden units that tokens choose."""
+    n_layers, stream = len(cost.widths), _stream(cost)
+    strong, light = [], []
+    for layer, width in enumerate(cost.widths, start=1):
+        heads = f", {cost.n_heads[layer - 1]} heads" if cost.n_heads else ""
+        strong.append(_bar(width, layer - 0.4, 0.34, f"layer {layer}: width {width}{heads}"))
+        maps = cost.hidden_widths[layer - 1] if cost.hidden_widths else ()
+        drawn, share = maps if len(maps) <= MOST_MAPS else maps[:1], used.get(layer)
+        chosen = "" if share is None else f"; tokens use {fixed(share, 3)} of them on average"
+        for i, units in enumerate(drawn):
+            start, height = layer - 0.02 + i * 0.42 / len(drawn), 0.36 / len(drawn)
+            label = f"layer {layer}: hidden {hidden_widths(maps)}{chosen}"
+            light += [_bar(each * units, start, height, label) for each in (1, *([] if share is None else [share]))]
+    slots = cost.n_slots or 1
+    ground = [_bar(stream, 0.5, n_layers, f"stream {stream}{_slots(cost)}")]
+    thin = 0.004 * widest
+    edges = [
+        _bar(thin, 0.5, n_layers, "")
+        | {"left": (slot / slots - 0.5) * stream, "right": (slot / slots - 0.5) * stream + thin}
+        for slot in range(1, slots)
+    ]
+    named = [
+        {"layer": n - 0.22, "width": cost.widths[n - 1], "at": 0.53 * widest} for n in _layers_to_label(cost.widths)
+    ]
+
+    across = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[-0.52 * widest, 0.62 * widest], nice=False))
+    ticks = alt.Axis(values=layer_ticks(n_layers), format="d", grid=False, title="layer (1 reads the tokens)")
+    up = alt.Y("low:Q", axis=ticks, scale=alt.Scale(domain=[0.3, most + 0.7], nice=False))
+
+    def bars(rows: list[dict[str, Any]], colour: str, opacity: float) -> alt.Chart:
+        made = alt.Chart(charts.table_of(rows)).mark_rect(fill=colour, opacity=opacity)
+        return made.encode(x=across, x2="right:Q", y=up, y2="high:Q", tooltip=charts.tips(label="|"))
+
+    layers = [bars(ground, GRID, 0.55)]
+    if edges:
+        layers.append(bars(edges, MUTED, 1.0))
+    layers.append(bars(strong, style.colour, 1.0))
+    if light:
+        layers.append(bars(light, style.colour, 0.4))
+    layers.append(
+        alt.Chart(charts.table_of(named)).mark_text(align="left").encode(x="at:Q", y="layer:Q", text="width:N")
+    )
+    label = (
+        f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
+        f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}. {_hidden(cost)}"
+        f"Stream {stream}{_slots(cost)}."
+    )
+    return Figure(
+        key,
+        f"{clean(name)}, d_model {cost.d_model}",
+        label,
+        alt.layer(*layers),
+        height=60 + min(300, 22 * most),
+        is_small=True,
+    )
+
+
+def _slots(cost: CostSummary) -> str:
+    return f": {cost.n_slots} slots of {cost.slot_width}" if (cost.n_slots or 1) > 1 else ""
+
+
+def _hidden(cost: CostSummary) -> str:
+    totals = [sum(widths) for widths in cost.hidden_widths]
+    if not totals:
+        return ""
+    one, other = (cost.hidden_widths[totals.index(end)] for end in (min(totals), max(totals)))
+    spread = hidden_widths(one) if one == other else f"from {hidden_widths(one)} to {hidden_widths(other)}"
+    return f"Hidden units: {spread}. "
+
+
+def _layers_to_label(widths: Any) -> list[int]:
+    """Return the layers whose width is written beside the bar: where it changes, or the extremes of a deep model."""
+    changes = [1] + [layer for layer in range(2, len(widths) + 1) if widths[layer - 1] != widths[layer - 2]]
+    if len(widths) <= 20:
+        return changes
+    return sorted({1, widths.index(min(widths)) + 1, len(widths)})

@@ -1,0 +1,131 @@
+"""A table as text cells, which page, LaTeX and terminal only lay out; and the files of tables, which run nothing."""
+
+import csv
+import io
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+
+from markupsafe import Markup
+
+from widthwise.records.estimate import Estimate
+from widthwise.reports.formats import MINUS, MISSING, TIMES, clean
+
+
+@dataclass(frozen=True)
+class Table:
+    """A plain table; the first column names the row."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """Cells may be missing at the end of a row. Further lines of a cell are details of the first."""
+    words: Collection[str] = ()
+    """Titles of further columns that hold words, which begin where their title does."""
+    _: KW_ONLY
+    sortable: bool = True
+    """Whether the rows are things of one kind, which a page may put into another order."""
+    note: str = ""
+    """Shown below the table, on a terminal only."""
+    n_essential: int | None = None
+    """Columns that a narrow terminal shows too; it leaves out as many of the further ones as it must. None: all."""
+    swatches: Sequence[Markup] = ()
+    """Beside the name of each row, on a page only."""
+    notes: Sequence[str] = ()
+    """Definitions of the columns, folded below the table of a page."""
+    is_folded: bool = False
+    """A page shows only the caption until a reader opens it."""
+
+    @property
+    def folded(self) -> "Table":
+        return replace(self, is_folded=True)
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "%": r"\%",
+    "_": r"\_",
+    "&": r"\&",
+    "#": r"\#",
+    "$": r"\$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "[": "{[}",  # after \\ a bracket or a star would be read as its argument
+    "]": "{]}",
+    "*": "{*}",
+    "`": r"\textasciigrave{}",
+    MINUS: "$-$",
+    MISSING: "--",
+    TIMES: r"$\times$",
+    "…": r"\ldots{}",
+    "†": r"\dag{}",
+}
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it stands: no command, no comment, no alignment."""
+    return "".join(_LATEX.get(letter, letter) for letter in clean(text))
+
+
+def escaped_row(texts: Sequence[str]) -> str:
+    """A line of a table from plain texts."""
+    return latex_row([latex_escape(text) for text in texts])
+
+
+def latex_row(cells: Sequence[str]) -> str:
+    """A line of a table from cells that are LaTeX already."""
+    return "    " + " & ".join(cells) + r" \\"
+
+
+def latex_table(caption: str, layout: str, head: Sequence[str], body: Sequence[str]) -> str:
+    """A `table` environment.
+
+    caption: plain text. layout: a letter for every column but the first, which names the row. head and body: lines.
+    """
+    lines = [
+        r"% needs \usepackage[T1]{fontenc} and \usepackage{booktabs}",
+        r"\begin{table}",
+        r"  \centering\small",
+        rf"  \caption{{{latex_escape(caption)}}}",
+        rf"  \begin{{tabular}}{{l{layout}}}",
+        r"    \toprule",
+        *head,
+        r"    \midrule",
+        *body,
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_rows(rows: Iterable[Mapping[str, object]], header: Sequence[str]) -> str:
+    """Rows below their header; texts in them are safe already, see `csv_cell`."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=header, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def csv_estimate(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """Cells of an estimate: its mean and the ends of its interval."""
+    return {csv_cell(f"{name}_{part}"): getattr(estimate, part, None) for part in ("mean", "low", "high")}
+
+
+def csv_cell(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: such a cell gets a leading apostrophe, unless it is a number."""
+    text = clean(text)
+    if not text or unicodedata.normalize("NFKC", text[0]) not in ("=", "+", "-", "@"):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return "'" + text
+    return text

@@ -1,0 +1,219 @@
+"""The tables that several reports show: models, losses, runs, and the text that runs have read."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from widthwise.records.comparison import Compared, Variant
+from widthwise.records.cost import CostSummary
+from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, OfModel, Quantity
+from widthwise.records.run import Run, RunResult
+from widthwise.reports.curves import Curve
+from widthwise.reports.formats import MISSING, clean, counted, fixed, hidden_widths, plain, shown, signed
+from widthwise.reports.table import Table
+
+
+def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
+    """What each model and its training cost: one row per known quantity, one column per model."""
+    counted = [each for each in QUANTITIES if isinstance(each, OfModel) or each.is_cost]
+    values = {each: [each.value(model) for model in models.values()] for each in counted}
+    rows = [
+        [each.title, *(shown(value, each) for value in own)]
+        for each, own in values.items()
+        if any(value is not None for value in own)
+    ]
+    return Table("Cost of each model", ["Quantity", *map(clean, models)], rows, sortable=False)
+
+
+def layer_table(name: str, cost: CostSummary) -> Table:
+    """Sizes per layer; neighbouring layers that are equal share a row."""
+    header = ["Layer", "width", "n_heads", "n_kv_heads", "head_dim", "FFN hidden"]
+    hidden = [hidden_widths(widths) for widths in cost.hidden_widths]
+    columns = [cost.widths, cost.n_heads, cost.n_kv_heads, cost.head_dim, hidden]
+    rows: list[list[str]] = []
+    spans: list[list[int]] = []
+    for layer in range(1, len(cost.widths) + 1):
+        sizes = [plain(column[layer - 1]) if column else MISSING for column in columns]
+        if rows and rows[-1] == sizes:
+            spans[-1][1] = layer
+        else:
+            rows.append(sizes)
+            spans.append([layer, layer])
+    names = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    return Table(f"Layers of {clean(name)}", header, [[span, *sizes] for span, sizes in zip(names, rows)])
+
+
+def seed_table(comparison: Compared) -> Table:
+    """Held-out loss and difference of every seed."""
+    header = ["Variant", *(f"seed {seed}" for seed in comparison.seeds)]
+    rows = []
+    for variant in comparison.variants:
+        losses = _per_seed(variant.val_loss, len(comparison.seeds))
+        differences = _per_seed(variant.difference, len(comparison.seeds))
+        shown = [
+            fixed(loss, 4) + (f" ({signed(difference, 4)})" if difference is not None else "")
+            for loss, difference in zip(losses, differences)
+        ]
+        rows.append([clean(variant.name), *shown])
+    return Table("Held-out loss of each seed (difference to the baseline)", header, rows)
+
+
+def _per_seed(estimate: Estimate | None, n_seeds: int) -> list[float | None]:
+    values = list(estimate.per_seed) if estimate else []
+    return (values + [None] * n_seeds)[:n_seeds]
+
+
+def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> Table:
+    """The numbers behind a figure: the curves' values at up to `n_rows` steps, the last one included."""
+    values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
+    steps = sorted(set().union(*values.values()))
+    chosen = sorted({steps[-1 - i * len(steps) // n_rows] for i in range(min(n_rows, len(steps)))})
+    rows = [[f"{step:.0f}", *(fixed(own.get(step), 4) for own in values.values())] for step in chosen]
+    return Table(caption, ["Step", *map(clean, curves)], rows)
+
+
+def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
+    """Machine and versions. name: of the run, if runs differ."""
+    return settings_table(f"Machine and versions{f' of {clean(name)}' if name else ''}", environment)
+
+
+def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
+    """A row for each value of a mapping, which may be nested."""
+    rows = [[clean(key), plain(value)] for key, value in _flattened(settings)]
+    return Table(title, ["Item", "Value"], rows, sortable=False)
+
+
+def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested keys as `outer.inner`."""
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def run_table(named: Mapping[str, Run]) -> Table:
+    """Results, one row per run; those of multi-token prediction have a table of their own."""
+    columns = [OF_RUNS[name] for name in OF_RUNS if name == "val_loss" or name not in OF_HELD_OUT]
+    columns = [*columns, OF_MODELS["params"]]
+    rows = [[clean(name), *_state(run), *_values(run, columns)] for name, run in named.items()]
+    return Table("Results", ["Run", "seed", "status", *(column.title for column in columns)], rows)
+
+
+def _state(run: Run) -> list[str]:
+    return [MISSING, "unfinished"] if run.result is None else [plain(run.result.seed), clean(run.result.status)]
+
+
+def _values(run: Run, columns: Sequence[Quantity]) -> list[str]:
+    """The cells of a run; an unfinished one shows only its number of steps."""
+    if run.result is None:
+        last = max((record["step"] for record in run.metrics), default=0)
+        return [str(last) if column.name == "steps" else MISSING for column in columns]
+    return [shown(column.of_run(run.result), column) for column in columns]
+
+
+def source_table(results: Mapping[str, RunResult]) -> Table | None:
+    """Held-out losses by source of the data, one row per run on a mixture."""
+    found = {name: result.val_losses for name, result in results.items() if result.val_losses}
+    if not found:
+        return None
+    sources = sorted({source for own in found.values() for source in own})
+    rows = [
+        [clean(name), *(fixed(own[source], 4) if source in own else MISSING for source in sources)]
+        for name, own in found.items()
+    ]
+    return Table("Held-out loss by source of the data", ["Run", *map(clean, sources)], rows)
+
+
+def mtp_table(results: Mapping[str, RunResult]) -> Table | None:
+    """Held-out losses of multi-token prediction, one row per run that has it."""
+    found = {name: result.val_mtp_losses for name, result in results.items() if result.val_mtp_losses}
+    if not found:
+        return None
+    n_depths = max(map(len, found.values()))
+    rows = [
+        [clean(name), *(fixed(loss, 4) for loss in own), *[MISSING] * (n_depths - len(own))]
+        for name, own in found.items()
+    ]
+    header = ["Run", *(f"{k} after the next" for k in range(1, n_depths + 1))]
+    return Table("Held-out loss of the further heads, by the token they predict", header, rows)
+
+
+def data_table(named: Mapping[str, Run]) -> Table | None:
+    """One column if all runs have read the same, otherwise one per run; None where nothing is recorded."""
+    columns = {name: dict(_items(run)) for name, run in named.items()}
+    titles = list(dict.fromkeys(title for column in columns.values() for title in column))
+    if not titles:
+        return None
+    first, *others = columns.values()
+    if all(other == first for other in others):
+        columns = {"Value": first}
+    rows = [[title, *(column.get(title, MISSING) for column in columns.values())] for title in titles]
+    return Table("Data", ["Item", *map(clean, columns)], rows, sortable=False)
+
+
+def text_words(environment: Mapping[str, Any]) -> str:
+    """The corpus and the tokenizer, of the environment of a run or comparison: `books, bpe-4096`."""
+    identity = environment.get("data")
+    return ", ".join(words for _, words in _identity(identity)) if isinstance(identity, Mapping) else ""
+
+
+def text_key(environment: Mapping[str, Any]) -> str:
+    """Equal where two environments read the same text with the same tokenizer, whatever their files are called.
+
+    Names count only in records of older versions, which have no checksum beside them.
+    """
+    return json.dumps(_without_names(environment.get("data")), sort_keys=True)
+
+
+def loss_words(result: RunResult) -> str:
+    """On how much text the held-out loss was measured: ` over 2,048 of 137,669 held-out tokens`, or nothing."""
+    if not result.n_val_tokens:
+        return ""
+    if result.data is None:
+        return f" over {result.n_val_tokens:,} held-out tokens"
+    return f" over {result.n_val_tokens:,} of {result.data.n_held_out_tokens:,} held-out tokens"
+
+
+def _items(run: Run) -> Iterator[tuple[str, str]]:
+    identity = run.environment.get("data")
+    if isinstance(identity, Mapping):
+        yield from _identity(identity)
+    result = run.result
+    if result is None:
+        return
+    data = result.data
+    if data is not None:
+        yield "training text", _amount(data.n_train_tokens, data.n_train_bytes)
+    if result.tokens:
+        passes = f", {result.tokens / data.n_train_tokens:.3g} times the training text" if data else ""
+        yield "read in training", f"{counted(result.tokens, 'token')}{passes}"
+    if data is not None:
+        yield "held-out text", _amount(data.n_held_out_tokens, data.n_held_out_bytes)
+    if result.n_val_tokens:
+        windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
+        yield "read for the held-out loss", f"{counted(result.n_val_tokens, 'token')}: {windows}"
+
+
+def _identity(identity: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The names in the `data` of a run's environment, those of a mixture with their weights."""
+    sources, corpus, tokenizer = (identity.get(key) for key in ("sources", "corpus", "tokenizer"))
+    if isinstance(corpus, Mapping) and corpus.get("name"):
+        yield "corpus", clean(str(corpus["name"]))
+    if isinstance(sources, Mapping):
+        weights = {name: source.get("weight") for name, source in sources.items() if isinstance(source, Mapping)}
+        yield "corpora and their weights", clean(", ".join(f"{name}: {weight}" for name, weight in weights.items()))
+    if isinstance(tokenizer, Mapping) and tokenizer.get("spec"):
+        yield "tokenizer", clean(str(tokenizer["spec"]))
+
+
+def _without_names(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    named = {name for name, checksum in (("spec", "id"), ("name", "fingerprint")) if checksum in value}
+    return {key: _without_names(each) for key, each in value.items() if key not in named}
+
+
+def _amount(n_tokens: int, n_bytes: int) -> str:
+    return f"{counted(n_tokens, 'token')}, {counted(n_bytes, 'byte')}"
