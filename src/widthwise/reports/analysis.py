@@ -49,9 +49,6 @@ def analysis_page(whole: Analysis) -> Page:
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
     subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
     when = ", in the course of training" if runs else ""
-    left_out = (
-        f"Elsewhere each run is shown at some of its checkpoints; {n_left_out} are left out, but for their tables."
-    )
     return Page(
         "analysis",
         whole.title,
@@ -65,82 +62,42 @@ def analysis_page(whole: Analysis) -> Page:
             section(
                 "Means over layers",
                 summary_table(analysis),
-                note(
-                    "Every layer counts the same. The numbers describe these trained models on this text: they have no "
-                    "interval, and another seed would give others. Logarithms are natural. The valley is how far the "
-                    "matrix entropy falls from the highest depth before it, the embedding among them, and rises to the "
-                    "highest behind it."
-                ),
+                note("means-over-layers"),
                 Text(["In words:", *whole.sentence.splitlines()]),
             ),
             section(
                 "Over training",
                 *_course_figures(whole, of_runs),
-                note(
-                    "Means over layers at every checkpoint, over the tokens that the model had been trained on by "
-                    "then.",
-                    left_out * bool(n_left_out),
-                ),
+                note("course", "left-out" * bool(n_left_out), n_left_out=n_left_out),
                 checkpoints_table(whole).folded,
             )
             if runs
             else None,
             section(
                 "Feed-forward activations",
-                note(
-                    "An activation is what enters the down-projection, in a gated feed-forward the product of both "
-                    "branches. The effective number of units is (sum of energies)² / sum of squared energies, the "
-                    "energy of a unit being the sum of its squared activations over the tokens: all of d_ff where "
-                    "every "
-                    "unit carries as much, 1 where one carries all. Several maps of one layer count together; a unit "
-                    "that a token leaves out, as in a mixture of experts, is 0 for it."
-                ),
+                note("feed-forward-activations"),
                 _density_figure(analysis, looks),
                 *_depth_figures(models, looks, _activations(beyond)),
             ),
             section(
                 "Use of every hidden unit",
-                note(
-                    f"Share of the tokens for which the activation of a unit is larger than {beyond} in magnitude. "
-                    f"Units "
-                    "are sorted, the most used first, and stand at their rank over d_ff, so that layers of different "
-                    "width lie over each other: the flatter a line, the more evenly the units are used. Where models "
-                    "differ in depth, the pictures go through the layers of the deepest, beside which the layer of "
-                    "another is drawn that stands there in proportion."
-                ),
+                note("use-of-every-hidden-unit", beyond=beyond),
                 *_utilisation_figures(analysis, looks),
             ),
             section(
                 "Residual stream",
-                note(
-                    "Matrix entropy of the states of all tokens, uncentred, with the squared singular values as "
-                    "probabilities, over the logarithm of the rank that the states could have: 1 where they use all "
-                    "directions alike, 0 where they lie on one line. Depth 0 is before the first layer. In a valley of "
-                    "the middle layers the states have collapsed. The participation ratio is the effective number of "
-                    "those directions."
-                ),
+                note("residual-stream"),
                 *_depth_figures(models, looks, _STREAM),
             ),
             section(
                 "Logit lens",
-                note(
-                    "The final norm and the head applied to the stream after each layer: the log-probability of the "
-                    "next token, how much the prediction changes to the next depth (mean of both Kullback-Leibler "
-                    "divergences), and its entropy. An early exit is a model that ends after a layer, or after a block "
-                    "of an hourglass, with the final norm and the head: its loss over its cost. Nothing was trained "
-                    "for "
-                    "that."
-                ),
+                note("logit-lens"),
                 *_depth_figures(models, looks, _lens(*_LENS)),
                 _exit_figure(models, looks),
             ),
             section(
                 "Attention sinks",
-                note(
-                    "Share of the attention that goes to the first token of a window, in the mean over heads and "
-                    "queries, and how large the state of that token is after the layer. Attention that is the same "
-                    f"everywhere would give {even} in windows of {text.seq_len} tokens."
-                ),
+                note("attention-sinks", even=even, seq_len=text.seq_len),
                 *_depth_figures(models, looks, _SINKS),
             ),
             dynamic_width_section(by_name, looks),

@@ -13,7 +13,14 @@ from markupsafe import Markup
 from widthwise.records.estimate import Estimate
 from widthwise.reports.formats import clean, printable
 
-COLOURS: Mapping[str, tuple[str, str]] = {
+_SERIES = (
+    "#0a6ebd/#62b2f4 #c8500a/#f18f52 #00856a/#45c7a3 #a8508c/#dc92c5 #8f6a00/#d8ab45 #2a8ca8/#7fd0e6 #b3344a/#f28695"
+).split()
+_HEAT = (
+    "#7db4e3/#1f5f96 #a3c9eb/#23527c #c4dcf2/#254663 #e0ecf7/#283b4b #f0f1ee/#2a2e32 #faead9/#40342b "
+    "#f7d5b5/#5a3e28 #f3bc8a/#764824 #ec9f5f/#90541f"
+).split()
+_NAMED = {
     "page": ("#f7f7f5", "#131517"),
     "card": ("#fefefe", "#1b1e21"),
     "ink": ("#1b1d20", "#e8e8e4"),
@@ -25,22 +32,11 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "bad": ("#9c2f1c", "#f5a08c"),
     "bad-card": ("#fbe9e4", "#3b211b"),
     "flat-card": ("#eeefec", "#2a2e32"),
-    "series-1": ("#0a6ebd", "#62b2f4"),
-    "series-2": ("#c8500a", "#f18f52"),
-    "series-3": ("#00856a", "#45c7a3"),
-    "series-4": ("#a8508c", "#dc92c5"),
-    "series-5": ("#8f6a00", "#d8ab45"),
-    "series-6": ("#2a8ca8", "#7fd0e6"),
-    "series-7": ("#b3344a", "#f28695"),
-    "heat-1": ("#7db4e3", "#1f5f96"),
-    "heat-2": ("#a3c9eb", "#23527c"),
-    "heat-3": ("#c4dcf2", "#254663"),
-    "heat-4": ("#e0ecf7", "#283b4b"),
-    "heat-5": ("#f0f1ee", "#2a2e32"),
-    "heat-6": ("#faead9", "#40342b"),
-    "heat-7": ("#f7d5b5", "#5a3e28"),
-    "heat-8": ("#f3bc8a", "#764824"),
-    "heat-9": ("#ec9f5f", "#90541f"),
+}
+COLOURS: Mapping[str, tuple[str, str]] = _NAMED | {
+    f"{name}-{i}": (light, dark)
+    for name, pairs in (("series", _SERIES), ("heat", _HEAT))
+    for i, (light, _, dark) in enumerate((pair.partition("/") for pair in pairs), start=1)
 }
 """CSS variable -> its colour on the light and on the dark page. Ink can be read on all of heat: blue, nothing, orange,
 which the colour-blind tell apart."""

@@ -65,7 +65,6 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
     sizes = SIZES if has_blocks(discovery.found.stages) else [size for size in SIZES if size.key != "blocks"]
     recipe, matched = folder / f"{DISCOVERED}.yaml", TITLES.get(discovery.match, clean(discovery.match))
     told = list(sentences(discovery, comparison))
-    even = "even: what was found on average, in all layers. "
     return Page(
         "discovery",
         f"Discovery for {clean(discovery.title)}",
@@ -78,28 +77,14 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
                 sizes_table(discovery),
                 growth_table(discovery),
                 gains_table(discovery),
-                note(
-                    "Layers stand where they are in the model that was found. Lines of earlier moments have no mark at "
-                    "layers that were added later." * bool(discovery.found.added()),
-                    "What is retrained has these proportions; its widths are scaled until it costs what the uniform "
-                    "model "
-                    "costs.",
-                ),
+                note("added-layers" * bool(discovery.found.added()), "retrained"),
                 Text(["In words:", *told]),
             ),
             section(
                 "Against its rivals",
                 cost_table(discovery, comparison),
                 rivals_table(comparison),
-                note(
-                    f"All are retrained from scratch with the same seeds, and matched in {matched}. "
-                    + even * any(each.name == "even" for each in comparison.variants)
-                    + "reversed: what was found, the last layer first. permuted: what was found, its layers in drawn "
-                    "orders. All of these are scaled to the budget, which moves sizes by a channel or a few, because "
-                    "first "
-                    f"and last layers read and write no more than d_model. The whole comparison: "
-                    f"{discovery.comparison}."
-                ),
+                note("rivals", matched=matched, comparison=discovery.comparison),
             )
             if comparison
             else None,

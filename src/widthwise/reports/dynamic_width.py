@@ -22,16 +22,9 @@ def dynamic_width_section(
         return None
     return section(
         "Dynamic width",
-        note(
-            "Dynamic-width layers choose for each token how much of their hidden width it uses. Each row is one layer; "
-            "the darker a bin, the more held-out tokens chose that fraction; the dot is the mean. A row with a single "
-            "narrow bin means that the layer gives every token the same width."
-        ),
+        note("dynamic-width"),
         *(_histograms(f"dynamic-width-{i}", name, each, looks[name]) for i, (name, each) in enumerate(found.items())),
-        note(
-            "FLOPs asked: what the chosen widths need. Bucketed: widths rounded up to where slices end. Executed: what "
-            "this validation ran. In parentheses: over the full width."
-        ),
+        note("dynamic-width-flops"),
         _summary(found),
         *(_layer_table(name, widths).folded for name, widths in found.items()),
         *(table.folded for table in _token_tables(found)),

@@ -25,10 +25,6 @@ def effects_page(scales: Scales) -> Page:
     names = [clean(effect.name) for effect in scales.effects]
     texts = {text_key(scale.comparison.environment) for scale in scales.each}
     level, baseline = percentage(scales.confidence), clean(scales.baseline)
-    several = (
-        "The comparisons were not all measured on one text with one tokenizer: each difference is in nats per token of "
-        "its own, so that signs can be compared between them, sizes only roughly."
-    )
     commands = [
         part
         for scale in scales.each
@@ -43,36 +39,20 @@ def effects_page(scales: Scales) -> Page:
         sections=(
             section(
                 "Effects over size and tokens",
-                note(
-                    f"Held-out loss minus that of {baseline} in the same comparison, with the same axes for all: below "
-                    f"the line is better. Bars are {level} intervals, and long ones run off the frame. A full marker: "
-                    "the interval excludes 0, and there are seeds enough for a verdict."
-                ),
+                note("effects", baseline=baseline, level=level),
                 effect_table(scales),
-                note(
-                    "An effect changes sign only if two intervals exclude 0 on different sides. It has the same sign "
-                    "everywhere if all of its intervals, two or more, exclude 0 on one side. In all other cases one "
-                    "cannot tell. Every interval speaks for its difference alone: of twenty that are luck, one "
-                    "excludes 0.",
-                    several * (len(texts) > 1),
-                ),
+                note("signs", "several-texts" * (len(texts) > 1)),
                 Text(["In words:", *sentences(scales)]),
             ),
             section(
                 "Tokens at equal loss",
                 equal_loss_table(scales),
-                note("As each comparison measured it: at the higher of the final losses of the two, which both reach."),
+                note("equal-loss-of-effects"),
             ),
             section(
                 "Differences in tokens",
                 worth_table(scales),
-                note(
-                    "Below 1 a variant needs fewer. Between a length and the next shorter one of the same size (the "
-                    f"shortest: the next longer one) the loss of {baseline} is taken to fall with the logarithm of the "
-                    "tokens. As it falls ever more slowly, ratios at the longer length lie nearer to 1 than they "
-                    "should, "
-                    "those at the shortest further from it. The intervals are those of the differences."
-                ),
+                note("worth", baseline=baseline),
             ),
             section("The comparisons", scale_table(scales)),
             section("How to reproduce", *commands),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, signed
-from widthwise.reports.page import Code, Page, note, section
+from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.table import Table, csv_cell, csv_rows, escaped_row, latex_escape, latex_row, latex_table
 
 BETTER, WORSE = "*", "†"
@@ -52,7 +52,6 @@ def evaluation_page(table: EvaluationTable) -> Page:
     arrows = [group.arrow for group in groups for _ in range(group.n_columns)]
     rows = [[clean(row.name), *(_lines(each) for each in _row_shown(row, table))] for row in table.rows]
     titles = [f"{clean(column.name)} {arrow}" for column, arrow in zip(table.columns, arrows)]
-    below = "Below a number: the difference to the baseline, and the p of what it looks like. " + _note(table)
     return Page(
         "evaluation",
         table.title,
@@ -64,7 +63,8 @@ def evaluation_page(table: EvaluationTable) -> Page:
                 Table(
                     "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better", ["Model", *titles], rows
                 ),
-                note(below if _has_baselines(table) else "", *(f"{capital(clean(each))}." for each in table.remarks)),
+                note("answers", tests=_tests(table)) if _has_baselines(table) else None,
+                Text([f"{capital(clean(each))}." for each in table.remarks]) if table.remarks else None,
             ),
             section("Questions", _asked(table)),
             section("How to reproduce", Code(table.command), _models(table)),
@@ -141,7 +141,7 @@ def _has_baselines(table: EvaluationTable) -> bool:
     return any(row.baseline is not None for row in table.rows)
 
 
-def _note(table: EvaluationTable) -> str:
+def _tests(table: EvaluationTable) -> str:
     """What the marks say; nothing where nothing is compared."""
     if not _has_baselines(table):
         return ""

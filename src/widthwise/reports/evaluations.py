@@ -93,7 +93,7 @@ def course_parts(named: Mapping[str, Run], looks: Mapping[str, Style]) -> list[P
             figures.append(_figure(key, f"{title}: {metric}", course, metric, label, looks))
         tables.append(_table(title, course).folded)
     return [
-        note("Results of widthwise eval at the checkpoints, wherever a question was put twice in the same way."),
+        note("evaluations"),
         *figures,
         *tables,
     ]

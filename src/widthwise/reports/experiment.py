@@ -37,7 +37,7 @@ from widthwise.reports.formats import (
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
 from widthwise.reports.page import Code, Page, Part, Section, Text, note, section
 from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
-from widthwise.reports.shapes import WIDTH_NOTE, width_figures
+from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
 from widthwise.reports.virtual_width import virtual_width_section
 from widthwise.run_dir import RunDir
@@ -48,12 +48,6 @@ SIZES = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff", "m
 Runs = Mapping[str, Sequence[Run]]
 """Variant -> its runs in this folder; others may be on another machine."""
 _LOSSES = (("validation", "Held-out loss"), ("train", "Training loss"))
-_SCHEDULE_NOTE = (
-    "A loss on the way is that of a rate which had yet to fall, and higher than that of a run planned to end there; "
-    "the "
-    "run that ends lower would have come to the same loss with fewer tokens. So ratios of tokens are nearer to 1 than "
-    "those of runs with a schedule of their own, and ratios of FLOPs are off by the same factor."
-)
 
 
 def comparison_page(folder: Path, found: Comparison) -> Page:
@@ -83,19 +77,18 @@ def comparison_page(folder: Path, found: Comparison) -> Page:
                 _in_words(found),
             ),
             _width_section({each.name: each for each in found.variants}, looks, results),
-            section("Shapes at one budget", _shape_note(found), *figures.shape_figures(found, _searched(folder))),
+            section(
+                "Shapes at one budget",
+                note("shapes", level=percentage(found.confidence)),
+                *figures.shape_figures(found, _searched(folder)),
+            ),
             _equal_loss_section(found, looks),
             _trend_section(found, looks),
             growth_section({name: own for name, own in runs.items() if own}, looks),
             section(
                 "Loss curves",
                 *curves,
-                note(
-                    "Strong lines are means over seeds, thin lines are single seeds." * (len(found.seeds) > 1),
-                    "Long curves are averaged in groups of neighbouring steps, and the steep first tenth may run off "
-                    "the top. Training FLOPs are counted from the tokens seen and the cost of each model, before and "
-                    "after it grew, which dashed vertical lines mark.",
-                ),
+                note("seeds-and-means" * (len(found.seeds) > 1), "loss-curves"),
                 tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)).folded,
             ),
             dynamic_width_section(results, looks),
@@ -217,7 +210,7 @@ def _mean_curves(runs: Runs):
 
 def _width_section(models: Mapping[str, Variant], looks: Mapping[str, Style], results: Mapping[str, RunResult]):
     costs = {name: each.cost for name, each in models.items()}
-    return section("Width of every layer", note(WIDTH_NOTE), *width_figures(costs, looks, results))
+    return section("Width of every layer", note("width"), *width_figures(costs, looks, results))
 
 
 def _curves(found: Comparison, runs: Runs, looks: Mapping[str, Style]) -> list[Figure]:
@@ -253,17 +246,6 @@ def _flops_per_token(run: Run, variant: Variant) -> float:
     return result.pflops_days * 1e15 * 86400 / result.tokens
 
 
-def _shape_note(found: Comparison | Sweep) -> Text | None:
-    level = percentage(found.confidence)
-    beside = f"The dashed line is {clean(found.baseline or '')}, bars are {level} intervals of the differences to it."
-    return note(
-        "A marker for each shape; K is the number of blocks of its feed-forwards. Over d_hidden / d_model a line joins "
-        "the shapes of one K and one depth; over d_model / n_layers it joins the lowest loss of each depth. "
-        + (beside if found.baseline_variant else f"Bars are {level} intervals over seeds.")
-        + " Long bars run off the frame, one seed has none, and the lowest of many losses looks better than it is."
-    )
-
-
 def _equal_loss_section(found: Compared, looks: Mapping[str, Style]) -> Section | None:
     """Return what variants need for their baseline's loss; None where nothing is compared, or validations are unknown.
 
@@ -277,32 +259,17 @@ def _equal_loss_section(found: Compared, looks: Mapping[str, Style]) -> Section 
         return None
     drawn = [each for each in compared if each.gap and each.name in looks]
     shown = [table for name in OF_HELD_OUT if (table := _equal_loss_table(name, compared, words)) is not None]
-    n = counted(validations.n_fewest, "validation")
-    remark = f"Each run has {n} or more; between them losses are interpolated over the logarithm of tokens."
-    if not validations.suffice:
-        remark = (
-            f"Tokens to equal loss omitted: they need {validations.n_needed} validations of every run, and one has "
-            f"{n}; "
-            "train.validate_every sets how often a run is validated."
-        )
-    share, rate = validations.final_lr_share, ""
-    if share is not None and (shown or validations.suffice):
-        fell = f"The learning rate fell to {share:.3g} of its highest. {_SCHEDULE_NOTE}"
-        constant = "The learning rate did not fall, so a loss on the way is that of a run which ends there."
-        rate = constant if share >= 0.999 else fell
+    names = ["equal-loss"] if shown else []
+    names += ["interpolated"] if validations.suffice else ["too-few-validations"]
+    if validations.final_lr_share is not None and (shown or validations.suffice):
+        names += ["constant-rate" if validations.final_lr_share >= 0.999 else "falling-rate"]
+    words_of = {"fewest": counted(validations.n_fewest, "validation"), "needed": validations.n_needed}
+    told = note(*names, baseline=clean(words), share=f"{validations.final_lr_share or 0:.3g}", **words_of)
     return section(
         "Tokens at equal loss",
-        Text([], True)
-        if not shown
-        else note(
-            f"How much of what {clean(words)} needs a variant needs for the same held-out loss: paired by seed, at the "
-            "higher of the final losses of the two, which both reach. A ratio below 1 shows how soon a variant has the "
-            "baseline's final loss, one above 1 how much later than the baseline it has its own. Ratios are geometric "
-            "means over seeds."
-        ),
         *shown,
         *(each for name in OF_HELD_OUT for each in figures.course_figures(name, drawn, looks, words)),
-        Text([line for line in (remark, rate) if line], is_quiet=bool(shown)),
+        Text(told.lines, is_quiet=bool(shown)),
     )
 
 
@@ -332,13 +299,7 @@ def _trend_section(found: Comparison, looks: Mapping[str, Style]) -> Section | N
     level = percentage(found.confidence)
     return section(
         f"Trend over {trend.over}",
-        note(
-            f"The line is fitted by least squares to the losses over log2 of {clean(trend.over)}. Short strokes are "
-            "single seeds, shifted to a common mean because runs are compared within a seed; the marker is their mean. "
-            f"Within the band the line turns as far as the {level} interval of its slope allows: Student's t times a "
-            "bootstrap standard error over seeds and held-out windows together. R² and the residuals show whether a "
-            "line is the right curve."
-        ),
+        note("trend", over=clean(trend.over), level=level),
         figures.trend_figure(trend, losses, looks),
         _line_table(trend),
         _trend_points(trend, losses).folded,
@@ -415,22 +376,19 @@ def sweep_page(folder: Path, found: Sweep) -> Page:
             section("Along the axes", *axes[2:], _axis_note(found), _axis_table(found)),
             section(
                 "Shapes at one budget",
-                _shape_note(found),
+                note("shapes", level=percentage(found.confidence)),
                 *figures.shape_figures(found, [] if found.matched in (None, "none") else budget),
             ),
             section(
                 "Loss and compute",
-                note("A marker for each point: the lower and the further left, the better."),
+                note("loss-and-compute"),
                 figures.compute_figure(found, flops, looks, flops_title),
             ),
             equal_loss,
             section(
                 "Loss curves",
                 _point_curves(found, runs, named),
-                note(
-                    "Thin lines are single points, each the mean over its seeds; the strong line is the point of the "
-                    "group with the lowest loss. The steep first tenth may run off the top."
-                ),
+                note("point-curves"),
             ),
             section(
                 "Details",
@@ -445,12 +403,7 @@ def sweep_page(folder: Path, found: Sweep) -> Page:
                 runs,
                 Sweep.file_name,
                 _study_table(found),
-                note(
-                    f"{counted(n_elsewhere, 'run')} made on another machine or removed: not in this folder, so without "
-                    "curves and recipes here."
-                )
-                if n_elsewhere
-                else None,
+                note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
             ),
         ),
         made_from=f"{Sweep.file_name} of {found.created}",
@@ -526,14 +479,8 @@ def _axis_note(found: Sweep) -> Text | None:
         return Text([f"{clean(found.baseline)}, the baseline, has no loss: nothing is compared with it."])
     if not found.baseline_words:
         bars = f"; bars are {level} intervals over seeds" if has_ends else ""
-        return note(f"Held-out losses: the deeper the blue, the lower{bars}. The best of many looks better than it is.")
-    return note(
-        f"Losses minus that of {clean(found.baseline_words)}, paired by seed: below 0 is better. In maps blue is "
-        f"lower, "
-        "orange is higher; the small number is the average width, the frame marks the lowest loss.",
-        f"A star marks a {level} interval that excludes 0, where seeds suffice; bars are these intervals. Every "
-        "interval speaks for its point alone: of many points some leave out 0 by luck." * has_ends,
-    )
+        return note("losses-alone", bars=bars)
+    return note("differences", "stars" * has_ends, baseline=clean(found.baseline_words), level=level)
 
 
 def _training_flops(found: Sweep, runs: Runs) -> tuple[dict[str, float], str]:
@@ -668,9 +615,7 @@ def unfinished_page(folder: Path, refresh_seconds: int | None) -> Page:
         lead=f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}",
         first=drawn,
         sections=(
-            section(
-                "Runs", progress_table(listed), note("Differences and costs appear when the last run has finished.")
-            ),
+            section("Runs", progress_table(listed), note("unfinished")),
             section("How to resume", Code(planned.command)),
         ),
         made_from=f"{PlannedRuns.file_name} and the run directories beside this page",

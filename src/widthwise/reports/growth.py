@@ -55,14 +55,7 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Mapping[str, Style]
         return None
     return section(
         "Growth",
-        note(
-            "Between two steps, at the dashed line, a model becomes another, most often a larger one. The lines are "
-            "training losses; a line without squares is a model that stays as it was, and runs of one seed see the "
-            "same "
-            "batches. The open square is the held-out loss before, the filled one that right after, before any further "
-            "step. Growth by a separate command measures no held-out loss; its certificate compares logits and "
-            "gradients instead."
-        ),
+        note("growth"),
         *(figure for step in steps for figure in _figures(step, runs, growths, looks)),
         _table(growths),
         *(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jinja2
 import vl_convert
+import yaml
 from markupsafe import Markup
 
 from widthwise.files import write_atomic
@@ -70,10 +71,9 @@ def section(title: str, *parts: Part | None, is_folded: bool = False) -> Section
     return Section(title, found, is_folded)
 
 
-def note(*lines: str) -> Text | None:
-    """Return a quiet text of the lines that are not empty; None without any."""
-    found = [line for line in lines if line]
-    return Text(found) if found else None
+def note(*names: str, **values: object) -> Text:
+    """Return the notes of these names from notes.yaml, with values put in; "" is left out."""
+    return Text([_NOTES[name].format(**values) for name in names if name])
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ def as_json(value: object) -> Markup:
 
 
 _FOLDER = Path(__file__).parent
+_NOTES: dict[str, str] = yaml.safe_load((_FOLDER / "notes.yaml").read_text(encoding="utf-8"))
 _SCRIPT = (_FOLDER / "page.js").read_text(encoding="utf-8")
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FOLDER),

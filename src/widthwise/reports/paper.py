@@ -175,16 +175,7 @@ def item_page(item: PaperItem) -> Page:
             section(
                 "Printed, counted, measured",
                 _on_one_line(item_table(item)),
-                note(
-                    "Printed: in the paper. Counted: from the recipe at the paper's size; it agrees where it is the "
-                    "printed "
-                    "number when rounded to its digits, or where what was measured is what the paper shows or says "
-                    "without "
-                    f"a number (higher, lower, unchanged). Measured: {size(item)}, with the 95% interval over seeds. A "
-                    "difference is a loss minus that of the baseline, of printed losses as of measured ones; a small "
-                    "model "
-                    "need not show what a large one does."
-                ),
+                note("paper", size=size(item)),
             ),
             section(
                 "Differences and their reasons", Text(list(item.remarks), is_quiet=False) if item.remarks else None

@@ -15,7 +15,7 @@ from widthwise.reports.formats import clean, shorten
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.page import Code, Page, Part, Text, note, section
 from widthwise.reports.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
-from widthwise.reports.shapes import WIDTH_NOTE, layer_ticks, width_figures
+from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.table import Table
 from widthwise.reports.virtual_width import virtual_width_section
 
@@ -83,33 +83,25 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section(
                 "Curves",
                 *curves[2:],
-                note(
-                    "Long curves are averaged in groups of neighbouring steps; the steep first tenth of a loss may run "
-                    "off the top of the frame. Dashed lines: here a model grew."
-                ),
+                note("curves"),
             ),
             section(
                 "Norms of layers",
                 *_norm_figures(named),
-                note(
-                    "Gradients before clipping; weights before the update; root mean square of the stream that a layer "
-                    "gives out, over the batch of the step. Of a deep model some layers are drawn. After a growth, "
-                    "layers are counted anew."
-                ),
+                note("norms-of-layers"),
             ),
             section("Samples", *_samples(named)),
             section(
                 "Evaluated",
                 scores,
                 differences,
-                differences
-                and note("Intervals are over questions, for these weights; another seed would change more."),
+                differences and note("evaluated"),
             ),
             section("Evaluations over training", *course_parts(named, looks)),
             growth_section({name: [run] for name, run in named.items()}, looks),
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
-            section("Width of every layer", note(WIDTH_NOTE), *width_figures(costs, looks, results)),
+            section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
             section(
                 "Costs",
                 tables.cost_table(results),
@@ -231,10 +223,7 @@ def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
             title = f"“{shorten(prompt, 60)}”" if prompt else "The beginning of a document"
             yield Text([title if len(named) == 1 else f"{clean(name)}: {title}"], is_quiet=False)
             yield from (Code(prompt + text, f"step {step:,}") for step, text in _spread(found)[::-1])
-    yield note(
-        "Text that the model wrote at validations, always by the same draws, the latest first: to read, not to judge a "
-        "model by; samples.jsonl has all."
-    )
+    yield note("samples")
 
 
 def _spread(texts: list[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -31,22 +31,19 @@ def scaling_page(scaling: ScalingLaws) -> Page:
             section(
                 "Savings",
                 _saving_table(scaling),
-                note(
-                    f"Curve against curve: at the {y} that the baseline's curve has at its largest model, so that "
-                    f"the luck "
-                    f"of one model counts little. Point against curve: at the {y} of that model itself. Intervals of "
-                    f"{level}; one that holds 100% leaves open whether anything is saved."
-                ),
+                note("savings", y=y, level=level),
             ),
             section(
                 "Fitted laws",
                 _fit_table(scaling),
                 symbols if symbols.rows else None,
                 note(
-                    f"Intervals of {level}; rms: root mean square of {y} minus the curve.",
-                    f"Bands are {level} intervals of the curves." * any(fit and fit.band for fit in fits),
-                    f"An arrow leads from the largest model of the baseline's curve to where another curve reaches the "
-                    f"same {y}; the number is the share of the {x} that it needs." * bool(scaling.arrows),
+                    "fitted-laws",
+                    "bands" * any(fit and fit.band for fit in fits),
+                    "arrows" * bool(scaling.arrows),
+                    level=level,
+                    y=y,
+                    x=x,
                 ),
                 Text(["In words:", *scaling.sentence.splitlines()]),
             ),
@@ -208,7 +205,7 @@ def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
     """Return points and chosen curves on logarithmic axes; arrows lead from the baseline's curve to the others."""
     ends = {saving.group: saving.at.x * finite(saving.ratio.mean) for saving in scaling.arrows}
     own = {clean(name): style for name, style in looks.items()}
-    y_scale = alt.Scale(type="log", nice=False, zero=False) if scaling.is_positive else alt.Scale(zero=False)
+    y_scale = alt.Scale(type="log", nice=False) if scaling.is_positive else alt.Scale(zero=False)
     across = alt.X("x:Q", title=clean(scaling.x), scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format=".3~s"))
 
     def up(name: str) -> alt.Y:

@@ -14,13 +14,6 @@ from widthwise.reports.formats import clean, fixed, hidden_widths, shorten
 
 MOST_MAPS = 8
 """Blocks of a feed-forward that are drawn; where one layer has more, such as many experts, one of them is drawn."""
-WIDTH_NOTE = (
-    "Each row is one layer, from layer 1, which reads the tokens, at the bottom. The strong bar is as wide as the "
-    "layer, "
-    "the light ones are the hidden units of its feed-forward, a bar for each of its blocks, with the mean of those "
-    "that "
-    "tokens choose. The grey ground is the stream, with lines between its slots. All pictures have the same scale."
-)
 
 
 def layer_ticks(n_layers: int) -> list[int]:

@@ -36,12 +36,7 @@ def virtual_width_section(
     ]
     return section(
         "Virtual width",
-        note(
-            "What a sublayer reads is a sum over the embedding and the sublayers before it. Each row of a picture is "
-            "one sublayer, attention and feed-forward of a layer above each other, and each cell the weight of what "
-            "one "
-            "of them wrote, in the mean over held-out tokens. On the plain residual all weights are equal."
-        ),
+        note("virtual-width"),
         *reach,
         _distance_figure(found, looks),
         _spectrum_figure("carry", "Carries of single sublayers", "spectral radius", found, looks, "radius"),
@@ -53,21 +48,9 @@ def virtual_width_section(
             looks,
             "product_radius",
         ),
-        note(
-            "Weights are shown over the mean of their row, because the norm of a sublayer takes the rest away; they do "
-            "not show how large an update is. The distance is the mean number of layers between a sublayer and what it "
-            "reads, by weight; dashed grey: with equal weights. The spectral radius of a carry is the largest factor "
-            "by "
-            "which it scales a mixture of slots: below 1 the stream forgets, above 1 it grows. On the plain residual "
-            "it "
-            "is 1, of every product too."
-        ),
+        note("reach"),
         _summary(found),
-        note(
-            "Each column of the next pictures is one sublayer, each row one slot of the stream, from slot 1 at the "
-            "bottom: how strongly the sublayer reads it, writes to it, and how far the slot's carry is from leaving "
-            "every slot as it is. Coefficients are means over tokens."
-        ),
+        note("slots"),
         *slots,
         *(_site_table(name, each).folded for name, each in found.items()),
         *(_carry_table(name, each).folded for name, each in found.items() if each.sites[0].spectrum is not None),
