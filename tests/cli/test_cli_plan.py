@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from widthwise.recipe.recipe import load_recipe
-from widthwise.reports.page.formats import duration
+from widthwise.reports.formats import duration
 
 SMALL = ("seq_len=512", "model.vocab_size=512", "data.tokenizer=bpe-512")
 

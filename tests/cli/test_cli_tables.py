@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from widthwise.cli.terminal import laid_out, say_tables
-from widthwise.reports.page.table import Table
+from widthwise.reports.table import Table
 
 ROWS = [["uniform", "2.5000\n2.4…2.6", "baseline"], [], ["x", "12.2500", "better"]]
 TABLE = Table("losses", ["variant", "held-out loss", "verdict"], ROWS, words={"verdict"}, note="below: an interval")

@@ -12,7 +12,7 @@ import yaml
 from widthwise.cli.main import app
 from widthwise.experiments.compare import read_plan
 from widthwise.recipe.recipe import load_recipe
-from widthwise.reports.page.formats import signed
+from widthwise.reports.formats import signed
 
 SLOTS = "model.residual={kind: hyper_connections, n_fractions: 4, n_slots: 12, embedding: expand}"
 

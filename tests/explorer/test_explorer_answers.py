@@ -17,7 +17,7 @@ from widthwise.explorer.answers import Answers, remembered
 from widthwise.explorer.setting import Setting
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import load_recipe
-from widthwise.reports.page.formats import MISSING, duration, si
+from widthwise.reports.formats import MISSING, duration, si
 
 SHAPES = ("uniform", "x", "diamond", "growing", "narrowing")
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from fake_comparison import write_comparison
-
-from widthwise.reports.comparison.report import write_comparison_report
+from page_section import reported
 
 
 @pytest.fixture(scope="session")
@@ -17,4 +16,4 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def comparison_files(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What is written for it."""
-    return write_comparison_report(comparison, tmp_path_factory.mktemp("report"))
+    return reported(comparison, tmp_path_factory.mktemp("report"))

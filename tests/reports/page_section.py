@@ -1,10 +1,24 @@
-"""Parts of a page that was written, and records that are changed before one is."""
+"""Reports that are written, parts of their pages, and records that are changed before one is."""
 
+import html
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from widthwise.reports.writing import write_report
+
+
+def reported(folder: Path | Sequence[Path], out: Path | None = None) -> dict[str, Path]:
+    """Kind of file -> the file of a report."""
+    kinds = {".html": "html", ".csv": "csv", ".tex": "latex"}
+    return {kinds[path.suffix]: path for path in write_report(folder, out) if path.suffix in kinds}
+
+
+def run_page(runs: Path | Sequence[Path], out: Path | None = None) -> Path:
+    """The page of a run or of several."""
+    return reported(runs, out)["html"]
 
 
 def section(page: Path, name: str) -> str:
@@ -21,7 +35,7 @@ def rows_of(shown: str, caption: str = "") -> dict[str, list[str]]:
     if caption:
         shown = shown[shown.index(f"<caption>{caption}") :].split("</table>")[0]
     rows = re.findall(r'<th scope="row"[^>]*>(.*?)</th>(.*?)</tr>', shown, re.DOTALL)
-    return {name: re.findall(r"<td[^>]*>(.*?)</td>", cells, re.DOTALL) for name, cells in rows}
+    return {name.partition("<svg")[0]: re.findall(r"<td[^>]*>(.*?)</td>", cells, re.DOTALL) for name, cells in rows}
 
 
 def captions(page: str) -> list[str]:
@@ -30,7 +44,26 @@ def captions(page: str) -> list[str]:
 
 def labels(page: str) -> list[str]:
     """The text alternatives of the figures."""
-    return re.findall(r'aria-label="([^"]*)" class="plot"', page)
+    return [html.unescape(each) for each in re.findall(r'role="img" tabindex="0" aria-label="([^"]*)"', page)]
+
+
+def specs(page: str) -> dict[str, dict[str, Any]]:
+    """Key of a figure -> its specification."""
+    found = re.findall(
+        r'<figure id="figure-([^"]*)">.*?<script type="application/json">(.*?)</script>', page, re.DOTALL
+    )
+    return {key: json.loads(text) for key, text in found}
+
+
+def drawn(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All rows of data of a figure; on a page they are columns."""
+    rows = []
+    for columns in spec["datasets"].values():
+        if isinstance(columns, list):
+            rows += columns
+        else:
+            rows += [dict(zip(columns, row)) for row in zip(*columns.values())]
+    return rows
 
 
 def change(file: Path, edit: Callable[[dict[str, Any]], object]) -> Path:

@@ -10,8 +10,9 @@ from widthwise.experiments.sentences import difference_sentence
 from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.records.estimate import Estimate
-from widthwise.reports.discovery import gains_table, growth_table, rivals_table, sentences, write_discovery_report
-from widthwise.reports.page.formats import minus
+from widthwise.reports.discovery import answer, gains_table, growth_table, rivals_table, sentences
+from widthwise.reports.formats import minus
+from widthwise.reports.writing import write_report
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_the_page_shows_gains_and_names_the_quantity_in_which_rivals_are_equal(
 ) -> None:
     write_discovery(tmp_path)
     discovery.with_changes(match="kv_bytes", budget=2048).write(tmp_path)
-    text = write_discovery_report(tmp_path)["html"].read_text()
+    text = write_report(tmp_path)[0].read_text()
     assert f"±{1e3 * 0.004 / 2**0.5:.2f}" in text
     assert "Which layers should be wide, at 2.05k KV bytes per token (bf16)?" in text
     assert "matched in KV bytes per token (bf16)" in text
@@ -89,7 +90,16 @@ def test_what_was_found_is_paired_with_each_other_rival(discovery: Discovery, fo
     for above, words in (
         ((0.1, 0.12, 0.14), "it has a lower held-out loss than reversed."),
         ((-0.1, -0.12, -0.14), "it has a higher held-out loss than reversed."),
-        ((0.1, -0.1, 0.2), "it cannot be told from reversed."),
+        ((0.1, -0.1, 0.2), "it cannot be told apart from reversed."),
     ):
         assert list(sentences(discovery, with_losses(*above)))[-1].endswith(f"with its other rivals, {words}")
     assert not any("Paired" in each for each in sentences(discovery, with_losses(0.1, 0.12)))
+
+
+def test_the_answer_names_the_wide_and_the_narrow_layers(discovery: Discovery) -> None:
+    layers = discovery.found.stages[-1].layers
+    hidden = [layer.hidden for layer in layers]
+    line = answer(discovery)
+    assert line.startswith("Of 4 layers, ")
+    wide, narrow = hidden.index(max(hidden)) + 1, hidden.index(min(hidden)) + 1
+    assert f"hidden units: most in layer {wide}, least in layer {narrow}" in line

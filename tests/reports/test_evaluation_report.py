@@ -5,8 +5,8 @@ import io
 from pathlib import Path
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
-from widthwise.reports.evaluation import Shown, csv_text, latex_text, shown
-from widthwise.reports.page.formats import MINUS, MISSING
+from widthwise.reports.evaluation import Shown, answer, csv_text, latex_text, shown
+from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.writing import write_report
 
 ACCURACY = TableColumn(name="ARC_C", metric="acc_norm", is_share=True, source="file", n_items=1172, paper_items=1172)
@@ -44,8 +44,8 @@ def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Pa
     table().write(tmp_path)
     page, *_ = write_report(tmp_path)
     text = page.read_text()
-    assert "<strong>34.4*</strong><small>+1.4, p 0.0312</small>" in text
-    assert "30.0†<small>p &lt; 0.0001</small>" in text
+    assert '34.4*<small class="whole">+1.4, p 0.0312</small>' in text
+    assert '30.0†<small class="whole">p &lt; 0.0001</small>' in text
     assert text.index(">uniform<") < text.index(">x<") < text.index(">=&lt;b&gt;<")
     assert "x with uniform" in text
     assert "Not tested, for want of pairs: WikiText." in text
@@ -68,3 +68,15 @@ def test_latex_prints_what_is_better_in_bold() -> None:
     assert r"x & \textbf{34.4} & 16.32 \\" in text
     assert r"30.0\textsuperscript{\dag{}} & -- \\" in text
     assert "†" not in text
+
+
+def test_the_answer_counts_tested_numbers_over_the_seeds_of_a_model() -> None:
+    rows = table().rows
+    x = rows[1]
+    both = [rows[0], x.with_changes(name="x-seed1"), x.with_changes(name="x-seed2"), rows[2]]
+    assert answer(table().with_changes(rows=both)) == [
+        "x is better than uniform on 2 and worse on 0 of 2 tested numbers; on the rest the answers cannot tell.",
+        "=<b> is better than uniform on 0 and worse on 1 of 1 tested numbers; on the rest the answers cannot tell.",
+    ]
+    alone = [row.with_changes(baseline=None) for row in rows[:2]]
+    assert answer(table().with_changes(rows=alone)) == ["x is best in 2 of 2 columns; nothing here was tested."]

@@ -10,7 +10,7 @@ from chromium_pipe import IN_CHROMIUM, Page
 from fake_comparison import write_comparison
 from fake_effects import BASE_TOKENS, EFFECTS, HALF_WIDTH, write_scales
 
-from widthwise.reports.page.formats import fixed, si, signed
+from widthwise.reports.formats import fixed, si, signed
 from widthwise.reports.writing import write_report
 
 pytestmark = IN_CHROMIUM

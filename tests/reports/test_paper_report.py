@@ -1,13 +1,12 @@
 """Items of the papers: the table, page and Markdown say what is printed, counted and measured."""
 
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 from widthwise.records.estimate import Estimate
 from widthwise.records.paper import PaperExperiment, PaperItem, PaperLine
-from widthwise.reports.page.formats import MINUS
-from widthwise.reports.paper import all_items, item_table, list_table, write_item_page
+from widthwise.reports.formats import MINUS
+from widthwise.reports.paper import all_items, item_page, item_table, list_table
 
 ABOVE = Estimate(mean=0.25, low=0.125, high=0.375, per_seed=[0.125, 0.375])
 
@@ -47,7 +46,7 @@ def test_the_list_counts_what_agrees_among_what_can_be_judged() -> None:
     assert row[2:5] == ["2", "1 of 2", "2"]
 
 
-def test_page_and_markdown_are_complete_and_the_page_escaped(tmp_path: Path) -> None:
+def test_page_and_markdown_are_complete_and_the_page_escaped() -> None:
     command = "widthwise paper item --scale small"
     lines = [
         line(
@@ -66,8 +65,7 @@ def test_page_and_markdown_are_complete_and_the_page_escaped(tmp_path: Path) -> 
     experiment = PaperExperiment(scale="small", recipe="some", folder="some", command=command, n_seeds=2)
     about = {"paper": "A paper, arXiv:0", "where": "Table 7", "title": "widths & <depths>", "finds": "x < y"}
     shown = item(*lines, **about, experiment=experiment, remarks=["It differs."])
-    write_item_page(shown, tmp_path / "item.html")
-    page = (tmp_path / "item.html").read_text()
+    page = item_page(shown).html()
     HTMLParser().feed(page)
     assert "widths &amp; &lt;depths&gt;" in page
     for text in ("3.430", f"{MINUS}0.0123", "It differs.", command, "2 seeds"):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from fake_scaling import SHARE, SIZES, law, scaling_data, write_scaling
-from page_section import change
+from page_section import change, drawn, labels, specs
 
 from widthwise.config_io import UserError
-from widthwise.reports.scaling import write_scaling_report
+from widthwise.reports.writing import write_report
 
 
 def test_the_page_asks_answers_and_shows_what_is_saved_in_table_and_figure(tmp_path: Path) -> None:
-    page = write_scaling_report(write_scaling(tmp_path))["html"].read_text(encoding="utf-8")
+    page = write_report(write_scaling(tmp_path))[0].read_text(encoding="utf-8")
     assert "With how much of the training FLOPs of uniform does x reach the same loss?" in page
     assert "x reaches uniform&#39;s fitted loss with 80.0% of the training FLOPs." in page
     assert "widthwise fit runs/ladder" in page
@@ -21,14 +21,14 @@ def test_the_page_asks_answers_and_shows_what_is_saved_in_table_and_figure(tmp_p
     loss = f"{law(SIZES[-1], 1.0):.4f}"
     expected = ["power *", "80.0%", "75.0% to 85.0%", loss, "78.3% (extrapolated)", "73.3% to 83.3%", loss]
     assert re.findall(r"<td[^>]*>([^<]*)</td>", row) == expected
-    svg = re.search(r'<svg[^>]*class="plot".*?</svg>', page, re.DOTALL)
-    assert svg
-    assert {"x: 80.0%", "500P", "1E", "10E"} <= set(re.findall(r"<text[^>]*>([^<]*)</text>", svg[0]))
-    assert f"x reaches {loss} with 80.0% of what uniform needs" in svg[0]
+    arrows = [row for row in drawn(specs(page)["laws"]) if "share" in row]
+    assert [row["share"] for row in arrows] == ["x: 80.0%"]
+    assert arrows[0]["x"] == pytest.approx(0.8 * arrows[0]["start"])
+    assert f"x reaches {loss} with 80.0% of what uniform needs" in labels(page)[0]
 
 
 def test_csv_files_hold_every_number_at_full_precision(tmp_path: Path) -> None:
-    files = write_scaling_report(write_scaling(tmp_path))
+    files = {path.stem: path for path in write_report(write_scaling(tmp_path))}
     fits = list(csv.DictReader(files["fits"].open()))
     assert [(row["group"], row["symbol"]) for row in fits] == [(g, s) for g in ("uniform", "x") for s in "ab"]
     parameters = scaling_data()["groups"][1]["fits"]["power"]["parameters"]
@@ -48,6 +48,6 @@ def test_broken_laws_are_refused_in_one_line_and_nothing_is_written(tmp_path: Pa
     }.items():
         folder = change(write_scaling(tmp_path) / "scaling.json", edit)
         with pytest.raises(UserError, match=message) as error:
-            write_scaling_report(folder)
+            write_report(folder)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "report.html").exists()

@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import altair as alt
@@ -13,30 +15,10 @@ from markupsafe import Markup
 from widthwise.records.estimate import Estimate
 from widthwise.reports.formats import clean, printable
 
-_SERIES = (
-    "#0a6ebd/#62b2f4 #c8500a/#f18f52 #00856a/#45c7a3 #a8508c/#dc92c5 #8f6a00/#d8ab45 #2a8ca8/#7fd0e6 #b3344a/#f28695"
-).split()
-_HEAT = (
-    "#7db4e3/#1f5f96 #a3c9eb/#23527c #c4dcf2/#254663 #e0ecf7/#283b4b #f0f1ee/#2a2e32 #faead9/#40342b "
-    "#f7d5b5/#5a3e28 #f3bc8a/#764824 #ec9f5f/#90541f"
-).split()
-_NAMED = {
-    "page": ("#f7f7f5", "#131517"),
-    "card": ("#fefefe", "#1b1e21"),
-    "ink": ("#1b1d20", "#e8e8e4"),
-    "muted": ("#5c636b", "#a0a7ae"),
-    "grid": ("#e2e3e0", "#34393e"),
-    "accent": ("#0a5fa8", "#7cbcf2"),
-    "good": ("#00694f", "#6fd6b4"),
-    "good-card": ("#e3f3ed", "#16332b"),
-    "bad": ("#9c2f1c", "#f5a08c"),
-    "bad-card": ("#fbe9e4", "#3b211b"),
-    "flat-card": ("#eeefec", "#2a2e32"),
-}
-COLOURS: Mapping[str, tuple[str, str]] = _NAMED | {
-    f"{name}-{i}": (light, dark)
-    for name, pairs in (("series", _SERIES), ("heat", _HEAT))
-    for i, (light, _, dark) in enumerate((pair.partition("/") for pair in pairs), start=1)
+_BLOCKS = re.findall(r":root \{(.*?)\}", (Path(__file__).parent / "page.css").read_text(encoding="utf-8"), re.DOTALL)
+COLOURS: Mapping[str, tuple[str, str]] = {
+    name: (light, dark)
+    for (name, light), (_, dark) in zip(*(re.findall(r"--([\w-]+): (#\w{6});", block) for block in _BLOCKS))
 }
 """CSS variable -> its colour on the light and on the dark page. Ink can be read on all of heat: blue, nothing, orange,
 which the colour-blind tell apart."""

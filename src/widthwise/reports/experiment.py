@@ -90,7 +90,9 @@ def comparison_page(folder: Path, found: Comparison) -> Page:
                 *curves,
                 note("seeds-and-means" * (len(found.seeds) > 1), "loss-curves"),
                 tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)).folded,
-            ),
+            )
+            if curves
+            else None,
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
             section(
@@ -373,7 +375,7 @@ def sweep_page(folder: Path, found: Sweep) -> Page:
         sections=(
             section("Results", *main_table.main_tables(found, caption, of_points, "Point"), _in_words(found)),
             _open_table(found),
-            section("Along the axes", *axes[2:], _axis_note(found), _axis_table(found)),
+            section("Along the axes", *axes, _axis_note(found), _axis_table(found)),
             section(
                 "Shapes at one budget",
                 note("shapes", level=percentage(found.confidence)),

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
@@ -19,7 +19,7 @@ import yaml
 from markupsafe import Markup
 
 from widthwise.files import write_atomic
-from widthwise.reports.charts import COLOURS, LOOK, Figure, FileKind, shared_scales
+from widthwise.reports.charts import LOOK, Figure, FileKind, shared_scales
 from widthwise.reports.formats import capital, clean, printable
 from widthwise.reports.table import Table
 
@@ -99,8 +99,15 @@ class Page:
 
     @property
     def shown(self) -> list[Section]:
-        first = section("", *self.first)
-        return [each for each in (first, *self.sections) if each is not None]
+        """The first screen, and all sections that have something to show; a figure stands where it comes first."""
+        seen: set[str] = set()
+        found = []
+        for each in (section("", *self.first), *self.sections):
+            if each is not None:
+                parts = [part for part in each.parts if not isinstance(part, Figure) or part.key not in seen]
+                seen |= {part.key for part in parts if isinstance(part, Figure)}
+                found.append(replace(each, parts=parts))
+        return found
 
     @property
     def figures(self) -> Iterator[Figure]:
@@ -149,7 +156,7 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.globals |= {"colours": COLOURS, "look": LOOK, "style": Markup((_FOLDER / "page.css").read_text("utf-8"))}
+_ENVIRONMENT.globals |= {"look": LOOK, "style": Markup((_FOLDER / "page.css").read_text("utf-8"))}
 _ENVIRONMENT.filters |= {
     "clean": clean,
     "capital": capital,

@@ -82,7 +82,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             ),
             section(
                 "Curves",
-                *curves[2:],
+                *curves,
                 note("curves"),
             ),
             section(

@@ -30,6 +30,8 @@ class Report(NamedTuple):
 
     page: Page
     tables: Mapping[str, str]
+    record: Callable[[Path], Effects] | None = None
+    """Makes the record of a report that has none before, from the folder it is written into."""
 
 
 Columns = Sequence[str] | None
@@ -67,7 +69,7 @@ def _effects(folder: Path, columns: Columns) -> Report:
 def _effects_of(folders: Sequence[Path]) -> Report:
     scales = read_scales(folders)
     tables = {"table.csv": effects.csv_text(scales), "table.tex": effects.latex_text(scales)}
-    return Report(effects.effects_page(scales), tables)
+    return Report(effects.effects_page(scales), tables, lambda out: effects.effects_record(scales, out))
 
 
 PAGES: Mapping[str, Callable[[Path, Columns], Report]] = {
@@ -102,12 +104,12 @@ def write_report(
     not go together, and for columns that there are not.
     """
     described = listed(paths)
-    report, record = _report(described, None if out is None else Path(out), columns, refresh_seconds)
+    report = _report(described, None if out is None else Path(out), columns, refresh_seconds)
     folder = Path(out or described[0])
     page, *drawn = report.page.write(folder, figures)
     for name, text in report.tables.items():
         write_atomic(folder / name, text)
-    records = [] if record is None else [record.write(folder)]
+    records = [] if report.record is None else [report.record(folder).write(folder)]
     return [page, *(folder / name for name in report.tables), *records, *drawn]
 
 
@@ -127,12 +129,9 @@ def is_at_work(paths: Sequence[Path]) -> bool:
     )
 
 
-def _report(
-    paths: Sequence[Path], out: Path | None, columns: Columns, refresh_seconds: int | None
-) -> tuple[Report, Effects | None]:
-    """Return the report, and the record that has yet to be written beside it."""
+def _report(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_seconds: int | None) -> Report:
     if len(paths) == 1 and columns is None and experiment.is_unfinished(paths[0]):
-        return Report(experiment.unfinished_page(paths[0], refresh_seconds), {}), None
+        return Report(experiment.unfinished_page(paths[0], refresh_seconds), {})
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
         if len(paths) > 1 and path not in found and experiment.is_unfinished(path):
@@ -143,9 +142,9 @@ def _report(
     if columns is not None and (len(paths) > 1 or found.get(paths[0]) not in WITH_COLUMNS):
         raise UserError(f"--columns: goes with one folder that has {' or '.join(WITH_COLUMNS)}")
     if len(paths) == 1 and found:
-        return PAGES[found[paths[0]]](paths[0], columns), None
+        return PAGES[found[paths[0]]](paths[0], columns)
     if len(paths) == 1:
-        return Report(runs_page(paths, refresh_seconds), {}), None
+        return Report(runs_page(paths, refresh_seconds), {})
     are_comparisons = [found.get(path) == Comparison.file_name for path in paths]
     if found and not all(are_comparisons):
         held = next((name for name in found.values() if name != Comparison.file_name), Comparison.file_name)
@@ -157,5 +156,5 @@ def _report(
         raise UserError(f"report: got {len(paths)} {kind}; name the folder for their common report with --out")
     if found:
         check_kind(out, Effects.file_name)
-        return _effects_of(paths), effects.effects_record(read_scales(paths), out)
-    return Report(runs_page(paths, refresh_seconds), {}), None
+        return _effects_of(paths)
+    return Report(runs_page(paths, refresh_seconds), {})

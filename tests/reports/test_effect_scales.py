@@ -11,7 +11,7 @@ from fake_effects import BASE_TOKENS, DATA, DOUBLING, EFFECTS, comparison_data, 
 
 from widthwise.config_io import UserError
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
-from widthwise.reports.effects.scales import read_scales, sign, signs, slopes, tokens_ratio
+from widthwise.reports.scales import read_scales, sign, signs, slopes, tokens_ratio
 
 
 def test_scales_are_ordered_by_size_and_tokens_and_what_one_lacks_is_none_there(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from fake_comparison import SHAPES, add_to_result, cost, write_run
 from fake_growth import CERTIFICATE, write_grown_run
-from page_section import rows_of
+from page_section import rows_of, run_page
 
 from widthwise.records.run import Run, RunResult
-from widthwise.reports.page.plots import Curve, against_flops
-from widthwise.reports.page.svg import styles
-from widthwise.reports.run.growth import growth_section
-from widthwise.reports.run.reading import read_run
-from widthwise.reports.run.report import write_run_report
+from widthwise.reports.charts import Figure, styles
+from widthwise.reports.curves import Curve, against_flops
+from widthwise.reports.growth import growth_section
+from widthwise.reports.reading import read_run
+from widthwise.reports.table import Table
 
 
 def growth(step: int, change: float = 0.25, **values: Any) -> dict[str, Any]:
@@ -63,22 +63,23 @@ def test_every_growth_has_a_figure_and_a_row(tmp_path: Path) -> None:
                 let_grow(run, [growth(2000, 0.2 * seed), growth(3000, 0.0, params_before=5)])
             runs.setdefault(name, []).append(read_run(run))
     found = growth_section(runs, styles(list(names), "uniform"))
-    assert [panel.title for panel in found.figures] == [
+    assert [part.title for part in found.parts if isinstance(part, Figure)] == [
         "Loss across the growth after step 2,000",
         "The same minus the loss of uniform",
         "Loss across the growth after step 3,000",
     ]
-    rows = {(row[0], row[1]): row[2:] for row in found.table.rows}
+    (table,) = (part for part in found.parts if isinstance(part, Table))
+    rows = {(row[0], row[1]): row[2:] for row in table.rows}
     assert set(rows) == {("x", "2,000"), ("hourglass", "2,000"), ("hourglass", "3,000")}
     assert rows["x", "2,000"][-3:] == ["3.5000", "3.5000", "+0.0e+00"]
     assert rows["hourglass", "2,000"][-3:] == ["3.5000", f"{3.5 + 0.3:.4f}", "+4.0e-01"]
-    assert [name for _, name in found.legend] == list(names)
+    assert set(next(part for part in found.parts if isinstance(part, Figure)).legend) == set(names)
 
 
 def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tmp_path: Path) -> None:
     run = write_grown_run(tmp_path / "large")
-    page = write_run_report(run).read_text(encoding="utf-8")
-    assert "Does large compute after its growth what was computed before, and go on to learn?" in page
+    page = run_page(run).read_text(encoding="utf-8")
+    assert "Does large compute after its growth what was computed before, and learn on?" in page
     answers = re.findall(r"<p>(.*?)</p>", page.partition('class="answer"')[2].partition("</div>")[0])
     assert answers[0].startswith("The function is preserved: logits differ by at most 4.4e-15 (bound 8e-12)")
     assert re.match(r"Growth after step 3,000, 79.0k to 124k parameters: held-out loss [\d.]+ before\.", answers[1])
@@ -90,7 +91,7 @@ def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tm
     assert (rows["new entries"], rows["of these: learn"], rows["had no gradient"]) == ("940", "730", "10")
     assert rows["parameters"].startswith("78,984 to 124,112 (1.571")
     (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "is_preserved": False, "logit_difference": 0.5}))
-    assert "The function CHANGED" in write_run_report(run).read_text()
+    assert "The function CHANGED" in run_page(run).read_text()
 
 
 def test_losses_of_different_seeds_are_not_subtracted(tmp_path: Path) -> None:
@@ -102,6 +103,8 @@ def test_losses_of_different_seeds_are_not_subtracted(tmp_path: Path) -> None:
     titles = {}
     for grown in ("same", "other"):
         pair = {"small": runs["small"], grown: runs[grown]}
-        titles[grown] = [panel.title for panel in growth_section(pair, styles(list(pair))).figures]
+        titles[grown] = [
+            part.title for part in growth_section(pair, styles(list(pair))).parts if isinstance(part, Figure)
+        ]
     assert len(titles["same"]) == 2
     assert len(titles["other"]) == 1

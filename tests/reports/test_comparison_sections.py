@@ -4,23 +4,18 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_comparison import at_equal_loss, estimate, write_comparison
 from fake_sweep import finished, sweep_data, write_sweep
-from page_section import change, labels, rows_of, section
+from page_section import change, drawn, labels, reported, rows_of, section, specs
 
 from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
-from widthwise.records.estimate import Estimate
-from widthwise.reports.comparison.figures import Stack, _over_aspect, _over_ratio
-from widthwise.reports.comparison.main_table import csv_text, latex_text
-from widthwise.reports.comparison.report import write_comparison_report
-from widthwise.reports.page.formats import MINUS, MISSING
-from widthwise.reports.sweep.report import write_sweep_report
+from widthwise.reports.formats import MINUS, MISSING
+from widthwise.reports.main_table import csv_text, latex_text
 
 
 def with_equal_loss(folder: Path, n_fewest: int) -> Path:
@@ -45,8 +40,8 @@ def with_equal_loss(folder: Path, n_fewest: int) -> Path:
 
 
 def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_they_are(tmp_path: Path) -> None:
-    files = write_comparison_report(with_equal_loss(tmp_path, n_fewest=12))
-    shown = section(files["html"], "equal-loss")
+    files = reported(with_equal_loss(tmp_path, n_fewest=12))
+    shown = section(files["html"], "tokens-at-equal-loss")
     rows = rows_of(shown)
     assert rows["x"] == ["2 of 2", "20.5M", "0.812", "0.782 to 0.843", "0.875", "0.835 to 0.915"]
     assert rows["hourglass"][:4] == ["0 of 2", MISSING, "1.250", "1.150 to 1.350"]
@@ -61,16 +56,17 @@ def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_the
     assert (x["tokens_at_equal_loss_mean"], x["training_flops_at_equal_loss_mean"]) == ("0.8125", "0.875")
     assert (x["tokens_to_baseline_loss_mean"], hourglass["tokens_to_baseline_loss_mean"]) == ("20500000.0", "")
     assert uniform["tokens_at_equal_loss_mean"] == ""
-    assert "Tokens at equal loss & Training FLOPs at equal loss &" in latex_text(read)
-    assert "0.812 & 0.875 &" in latex_text(read)
+    asked = latex_text(read.with_changes(columns=["tokens_at_equal_loss", "training_flops_at_equal_loss"]))
+    assert r"Tokens at equal loss & Training FLOPs at equal loss \\" in asked
+    assert r"x & 0.812 & 0.875 \\" in asked
 
 
 def test_too_few_validations_are_said_and_the_gap_is_shown(tmp_path: Path) -> None:
-    shown = section(write_comparison_report(with_equal_loss(tmp_path, n_fewest=1))["html"], "equal-loss")
-    assert "Too few validations" in shown
-    assert "takes 5 of every run, and one has 1 validation. train.validate_every" in shown
+    shown = section(reported(with_equal_loss(tmp_path, n_fewest=1))["html"], "tokens-at-equal-loss")
+    assert "Tokens to equal loss omitted" in shown
+    assert "need 5 validations of every run, and one has 1 validation; train.validate_every" in shown
     assert "<table" not in shown
-    assert 'class="plot"' in shown
+    assert "<figure" in shown
 
 
 TREND = {
@@ -89,14 +85,18 @@ TREND = {
 
 def test_figure_and_tables_say_what_the_line_of_a_trend_is(tmp_path: Path) -> None:
     change(write_comparison(tmp_path) / "comparison.json", lambda data: data.update(trend=TREND))
-    shown = section(write_comparison_report(tmp_path)["html"], "trend")
+    shown = section(reported(tmp_path)["html"], "trend-over-virtual_width")
     (label,) = labels(shown)
     assert f"{MINUS}0.0125 with each doubling ({MINUS}0.0375 to +0.0125)" in label
     assert label.index("uniform at 1: 3.0500, line 3.0525") < label.index("x at 1.5") < label.index("hourglass at 6")
     for text in ("3.0125 to 3.0925", "0.4321", "+0.0338", "3.0202", "The line over log2 of virtual_width, 2 seeds"):
         assert text in shown
-    ticks = re.findall(r"<text[^>]*>([^<]*)</text>", shown)
-    assert {"1", "1.5", "6", "virtual_width, on a logarithmic axis"} <= set(ticks)
+    band, *_, means = specs(shown)["trend"]["layer"]
+    axis = band["encoding"]["x"]
+    assert (axis["scale"]["type"], axis["axis"]["values"]) == ("log", [1.0, 1.5, 6.0])
+    rows = rows_by_name(shown, "trend", "mean")
+    assert rows == {"uniform": [(1.0, 3.05)], "x": [(1.5, 3.0377)], "hourglass": [(6.0, 3.054)]}
+    assert means["mark"]["type"] == "point"
 
 
 def test_a_broken_trend_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -122,7 +122,6 @@ SHAPES = {  # name -> n_blocks, n_layers, d_model, d_hidden, difference to the b
     "d": (4, 3, 120, 48, 0.031),
     "e": (4, 3, 128, 40, -0.002),
 }
-STACKS = {name: Stack(name, *sizes, Estimate(mean=3.05 + difference)) for name, (*sizes, difference) in SHAPES.items()}
 
 
 def cost_of(base: dict[str, Any], name: str) -> dict[str, Any]:
@@ -131,15 +130,19 @@ def cost_of(base: dict[str, Any], name: str) -> dict[str, Any]:
     return {**base, **sizes, **{key: [4] * n_layers for key in ("n_heads", "n_kv_heads", "head_dim")}}
 
 
-def test_lines_join_one_depth_and_number_of_blocks_or_the_lowest_loss_of_each_depth() -> None:
-    def names_of(lines: Iterable[Any]) -> list[tuple[int, str]]:
-        return sorted((line.n_blocks, "".join(stack.name for stack in line.stacks)) for line in lines)
+def rows_by_name(page: str, figure: str, column: str) -> dict[str, list[tuple[float, float]]]:
+    """Series -> places and values of the rows that have a column."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in drawn(specs(page)[figure]):
+        if column in row and "name" in row:
+            found.setdefault(row["name"], []).append((row["x"], round(row[column], 4)))
+    return {name: sorted(places) for name, places in found.items()}
 
-    lines = _over_ratio(STACKS.values())
-    assert names_of(lines) == [(2, "ab"), (4, "c"), (4, "ed")]
-    assert [line.label for line in lines] == [f"L = {line.stacks[0].n_layers}" for line in lines]
-    assert [line.label for line in _over_ratio([STACKS["a"], STACKS["b"]])] == [""]
-    assert names_of(_over_aspect(STACKS.values())) == [(2, "b"), (4, "ce")]
+
+def approx(names: str, which: int, places: dict[str, tuple[float, float]], losses: dict[str, float]) -> object:
+    """What is drawn of some shapes: sorted by where they stand, with their losses."""
+    expected = sorted((places[name][which], losses[name]) for name in names)
+    return [pytest.approx(each, abs=1e-4) for each in expected]
 
 
 def test_the_page_of_a_search_has_both_curves_with_the_baseline(tmp_path: Path) -> None:
@@ -155,8 +158,15 @@ def test_the_page_of_a_search_has_both_curves_with_the_baseline(tmp_path: Path) 
     change(write_comparison(tmp_path) / "comparison.json", searched)
     candidates = [{"name": name, "d_model": 3} for name in (*SHAPES, "f")]
     (tmp_path / "search.json").write_text(json.dumps({"match": "layer_params", "candidates": candidates}))
-    page = write_comparison_report(tmp_path)["html"].read_text()
-    assert '<h2 id="shape-curves-title">' in page
+    page = reported(tmp_path)["html"].read_text()
+    assert '<section id="shapes-at-one-budget"' in page
+    ratio, aspect = (rows_by_name(page, key, "y") for key in ("shape-ratio", "shape-aspect"))
+    places = {
+        name: (d_hidden / d_model, d_model / n_layers) for name, (_, n_layers, d_model, d_hidden, _) in SHAPES.items()
+    }
+    losses = {name: 3.05 + difference for name, (*_, difference) in SHAPES.items()}
+    assert ratio == {"K = 2": approx("ab", 0, places, losses), "K = 4": approx("ecd", 0, places, losses)}
+    assert aspect == {"K = 2": approx("b", 1, places, losses), "K = 4": approx("ce", 1, places, losses)}
     found = [label for label in labels(page) if re.match(r"Held-out loss over d_\w+ / ", label)]
     for label, axis, x in zip(found, ("d_hidden / d_model", "d_model / n_layers"), ("0.341", "14.67"), strict=True):
         assert label.startswith(f"Held-out loss over {axis},")
@@ -177,6 +187,6 @@ def test_the_sizes_of_a_sweep_are_drawn_where_they_have_one_budget(
     axes = {"hg": {"model.ffn.n_blocks": [2, 4], "model.n_layers": [3, 6]}}
     study = {**data["study"], "n_points": 6, "n_finished": 6, "n_failed": 0}
     write_sweep(tmp_path, {**data, "points": points, "axes": axes, "study": study, "matched": matched})
-    page = write_sweep_report(tmp_path)["html"].read_text()
-    assert ('id="shape-curves"' in page) == is_drawn
+    page = reported(tmp_path)["html"].read_text()
+    assert ('id="shapes-at-one-budget"' in page) == is_drawn
     assert ("lines by number of blocks K" in page) == is_drawn

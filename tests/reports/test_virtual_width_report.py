@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_comparison import add_to_result, write_run
-from page_section import captions, rows_of, section
-
-from widthwise.reports.run.report import write_run_report
+from page_section import captions, rows_of, run_page, section
 
 
 def virtual_width(n_layers: int, n_slots: int = 3, **further: Any) -> dict[str, Any]:
@@ -31,7 +29,7 @@ def virtual_width(n_layers: int, n_slots: int = 3, **further: Any) -> dict[str, 
 def shown(folder: Path, found: dict[str, Any]) -> str:
     write_run(folder / "r", "over-wide", 1, [64, 64, 64], 0.0)
     add_to_result(folder / "r", virtual_width=found)
-    return section(write_run_report(folder / "r"), "virtual-width")
+    return section(run_page(folder / "r"), "virtual-width")
 
 
 def test_a_run_shows_weights_distances_and_slots(tmp_path: Path) -> None:

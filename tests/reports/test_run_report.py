@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import pytest
 from fake_comparison import add_to_result, token_widths, write_run
-from page_section import captions, rows_of, section
+from page_section import captions, rows_of, run_page, section
 
 from widthwise.config_io import UserError
-from widthwise.reports.page.formats import MISSING
-from widthwise.reports.run.report import write_run_report, write_runs_report
+from widthwise.reports.formats import MISSING
 from widthwise.reports.writing import write_report
 
 
@@ -18,7 +17,7 @@ from widthwise.reports.writing import write_report
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a finished run that has nothing beside the usual."""
     write_run(run := tmp_path_factory.mktemp("plain") / "r", "x", 3, [97, 63, 97], 0.0)
-    page = write_run_report(run)
+    page = run_page(run)
     assert page == run / "report.html"
     return page
 
@@ -31,7 +30,7 @@ def add_records(run: Path, *records: dict[str, Any]) -> None:
 def test_a_finished_run_shows_curves_widths_costs_and_recipe_and_nothing_that_it_lacks(plain: Path) -> None:
     text = plain.read_text()
     curves = ["Held-out loss", "Training loss", "Learning rate", "Gradient norm", "Tokens per second"]
-    assert captions(text) == [*curves, "x"]
+    assert captions(text) == [*curves, "x, d_model 97"]
     assert "layers: [97, 63, 97]" in text
     for lacking in ("Norms of layers", "after the next", "further texts", "unfinished"):
         assert lacking not in text
@@ -41,7 +40,7 @@ def test_norms_of_layers_have_a_figure_each_with_a_curve_for_some_layers(tmp_pat
     write_run(tmp_path / "r", "x", 3, [63] * 24, 0.0)
     norms = {key: [2.5] * 23 + [None] for key in ("grad_norms", "weight_norms", "update_norms", "output_rms")}
     add_records(tmp_path / "r", *({"step": step, "event": "norms", **norms} for step in (2, 4)))
-    text = write_run_report(tmp_path / "r").read_text()
+    text = run_page(tmp_path / "r").read_text()
     assert [title for title in captions(text) if "layers" in title] == [
         "Gradient norm of layers",
         "Weight norm of layers",
@@ -57,7 +56,7 @@ def test_heads_for_later_tokens_have_a_row_for_each_run_that_has_them(tmp_path: 
         write_run(tmp_path / name, name, 1, [63], 0.0)
         if losses:
             add_to_result(tmp_path / name, val_mtp_losses=losses)
-    text = write_runs_report([tmp_path / name for name in runs], tmp_path).read_text()
+    text = run_page([tmp_path / name for name in runs], tmp_path).read_text()
     rows = [[name, *cells] for name, cells in rows_of(text.partition("after the next")[2]).items() if name in runs]
     assert ["one", "3.2100", MISSING] in rows
     assert ["two", "3.3000", "4.5600"] in rows
@@ -71,7 +70,7 @@ def test_texts_and_tasks_that_runs_were_validated_on_have_curves_and_tables(tmp_
         add_to_result(run, val_texts={"wiki_1": text}, val_tasks={"piqa": task})
         found = {"val_texts": {"wiki_1": {"loss": loss}}, "val_tasks": {"piqa": {"acc": 0.25, "bits_per_byte": None}}}
         add_records(run, *({"step": step, "event": "validation", "loss": 4.0, **found} for step in (1001, 1002)))
-    text = write_runs_report([tmp_path / "a", tmp_path / "b"], tmp_path).read_text()
+    text = run_page([tmp_path / "a", tmp_path / "b"], tmp_path).read_text()
     assert "loss on wiki_1 over step. Last mean value of each line: a 3; b 2.50." in text
     assert "accuracy on piqa over step. Last mean value of each line: a 0.25; b 0.25." in text
     assert "Bits per byte of the answers" not in text
@@ -84,7 +83,7 @@ def test_widths_of_tokens_have_a_histogram_flops_and_a_curve(tmp_path: Path) -> 
     add_to_result(run, token_widths=token_widths(3))
     validation = {"event": "validation", "loss": 4.0, "width_fraction": 0.6, "token_widths": token_widths(1)}
     add_records(run, *({"step": step, **validation} for step in (1001, 1002)))
-    page = write_run_report(run)
+    page = run_page(run)
     assert "Mean width fraction of tokens" in captions(page.read_text())
     text = section(page, "dynamic-width")
     assert "layer 1 0.25, layer 2 0.50, layer 3 0.75" in text
@@ -95,9 +94,9 @@ def test_widths_of_tokens_have_a_histogram_flops_and_a_curve(tmp_path: Path) -> 
 
 def test_an_unfinished_run_shows_what_is_there(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "x", 3, [97, 63], 0.0, finished=False)
-    text = write_run_report(tmp_path / "r").read_text()
+    text = run_page(tmp_path / "r").read_text()
     assert "unfinished" in text
-    assert 'id="widths"' not in text
+    assert 'id="width-of-every-layer"' not in text
 
 
 def test_several_runs_share_one_page_and_keep_their_names_apart(tmp_path: Path) -> None:
@@ -118,7 +117,7 @@ def test_each_figure_of_a_page_can_be_a_file(tmp_path: Path, kind: Literal["svg"
     assert page == tmp_path / "out/report.html"
     assert len(figures) == len(captions(page.read_text()))
     assert tmp_path / f"out/figures/validation-loss.{kind}" in figures
-    start = {"svg": b"<?xml", "pdf": b"%PDF"}[kind]
+    start = {"svg": b"<svg", "pdf": b"%PDF"}[kind]
     assert all(path.read_bytes().startswith(start) for path in figures)
 
 

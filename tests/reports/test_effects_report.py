@@ -11,9 +11,9 @@ from fake_effects import BASE_TOKENS, DATA, EFFECTS, HALF_WIDTH, comparison_data
 from page_section import rows_of, section
 
 from widthwise.config_io import UserError
-from widthwise.reports.effects.figure import layout_of
-from widthwise.reports.effects.scales import read_scales
-from widthwise.reports.page.formats import MISSING, fixed, signed
+from widthwise.reports.effects import effect_figures
+from widthwise.reports.formats import MISSING, fixed, signed
+from widthwise.reports.scales import read_scales
 from widthwise.reports.writing import write_report
 
 SCALES = [(width, doublings) for width in (64, 192) for doublings in (0, 2)]
@@ -37,7 +37,7 @@ def page(files: dict[str, Path]) -> Path:
 
 
 def test_table_and_answer_say_every_difference_and_what_they_say_together(page: Path) -> None:
-    rows = rows_of(section(page, "results"))
+    rows = rows_of(section(page, "effects-over-size-and-tokens"))
     expected = {"turns": "changes sign", "helps": "same sign everywhere", "noise": "cannot tell"}
     assert {name: cells[-1] for name, cells in rows.items()} == expected
     for name, (*cells, _) in rows.items():
@@ -61,9 +61,9 @@ def test_ratios_of_tokens_have_a_table_if_they_are_there_and_agree_with_what_dif
     folders: list[Path], page: Path, tmp_path: Path
 ) -> None:
     """The fake losses fall as far with twice the tokens as the fake measurements say."""
-    rows = rows_of(section(page, "equal-loss"))
+    rows = rows_of(section(page, "tokens-at-equal-loss"))
     expected = [fixed(math.exp2(10 * EFFECTS["turns"](doublings)), 3) for _, doublings in SCALES]
-    for shown in (rows, rows_of(section(page, "worth"))):
+    for shown in (rows, rows_of(section(page, "differences-in-tokens"))):
         assert [cell.partition("<")[0] for cell in shown["turns"]] == expected
     assert rows["noise"][-1] == MISSING
     without = []
@@ -72,11 +72,11 @@ def test_ratios_of_tokens_have_a_table_if_they_are_there_and_agree_with_what_dif
         for variant in data["variants"]:
             variant.pop("at_equal_loss", None)
         without.append(write(tmp_path / folder.name, data))
-    assert "equal-loss" not in write_report(without, tmp_path / "out")[0].read_text()
+    assert "tokens-at-equal-loss" not in write_report(without, tmp_path / "out")[0].read_text()
 
 
 def test_the_page_says_what_was_compared_and_on_which_text(folders: list[Path], page: Path, tmp_path: Path) -> None:
-    rows = rows_of(section(page, "comparisons"))
+    rows = rows_of(section(page, "the-comparisons"))
     assert list(rows) == [str(folder) for folder in folders]
     assert {cells[-1] for cells in rows.values()} == {"books, bpe-1024"}
     assert {cells[2] for cells in rows.values()} == {"1, 2, 3"}
@@ -108,10 +108,25 @@ def test_tables_of_other_programs_have_every_variant_at_every_scale(
 
 
 def test_sizes_are_the_axis_where_all_have_as_many_tokens(tmp_path: Path) -> None:
-    layout = layout_of(read_scales([write(tmp_path / str(w), comparison_data(w, 0)) for w in (64, 96, 192)]))
-    (line,) = layout.lines
-    assert (layout.x_title, line.name) == ("parameters", "5.00M tokens")
-    assert [x for x, _ in line.places] == list(layout.ticks)
+    scales = read_scales([write(tmp_path / str(w), comparison_data(w, 0)) for w in (64, 96, 192)])
+    figure = effect_figures(scales)[0]
+    assert list(figure.legend) == ["5.00M tokens"]
+    places = [row["x"] for rows in figure.spec(is_file=True)["datasets"].values() for row in rows if "x" in row]
+    assert places == pytest.approx(list(scales.sizes), rel=1e-5)
+
+
+def test_a_marker_is_full_where_the_interval_excludes_0_and_a_gap_where_nothing_was_measured(
+    folders: list[Path],
+) -> None:
+    figures = {figure.title.partition(" (")[0]: figure for figure in effect_figures(read_scales(folders))}
+    rows = {
+        name: [r for rs in each.spec(is_file=True)["datasets"].values() for r in rs if "x" in r]
+        for name, each in figures.items()
+    }
+    assert {row["sure"] for row in rows["turns"]} == {"yes"}
+    assert {row["sure"] for row in rows["noise"]} == {"no"}
+    assert [row["mean"] is None for row in rows["noise"]].count(True) == 1
+    assert "not at" in next(figure.title for figure in figures.values() if figure.title.startswith("noise"))
 
 
 def test_the_page_is_made_anew_from_its_own_folder(tmp_path: Path) -> None:

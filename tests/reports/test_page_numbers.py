@@ -1,4 +1,4 @@
-"""Numbers, texts and ticks of a page: what is written is the value, in one line that shows nothing else."""
+"""Numbers and texts of a page: what is written is the value, in one line that shows nothing else."""
 
 import math
 
@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widthwise.records.estimate import Estimate
-from widthwise.reports.page.formats import MINUS, MISSING, clean, fixed, printable, shorten, si, signed
-from widthwise.reports.page.plots import limits_of
-from widthwise.reports.page.ticks import RoundSteps, tick_labels
+from widthwise.reports.charts import limits_of
+from widthwise.reports.formats import MINUS, MISSING, clean, fixed, printable, shorten, si, signed
 
 SIZES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
 
@@ -50,30 +49,6 @@ def test_printable_text_loses_no_line_end_and_no_mark_of_direction() -> None:
     assert printable(marks) == marks
     refused = "\x1b\r\x9b\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     assert printable(refused) == "\N{REPLACEMENT CHARACTER}" * len(refused)
-
-
-def test_labels_have_the_digits_of_the_step() -> None:
-    for values, labels in (
-        ([7.6, 7.6025, 7.605, 7.6075], ["7.6", "7.6025", "7.605", "7.6075"]),
-        ([169.1e9, 169.15e9, 169.2e9], ["169.1G", "169.15G", "169.2G"]),
-        ([0.1 + 0.2, 0.4], ["0.3", "0.4"]),
-        ([-0.2, 1e-17, 0.2], [f"{MINUS}0.2", "0", "0.2"]),
-        ([500, 1000, 1500], ["500", "1k", "1.5k"]),
-        ([12345], ["12.345k"]),
-        ([], []),
-    ):
-        assert tick_labels(values) == labels
-
-
-@given(st.floats(-1e15, 1e15), st.floats(-9, 0))
-def test_labels_are_exact_multiples_of_one_step_and_all_differ(low: float, log_range: float) -> None:
-    length = max(abs(low), 1.0) * 10**log_range
-    places = list(RoundSteps(7, most_letters=math.inf).tick_values(low, low + length))
-    shown = [value_of(label) for label in tick_labels(places)]
-    assert len(set(shown)) == len(shown)
-    step = places[1] - places[0]
-    assert shown == pytest.approx(places, rel=1e-14, abs=1e-5 * step)
-    assert f"{step:.1e}"[:3] in ("1.0", "2.0", "5.0")
 
 
 def test_an_axis_shows_short_intervals_whole_and_lets_long_ones_run_off() -> None:

@@ -7,15 +7,15 @@ import itertools
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_comparison import write_comparison
-from page_section import change
+from page_section import change, reported
 
 from widthwise.config_io import UserError
-from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.run_dir import RunDir
 
 HOSTILE = (
@@ -61,7 +61,7 @@ def page(comparison_files: dict[str, Path]) -> str:
 
 
 def test_same_input_gives_same_bytes(comparison: Path, comparison_files: dict[str, Path], tmp_path: Path) -> None:
-    again = write_comparison_report(comparison, tmp_path)
+    again = reported(comparison, tmp_path)
     assert {name: path.read_bytes() for name, path in again.items()} == {
         name: path.read_bytes() for name, path in comparison_files.items()
     }
@@ -76,9 +76,18 @@ def test_page_answers_and_shows_every_variant_in_figures_with_a_text_alternative
         assert all(run in text for run in variant["runs"])
     for words in (data["sentence"], data["command"], "better", "cannot tell", "baseline", "95% interval"):
         assert words in text
-    plots = [attributes for attributes in outline.all("svg") if attributes.get("class") == "plot"]
-    assert len(plots) == len(outline.all("figure")) == 3 + 1 + 4 + 2  # width profiles, differences, curves, costs
+    plots = [attributes for attributes in outline.all("div") if attributes.get("class") == "chart"]
+    # Differences and first curve on the first screen, width profiles, curves, costs.
+    assert len(plots) == len(outline.all("figure")) == 2 + 3 + 3 + 2
     assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 40 for plot in plots)
+
+
+def test_the_first_screen_answers_with_one_number_a_sentence(page: str) -> None:
+    """x is better, of hourglass the seeds cannot tell."""
+    (answer,) = re.findall(r'<div class="answer".*?</div>', page, re.DOTALL)
+    lines = re.findall("<p>(.*?)</p>", answer)
+    assert lines == ["x ends below uniform, by 0.0123 nats.", "2 seeds cannot tell hourglass from it."]
+    assert page.index('class="answer"') < page.index('id="figure-differences"') < page.index('<section id="results"')
 
 
 def test_page_is_well_formed_accessible_and_refers_to_nothing_outside_itself(page: str) -> None:
@@ -93,11 +102,13 @@ def test_page_is_well_formed_accessible_and_refers_to_nothing_outside_itself(pag
     assert len(outline.all("caption")) == len(outline.all("table"))
     assert all(attributes.get("scope") in ("row", "col") for attributes in outline.all("th"))
     assert all(len(outline.all(landmark)) == 1 for landmark in ("header", "nav", "main", "footer"))
-    assert not re.search(r"https?://|@import|<script\s|url\((?!#)", page)
-    assert not [attributes for _, attributes in outline.tags if "src" in attributes]
-    (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'" in page
+    assert not [attributes for _, attributes in outline.tags if "src" in attributes or "@import" in str(attributes)]
+    assert not [link for link in outline.all("a") if not (link["href"] or "").startswith("#")]
+    scripts = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert len(digests) == 2  # Vega, and our own
+    allowed = "".join(f" 'sha256-{digest}'" for digest in digests)
+    assert f"default-src 'none'; script-src{allowed}; style-src 'unsafe-inline'" in page
 
 
 def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:
@@ -110,12 +121,14 @@ def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:
         (run.path / "config.yaml").unlink()
         run.begin("name: '</code></pre><script>alert(3)</script>'\n", environment)
         run.write_result(result)
-    page = write_comparison_report(folder)["html"].read_text(encoding="utf-8")
+    page = reported(folder)["html"].read_text(encoding="utf-8")
     outline = Outline(page)
     assert outline.open == []
     tags = [tag for tag, _ in outline.tags]
     assert not {"img", "i", "b"} & set(tags)
-    assert tags.count("script") == 1
+    types = [script.get("type") for script in outline.all("script")]
+    assert types.count(None) == 2
+    assert set(types) == {None, "application/json"}
     assert not [key for _, attributes in outline.tags for key in attributes if key.startswith("on")]
     assert "\x1b" not in page
     text = "".join(outline.text)
@@ -136,7 +149,15 @@ def test_numbers_that_are_missing_are_left_open(tmp_path: Path) -> None:
     for run in folder.glob("runs/*"):
         (run / "metrics.jsonl").write_text("")
         (run / "result.json").unlink()
-    assert "Loss curves" not in write_comparison_report(folder)["html"].read_text()
+    assert "Loss curves" not in reported(folder)["html"].read_text()
+
+
+def test_runs_that_were_made_elsewhere_leave_the_tables_of_the_record(comparison: Path, tmp_path: Path) -> None:
+    shutil.copy(comparison / "comparison.json", tmp_path)
+    text = reported(tmp_path)["html"].read_text()
+    assert "3.0377" in text
+    assert 'id="figure-differences"' in text
+    assert "Loss curves" not in text
 
 
 def test_the_question_says_how_far_from_equal_the_variants_are(tmp_path: Path) -> None:
@@ -150,7 +171,7 @@ def test_the_question_says_how_far_from_equal_the_variants_are(tmp_path: Path) -
     path = write_comparison(tmp_path) / "comparison.json"
     for ratio, words in ((1.009, "parameters?"), (1.034, "parameters, within 3.4%?")):
         folder = change(path, lambda data, ratio=ratio: matched(data, ratio))
-        page = write_comparison_report(folder)["html"].read_text()
+        page = reported(folder)["html"].read_text()
         assert f"reach a lower held-out loss than uniform at equal {words}" in page
 
 
@@ -160,7 +181,6 @@ def test_a_broken_comparison_is_refused_in_one_line_and_nothing_is_written(tmp_p
     for message, edit in {
         r"comparison\.json: sentence: is required but missing": lambda data, x: data.pop("sentence"),
         "baseline: got 'nobody'": lambda data, x: data.update(baseline="nobody"),
-        "runs/absent: is not a run directory": lambda data, x: x.update(runs=["runs/absent"]),
         r"'\.\./x'; allowed: a path inside the folder": lambda data, x: x.update(runs=["../x"]),
         "n_heads: got 1 entries for 7 layers": lambda data, x: x["cost"].update(n_heads=[1]),
         "verdict": lambda data, x: x.update(verdict="great"),
@@ -170,6 +190,6 @@ def test_a_broken_comparison_is_refused_in_one_line_and_nothing_is_written(tmp_p
         (folder / "comparison.json").write_text(good)
         change(folder / "comparison.json", lambda data, edit=edit: edit(data, data["variants"][1]))
         with pytest.raises(UserError, match=message) as error:
-            write_comparison_report(folder)
+            reported(folder)
         assert "\n" not in str(error.value)
     assert not (folder / "report.html").exists()

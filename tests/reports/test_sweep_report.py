@@ -7,54 +7,54 @@ from typing import Any
 
 import pytest
 from fake_sweep import BASELINE_LOSS, LAYERS, WIDTHS, difference, sweep_data, without_baseline, write_sweep
-from page_section import change
+from page_section import change, reported
 
 from widthwise.config_io import UserError
 from widthwise.records.sweep import Sweep
-from widthwise.reports.page.formats import MINUS
-from widthwise.reports.page.svg import styles
-from widthwise.reports.sweep.figures import group_figures
-from widthwise.reports.sweep.report import write_sweep_report
+from widthwise.reports.charts import Figure, styles
+from widthwise.reports.experiment_figures import axis_figures
+from widthwise.reports.formats import MINUS
 
 
-def figures_of(data: dict[str, Any]):
+def figures_of(data: dict[str, Any]) -> list[Figure]:
     sweep = Sweep.model_validate(data)
-    return group_figures(sweep, styles(sweep.groups))
+    return axis_figures(sweep, styles(sweep.groups))
 
 
-def texts(svg: str) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+def cells_of(figure: Figure) -> list[dict[str, Any]]:
+    """The cells of a heat map."""
+    return next(iter(figure.spec(is_file=True)["datasets"].values()))
 
 
 def test_the_page_asks_answers_and_lists_points_by_loss_and_failed_ones_with_their_reason(tmp_path: Path) -> None:
-    page = write_sweep_report(write_sweep(tmp_path))["html"].read_text(encoding="utf-8")
+    page = reported(write_sweep(tmp_path))["html"].read_text(encoding="utf-8")
     assert "Which of 10 points over model.shape.bottleneck_layer and model.shape.bottleneck_width" in page
     assert "at equal parameters, and is it lower than that of uniform?" in page
     assert "Of 8 points x-0.25-0.3 has the lowest held-out loss." in page
     assert "widthwise sweep configs/shapes.yaml" in page
     assert "postgresql://studies/shapes" in page
-    names = re.findall(r'<th scope="row" class="name">([^<]+)<', page)
+    results = page[page.index('<section id="results"') :].partition("</section>")[0]
+    names = re.findall(r'<th scope="row">([^<]+)<', results)
     losses = {point["name"]: point["val_loss"]["mean"] for point in sweep_data()["points"] if "val_loss" in point}
     assert names == 2 * sorted(losses, key=lambda name: losses[name])  # a table of losses and one of costs
     assert "x-0.75-0.7-seed2: the loss is nan at step 31" in page
-    assert re.search(r">x-0.5-0.7</th><td>waiting<", page)
+    assert re.search(r'>x-0.5-0.7</th><td class="left">waiting<', page)
 
 
 def test_a_heat_map_writes_every_cell_and_marks_what_is_surely_lower_and_what_is_best() -> None:
-    found = figures_of(sweep_data())
-    (panel,) = found.maps
-    shown = texts(panel.svg)
+    panel, line = figures_of(sweep_data())
+    shown = {(float(cell["down"]), float(cell["across"])): cell for cell in cells_of(panel)}
     for layer in LAYERS:
         for width in WIDTHS:
             value = f"{difference(layer, width):+.3f}".replace("-", MINUS)
             expected = {(0.75, 0.7): "failed", (0.5, 0.7): "waiting", (0.25, 0.3): value + "*"}
-            assert expected.get((layer, width), value) in shown
-    assert sum(text.endswith("*") for text in shown) == 1
-    assert shown.count("58.7") == 4  # the average of 64, 48, 64
-    assert "best: x-0.25-0.3" in panel.svg
+            assert shown[layer, width]["score"] == expected.get((layer, width), value)
+    assert [cell["width"] for cell in shown.values()].count("58.7") == 4  # the average of 64, 48, 64
+    assert [place for place, cell in shown.items() if cell["best"]] == [(0.25, 0.3)]
+    assert "best: x-0.25-0.3" in panel.label
     # Groups that vary one and the same key share a picture.
-    assert [panel.title for panel in found.lines] == ["growing, narrowing: bottleneck_width"]
-    assert found.line_groups == ["growing", "narrowing"]
+    assert line.title == "growing, narrowing: bottleneck_width"
+    assert list(line.legend) == ["growing", "narrowing"]
 
 
 def test_a_star_says_that_better_or_worse_is_the_verdict() -> None:
@@ -63,18 +63,18 @@ def test_a_star_says_that_better_or_worse_is_the_verdict() -> None:
         for point in data["points"]:
             if point.get("difference"):
                 point["verdict"] = verdict
-        (panel,) = figures_of(data).maps
-        numbers = [text for text in texts(panel.svg) if re.match(rf"[+{MINUS}]\d", text)]
+        numbers = [text for cell in cells_of(figures_of(data)[0]) if re.match(rf"[+{MINUS}]\d", text := cell["score"])]
         assert [text.endswith("*") for text in numbers] == [has_star] * 4
 
 
 def test_without_a_baseline_losses_are_shown_and_no_verdicts(tmp_path: Path) -> None:
     data = without_baseline(sweep_data())
-    (panel,) = figures_of(data).maps
-    assert f"{BASELINE_LOSS + difference(0.25, 0.3):.4f}" in texts(panel.svg)
-    fills = set(re.findall(r"fill: (var\(--heat-\d\))", panel.svg))
-    assert fills <= {f"var(--heat-{i})" for i in range(1, 6)}
-    files = write_sweep_report(write_sweep(tmp_path, data))
+    cells = cells_of(figures_of(data)[0])
+    assert f"{BASELINE_LOSS + difference(0.25, 0.3):.4f}" in {cell["score"] for cell in cells}
+    shades = [cell["shade"] for cell in cells if cell["shade"] is not None]
+    assert min(shades) == 0
+    assert max(shades) <= 4  # nothing is worse than nothing
+    files = reported(write_sweep(tmp_path, data))
     page = files["html"].read_text()
     assert "Verdict" not in page
     assert "cannot tell" not in page
@@ -82,9 +82,9 @@ def test_without_a_baseline_losses_are_shown_and_no_verdicts(tmp_path: Path) -> 
 
 
 def test_runs_of_another_machine_need_not_be_here_and_tables_have_a_row_for_each_finished_point(tmp_path: Path) -> None:
-    files = write_sweep_report(write_sweep(tmp_path, n_seeds_here=0))
+    files = reported(write_sweep(tmp_path, n_seeds_here=0))
     page = files["html"].read_text()
-    assert "27 runs are not in this folder" in page
+    assert "27 runs made on another machine or removed: not in this folder" in page
     assert "Loss over training FLOPs per token" in page
     rows = {row["variant"]: row for row in csv.DictReader(files["csv"].open())}
     assert len(rows) == 9
@@ -97,7 +97,7 @@ def test_a_sweep_that_has_just_begun_makes_a_page(tmp_path: Path) -> None:
     data["points"] = [
         {key: point[key] for key in ("name", "group", "values")} | {"state": "waiting"} for point in data["points"]
     ]
-    files = write_sweep_report(write_sweep(tmp_path, data))
+    files = reported(write_sweep(tmp_path, data))
     assert set(files) == {"html"}
     assert files["html"].read_text().count(">waiting<") >= 11
 
@@ -112,6 +112,6 @@ def test_a_broken_sweep_is_refused_in_one_line_and_nothing_is_written(tmp_path: 
     }.items():
         folder = change(write_sweep(tmp_path, n_seeds_here=0) / "sweep.json", edit)
         with pytest.raises(UserError, match=message) as error:
-            write_sweep_report(folder)
+            reported(folder)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "report.html").exists()

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_comparison import write_run
-from page_section import labels, rows_of
+from page_section import labels, rows_of, run_page
 
-from widthwise.reports.page.formats import MINUS
-from widthwise.reports.run.report import write_run_report, write_runs_report
+from widthwise.reports.formats import MINUS
 
 ONE, TWO = [1, 0, 1, 0, 1, 1, 0], [1, 1, 1, 1, 0, 1, 1]
 
@@ -41,7 +40,7 @@ def curves(page: Path) -> list[str]:
 def test_runs_share_a_figure_for_each_text_and_task(tmp_path: Path) -> None:
     one = with_evaluations(tmp_path / "one", evaluation(20, 3.0, 0.25), evaluation(10, 4.0, 0.5))
     two = with_evaluations(tmp_path / "two", evaluation(10, 4.5), evaluation(20, 2.5))
-    page = write_runs_report([one, two], tmp_path)
+    page = run_page([one, two], tmp_path)
     assert curves(page) == [
         "bits_per_byte of book over tokens. Last mean value of each line: one 3; two 2.50.",
         "acc of piqa over tokens. Last mean value of each line: one 0.25.",
@@ -59,7 +58,7 @@ def test_runs_share_a_figure_for_each_text_and_task(tmp_path: Path) -> None:
 def test_only_what_was_asked_alike_is_joined(tmp_path: Path) -> None:
     asked = [evaluation(step, 4.0, 0.5, stride=stride) for stride in (17, 3) for step in (10, 20)]
     run = with_evaluations(tmp_path / "run", *asked, evaluation(30, 4.0, 0.5, items="f2", stride=5))
-    assert [label.partition(" over")[0] for label in curves(write_run_report(run))] == [
+    assert [label.partition(" over")[0] for label in curves(run_page(run))] == [
         "bits_per_byte of book (stride 17)",
         "acc of piqa",
         "bits_per_byte of book (stride 3)",
@@ -82,7 +81,7 @@ def answers(file: Path, right: list[int], step: int = 20, fingerprint: str | Non
 def test_the_newest_answers_are_compared_item_by_item(tmp_path: Path, questions: Path) -> None:
     one = with_evaluations(tmp_path / "one", answers(questions, ONE), answers(questions, [0] * 7, step=10))
     two = with_evaluations(tmp_path / "two", answers(questions, TWO))
-    text = write_runs_report([one, two], tmp_path).read_text()
+    text = run_page([one, two], tmp_path).read_text()
     assert rows_of(text, "The newest checkpoint")["animals"] == ["acc", "0.5714 (0.1000)", "0.8571 (0.1000)"]
     difference = np.subtract(TWO, ONE)
     ends = [difference.mean() + sign * 2.446912 * difference.std(ddof=1) / math.sqrt(7) for sign in (-1, 1)]
@@ -96,6 +95,6 @@ def test_the_newest_answers_are_compared_item_by_item(tmp_path: Path, questions:
 def test_other_questions_are_not_compared(tmp_path: Path, questions: Path) -> None:
     one = with_evaluations(tmp_path / "one", answers(questions, ONE))
     two = with_evaluations(tmp_path / "two", answers(questions, TWO, fingerprint="other"))
-    text = write_runs_report([one, two], tmp_path).read_text()
+    text = run_page([one, two], tmp_path).read_text()
     assert "Differences, item by item" not in text
     assert "The newest checkpoint" in text

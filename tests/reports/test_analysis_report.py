@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths
-from page_section import captions, change, labels, rows_of
+from page_section import captions, change, labels, reported, rows_of
 
 from widthwise.records.analysis import Analysis
-from widthwise.reports.analysis.report import write_analysis_report
-from widthwise.reports.analysis.tables import exit_curve
-from widthwise.reports.page.formats import MINUS, MISSING
-from widthwise.reports.page.svg import as_files
+from widthwise.reports.analysis import findings
+from widthwise.reports.analysis_tables import exit_curve
+from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.writing import write_report
 
 FIGURES_OF_ALL_LAYERS = 5 + 2 + 3 + 2
@@ -21,7 +20,7 @@ FIGURES_OF_ALL_LAYERS = 5 + 2 + 3 + 2
 
 
 def page_of(folder: Path) -> str:
-    return write_analysis_report(folder)["html"].read_text(encoding="utf-8")
+    return reported(folder)["html"].read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +33,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_page_has_every_figure_with_a_text_alternative(page: str) -> None:
     assert captions(page) == [
+        "Matrix entropy",
+        "Participation ratio of the stream",
         "Activations beyond a threshold",
         "Activations beyond 0.1, by layer",
         "Effective number of units",
@@ -43,8 +44,6 @@ def test_page_has_every_figure_with_a_text_alternative(page: str) -> None:
         "Layer 2",
         "Layer 3: narrowest of x",
         "Layer 4",
-        "Matrix entropy",
-        "Participation ratio of the stream",
         "Log-probability of the target",
         "Change to the next layer",
         "Entropy of the prediction",
@@ -55,19 +54,19 @@ def test_page_has_every_figure_with_a_text_alternative(page: str) -> None:
     assert len(found) == FIGURES_OF_ALL_LAYERS + 4
     assert all("uniform" in label and "x" in label for label in found)
     # 0.45 of the activations of every layer times the level lie beyond the middle threshold.
-    assert "At 0.1: uniform 0.225; x 0.360." in found[0]
-    assert "uniform from 0.10 at 4 to 0.50 at 0; x from 0.16 at 4 to 0.80 at 0." in found[9]
-    assert "uniform, layer 3: median unit 0.225, 10.0% never active; x, layer 3: median unit 0.360" in found[7]
+    assert "At 0.1: uniform 0.225; x 0.360." in found[2]
+    assert "uniform from 0.10 at 4 to 0.50 at 0; x from 0.16 at 4 to 0.80 at 0." in found[0]
+    assert "uniform, layer 3: median unit 0.225, 10.0% never active; x, layer 3: median unit 0.360" in found[9]
 
 
 def test_page_answers_and_tables_hold_means_and_layers(page: str) -> None:
     assert "on 8.19k tokens of held-out documents of python-stdlib in windows of 256?" in page
     # The mean of 1/n over the queries n = 1 to 256, by its asymptotic series.
     assert f"would give {(math.log(256) + 0.5772156649 + 1 / 512) / 256:.4f} in windows of 256 tokens" in page
-    assert "<p>x uses more of its units.</p>" in page
-    assert "<p>That is no law.</p>" in page
+    for line in ("x uses more of its units.", "That is no law."):
+        assert f'<p class="quiet">{line}</p>' in page
     assert "<code>widthwise analyze runs/uniform runs/x</code>" in page
-    assert "<code>runs/x (widthwise, step 900)</code>" in page
+    assert "x: runs/x (widthwise, step 900)" in page
     means = rows_of(page.partition('scope="row">2<')[0])
     expected = {
         "activations beyond 0.1": ["0.2250", "0.3600"],
@@ -93,7 +92,7 @@ def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
 
     page = page_of(change(write_analysis(tmp_path) / "analysis.json", forget))
     assert len(captions(page)) == 3
-    assert 'href="#sinks"' not in page
+    assert 'href="#attention-sinks"' not in page
     rows = rows_of(page)
     assert rows["matrix entropy / log(rank)"] == rows["attention to the first token"] == [MISSING, MISSING]
 
@@ -123,9 +122,18 @@ def test_widths_of_tokens_have_a_section_of_their_own(tmp_path: Path) -> None:
 
 
 def test_same_input_gives_same_bytes_and_figures_as_files(page: str, tmp_path: Path) -> None:
-    with as_files("svg") as files:
-        assert page_of(write_analysis(tmp_path)) == page
-    assert len(files.contents) == FIGURES_OF_ALL_LAYERS + 4
+    path, *files = write_report([write_analysis(tmp_path)], figures="svg")
+    assert path.read_text(encoding="utf-8") == page
+    assert len(files) == len(captions(page))
+
+
+def test_findings_pool_seeds_and_compare_variants_with_the_first(tmp_path: Path) -> None:
+    """All numbers go with the level: of 0.4 and 0.6 the mean is 0.5, of 0.8 and 0.9 it is 0.85."""
+    levels = {"uniform-seed1": 0.4, "uniform-seed2": 0.6, "x-seed1": 0.8, "x-seed2": 0.9}
+    folder = write_analysis(tmp_path, *(model(name, [64] * 3, level) for name, level in levels.items()))
+    found = findings(Analysis.read(folder))
+    assert len(found) == 3
+    assert all(each.endswith(": higher by 70% in x than in uniform, mean of 2 seeds.") for each in found)
 
 
 def checkpoints(run: str, widths: list[int], n: int) -> list[dict[str, Any]]:

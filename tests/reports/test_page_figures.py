@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_comparison import cost
+import yaml
+from fake_comparison import cost, token_widths
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
 
 from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
-from widthwise.reports.page import svg
-from widthwise.reports.page.plots import Curve, against_flops, by_step, further_heads, thin
-from widthwise.reports.page.shapes import width_figures
-from widthwise.reports.page.svg import HEAT, INK, MUTED, SERIES, draw, styles, swatch
-from widthwise.reports.page.tables import data_table, text_key
+from widthwise.reports import page
+from widthwise.reports.charts import COLOURS, HEAT, MUTED, styles
+from widthwise.reports.curves import Bundle, Curve, against_flops, by_step, curve_figure, further_heads, thin
+from widthwise.reports.page import Page, section
+from widthwise.reports.shapes import width_figures
+from widthwise.reports.tables import data_table, text_key
 
 
 def run(metrics: list[dict]) -> Run:
@@ -64,15 +65,16 @@ def test_further_heads_have_a_curve_each_from_validation_alone() -> None:
     assert further_heads(run(records[3:])) == []
 
 
-def bars(costs: dict[str, dict[str, Any]], used: dict[str, dict[int, float]] | None = None) -> dict[str, dict]:
+def bars(costs: dict[str, dict[str, Any]], used: dict[str, dict[str, Any]] | None = None) -> dict[str, dict]:
     """Name -> what a bar says -> how wide the bars are that say it."""
     summaries = {name: CostSummary.model_validate(each) for name, each in costs.items()}
+    results = {name: RunResult.model_validate({"cost": costs[name], **each}) for name, each in (used or {}).items()}
     found: dict[str, dict[str, list[float]]] = {}
-    for name, picture in width_figures(summaries, styles(list(costs)), used or {}).items():
-        for group in ElementTree.fromstring(picture).iter("g"):
-            if group.get("class") == "area":
-                places = [float(x) for x in re.findall(r"[ML] ([-\d.]+)", group[0].attrib["d"])]
-                found.setdefault(name, {}).setdefault(group.attrib["data-detail"], []).append(max(places) - min(places))
+    for name, figure in zip(costs, width_figures(summaries, styles(costs), results)):
+        for rows in figure.spec(is_file=True)["datasets"].values():
+            for row in rows:
+                if row.get("label"):
+                    found.setdefault(name, {}).setdefault(row["label"], []).append(row["right"] - row["left"])
     return found
 
 
@@ -80,37 +82,77 @@ def test_bars_are_as_wide_as_layers_hidden_units_stream_and_what_tokens_use_on_o
     plain = {**cost([96, 64, 96]), "hidden_widths": [[320], [192], [320]], "n_heads": []}
     slots = {**cost([96] * 3), "stream_width": 240, "n_slots": 5, "slot_width": 48, "n_heads": []}
     found = bars({"x": plain, "virtual": slots})
-    unit = found["x"]["layer 1: width 96"][0] / 96
-    assert found["x"]["layer 2: width 64"] == pytest.approx([64 * unit], abs=0.03)
-    assert found["x"]["layer 3: hidden 320"] == pytest.approx([320 * unit], abs=0.03)
-    assert found["x"]["stream 96"] == pytest.approx([96 * unit], abs=0.03)
-    assert found["virtual"]["stream 240: 5 slots of 48"] == pytest.approx([240 * unit], abs=0.03)
-    used = {1: 0.25, 2: 0.75}
+    assert found["x"]["layer 1: width 96"] == [96]
+    assert found["x"]["layer 2: width 64"] == [64]
+    assert found["x"]["layer 3: hidden 320"] == [320]
+    assert found["x"]["stream 96"] == [96]
+    assert found["virtual"]["stream 240: 5 slots of 48"] == [240]
+    used = {"token_widths": token_widths(2)}
     found = bars({"dynamic": {**cost([64, 64]), "hidden_widths": [[256], [256]]}}, {"dynamic": used})["dynamic"]
-    for layer, share in used.items():
-        whole, part = found[f"layer {layer}: hidden 256\ntokens use {share:.3f} of them on average"]
-        assert part == pytest.approx(share * whole, abs=0.03)
+    for layer in used["token_widths"]["layers"]:
+        share = layer["mean"]
+        label = f"layer {layer['layer']}: hidden 256; tokens use {share:.3f} of them on average"
+        assert found[label] == pytest.approx([256, 256 * share])
 
 
-def hostile(axes: Axes) -> None:
-    axes.plot([0, 1], [0, 1], color=SERIES[0], marker="o")
-    axes.set_title(r"$\frac$ <script>&amp;</script> ]]> -->")
-    axes.set_yticks([0, 1], [r"$\undefined{$", "_hidden"])
+def test_pictures_of_shapes_have_one_scale() -> None:
+    summaries = {name: CostSummary.model_validate(cost(widths)) for name, widths in (("a", [64]), ("b", [97, 63]))}
+    domains = [
+        [
+            each["encoding"][axis]["scale"]["domain"]
+            for each in figure.spec()["layer"]
+            for axis in "xy"
+            if "scale" in each["encoding"][axis]
+        ]
+        for figure in width_figures(summaries, styles(summaries), {})
+    ]
+    assert domains[0][:2] == domains[1][:2]
 
 
-def test_text_stays_text_and_is_not_read_as_mathematics_or_markup() -> None:
-    root = ElementTree.fromstring(draw("key", 'label "<&>"', (3, 2), hostile))
-    texts = {"".join(element.itertext()) for element in root.iter("text")}
-    assert texts >= {r"$\frac$ <script>&amp;</script> ]]> -->", r"$\undefined{$", "_hidden"}
-    assert root.attrib["aria-label"] == 'label "<&>"'
-    assert {element.tag for element in root.iter()} <= {"svg", "g", "defs", "path", "use", "text", "clipPath", "rect"}
+def test_text_stays_text_on_the_page_and_in_a_file() -> None:
+    hostile = r"$\frac$ </script><script>alert(1)</script> ]]> --> \x1b"
+    curve = Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
+    looks = styles([hostile, "other"])
+    figure = curve_figure("k", hostile, [Bundle(name, looks[name], [curve], curve) for name in looks], "x", "y")
+    assert figure is not None
+    text = Page("run", hostile, [], [section("s", figure)]).html()
+    (spec,) = re.findall(r'<script type="application/json">(.*?)</script></div>', text)
+    assert "<" not in spec
+    assert "\x1b" not in text
+    root = ElementTree.fromstring(figure.document("svg"))
+    texts = {"".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert any("<script>alert(1)" in each for each in texts)
+    assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
+
+
+def test_a_figure_gives_the_page_columns_and_a_file_rows_of_the_same_numbers() -> None:
+    curve = Curve(np.array([1.0, 2.0, 3.0]), np.array([3.0, np.nan, 1 / 3]))
+    figure = curve_figure("k", "t", [Bundle("a", styles(["a"])["a"], [curve], curve)], "x", "y")
+    assert figure is not None
+    (columns,) = figure.spec()["datasets"].values()
+    (rows,) = figure.spec(is_file=True)["datasets"].values()
+    assert [dict(zip(columns, row)) for row in zip(*columns.values())] == rows
+    assert columns["y"] == [3.0, None, 0.333333]
+
+
+def test_every_note_is_used_and_every_name_of_one_is_there() -> None:
+    folder = Path(page.__file__).parent
+    notes = yaml.safe_load((folder / "notes.yaml").read_text())
+    sources = "".join(path.read_text() for path in folder.glob("*.py"))
+    assert [name for name in notes if f'"{name}"' not in sources] == []
+    for call in re.findall(r"\bnote\(([^()]*(?:\([^()]*\)[^()]*)*)\)", sources):
+        assert set(re.findall(r'(?<![=\w])"([a-z-]+)"', call)) <= {*notes, "run"}
 
 
 def test_no_two_variants_look_alike() -> None:
     for n_variants in (1, 7, 28):
         chosen = styles([f"v{i}" for i in range(n_variants)] + ["base"], "base")
         assert chosen["base"].colour == MUTED
-        assert len(set(chosen.values())) == len({str(swatch(each)) for each in chosen.values()}) == n_variants + 1
+        assert (
+            len({(each.colour, tuple(each.dash), each.shape) for each in chosen.values()})
+            == len({str(each.swatch) for each in chosen.values()})
+            == n_variants + 1
+        )
 
 
 def luminance(colour: str) -> float:
@@ -121,15 +163,11 @@ def luminance(colour: str) -> float:
 
 
 def test_ink_can_be_read_on_every_cell_of_a_heat_map_in_light_and_in_dark() -> None:
-    page = (Path(svg.__file__).parent / "template.html").read_text()
-    blocks = re.findall(r":root \{(.*?)\}", page, re.DOTALL)[:2]
-    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in blocks)
-    cells = [f"heat-{i}" for i in range(1, len(HEAT) + 1)]
-    for values in (light, dark):
-        for cell in cells:
-            bright, dim = sorted((luminance(values["ink"]), luminance(values[cell])), reverse=True)
+    for values in zip(*COLOURS.values()):
+        of = dict(zip(COLOURS, values))
+        for i in range(1, len(HEAT) + 1):
+            bright, dim = sorted((luminance(of["ink"]), luminance(of[f"heat-{i}"])), reverse=True)
             assert (bright + 0.05) / (dim + 0.05) >= 4.5
-    assert ([light[cell] for cell in cells], light["ink"]) == (list(HEAT), INK)
 
 
 def test_the_table_of_the_data_says_how_much_there_was_and_how_much_was_read() -> None:
