@@ -1,32 +1,26 @@
 """What a reader does with a page in a headless Chromium: point, click, drag, sort and press keys."""
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
 from fake_comparison import write_comparison
-from fake_effects import BASE_TOKENS, EFFECTS, HALF_WIDTH, write_scales
+from fake_effects import EFFECTS, write_scales
 
-from widthwise.reports.formats import fixed, si, signed
+from widthwise.reports.formats import fixed
 from widthwise.reports.writing import write_report
 
 pytestmark = IN_CHROMIUM
 
-LINE = 'document.querySelector(\'#curves figure [data-name="{name}"][data-detail^="{detail}"] path.numbers\')'
-PLACES = """(path => {{
-  path.closest('svg').scrollIntoView({{block: 'center', behavior: 'instant'}});
-  const matrix = path.getScreenCTM();
-  const numbers = path.getAttribute('d').match(/[^M ]+/g).map(Number);
-  return numbers.flatMap((x, i) => {{
-    if (i % 2) return [];
-    const at = new DOMPoint(x, numbers[i + 1]).matrixTransform(matrix);
-    return [[at.x, at.y]];
-  }});
-}})({path})"""
-TIP = "(tip => tip.hidden ? null : [...tip.children].map(each => each.textContent))(document.querySelector('.tip'))"
+CURVES = "document.querySelector('#figure-validation-step .chart')"
+VIEW = f"{CURVES}.view"
+TIP = """(tip => tip?.classList.contains('visible')
+  ? Object.fromEntries([...tip.querySelectorAll('tr')].map(row => [...row.cells].map(cell => cell.textContent)))
+  : null)(document.getElementById('vg-tooltip-element'))"""
 TABLE = "document.querySelector('#results table')"
 
 
@@ -43,45 +37,77 @@ def report(folder: Path) -> Path:
 @pytest.fixture
 def page(browser: Page, report: Path) -> Iterator[Page]:
     """The comparison, opened anew; nothing was asked of the network and nothing failed."""
-    browser.open(report, 1280)
+    opened(browser, report)
     yield browser
     assert browser.requests() == [report.resolve().as_uri()]
     assert browser.complaints() == []
 
 
-def places(page: Page, name: str, detail: str) -> Sequence[tuple[float, float]]:
-    """Where the browser shows each number of a line, and the figure in the middle of the window."""
-    return page.evaluate(PLACES.format(path=LINE.format(name=name, detail=detail)))
+def opened(page: Page, report: Path) -> None:
+    page.open(report, 1280)
+    until(page, "'drawn' in document.documentElement.dataset", True)
 
 
-def validations(folder: Path, run: str) -> list[dict[str, Any]]:
-    records = map(json.loads, (folder / "runs" / run / "metrics.jsonl").read_text().splitlines())
-    return [record for record in records if record["event"] == "validation"]
+def until(page: Page, expression: str, value: Any) -> None:
+    """Waits until an expression has a value: charts answer a moment later."""
+    end = time.monotonic() + 20
+    while (found := page.evaluate(expression)) != value:
+        assert time.monotonic() < end, (expression, found)
+        time.sleep(0.02)
 
 
-def test_pointing_at_a_line_shows_what_the_run_recorded(page: Page, folder: Path) -> None:
+def domain(page: Page, axis: str = "x") -> list[float]:
+    return page.evaluate(f"{VIEW}.scale('{axis}').domain()")
+
+
+def place(page: Page, x: float, y: float) -> tuple[float, float]:
+    """Where the window shows a point of the curves, which are in its middle."""
+    return page.evaluate(
+        f"""(element => {{
+          element.scrollIntoView({{block: 'center', behavior: 'instant'}});
+          const box = element.querySelector('svg').getBoundingClientRect(), [left, top] = {VIEW}.origin();
+          return [box.x + left + {VIEW}.scale('x')({x}), box.y + top + {VIEW}.scale('y')({y})];
+        }})({CURVES})"""
+    )
+
+
+def validations(folder: Path, variant: int) -> list[dict[str, float]]:
+    """Mean over the seeds of a variant."""
+    runs = [folder / f"runs/variant{variant}-seed{seed}/metrics.jsonl" for seed in (1, 2)]
+    records = [[json.loads(line) for line in run.read_text().splitlines()] for run in runs]
+    pairs = zip(*([each for each in own if each["event"] == "validation"] for own in records))
+    return [{"step": one["step"], "loss": (one["loss"] + other["loss"]) / 2} for one, other in pairs]
+
+
+def test_pointing_at_a_line_shows_what_the_runs_recorded(page: Page, folder: Path) -> None:
     for index in (3, 11):
-        record = validations(folder, "variant1-seed2")[index]
-        page.mouse("Moved", *places(page, "x", "seed 2")[index])
-        name, detail, step, loss = page.evaluate(TIP)
-        assert (name, detail, step) == ("x", "seed 2", f"step: {record['step']:,}")
-        assert float(loss.removeprefix("held-out loss: ")) == pytest.approx(record["loss"], abs=6e-5)
+        record = validations(folder, 2)[index]
+        x, y = place(page, record["step"], record["loss"])
+        for shift in (3, 0):
+            page.mouse("Moved", x + shift, y)
+        until(page, f"({TIP})?.step", f"{record['step']:,}")
+        shown = page.evaluate(TIP)
+        assert (shown["variant"], shown["line"]) == ("hourglass", "mean of 2")
+        assert float(shown["held-out loss"]) == pytest.approx(record["loss"], abs=6e-5)
 
 
-def test_a_name_in_the_legend_hides_its_lines_and_shows_them_again(page: Page) -> None:
-    lines = "[...document.querySelectorAll('#curves [data-name=\"x\"]')]"
-    are_seen = f"{lines}.map(each => getComputedStyle(each).display !== 'none')"
-    button = "[...document.querySelectorAll('#curves .legend button')].find(each => each.textContent.trim() === 'x')"
-    seen = "each.scrollIntoView({block: 'center', behavior: 'instant'})"
-    box = f"(each => {{ {seen}; const b = each.getBoundingClientRect(); return [b.x + 5, b.y + 5]; }})"
-    assert set(page.evaluate(are_seen)) == {True}
-    page.click(*page.evaluate(f"{box}({button})"))
-    assert set(page.evaluate(are_seen)) == {False}
+def names_drawn(figure: str) -> str:
+    """The names that a figure has marks of."""
+    return f"""[...new Set([...document.querySelectorAll('#figure-{figure} :is(.mark-line, .mark-symbol) path')]
+      .map(each => each.getAttribute('aria-label')?.match(/name: ([^;]*)/)?.[1]).filter(Boolean))].sort().join()"""
+
+
+def test_a_name_in_the_legend_hides_its_lines_in_all_figures_below_and_shows_them_again(page: Page) -> None:
+    button = "[...document.querySelectorAll('.legend button')].find(each => each.textContent.trim() === 'x')"
+    for figure in ("differences", "validation-step"):
+        assert "x" in page.evaluate(names_drawn(figure)).split(",")
+    page.evaluate(f"{button}.click()")
     assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "false"
-    assert page.evaluate(are_seen.replace('"x"', '"uniform"')).count(False) == 0
+    until(page, names_drawn("differences"), "hourglass")
+    until(page, names_drawn("validation-step"), "hourglass,uniform")
     page.evaluate(f"{button}.focus()")
     page.press("Enter")
-    assert set(page.evaluate(are_seen)) == {True}
+    until(page, names_drawn("validation-step"), "hourglass,uniform,x")
 
 
 def column(page: Page, number: int) -> list[str]:
@@ -103,92 +129,62 @@ def test_a_title_of_a_column_sorts_by_its_numbers_and_then_gives_the_order_back(
     assert column(page, 0) == list(losses)
 
 
-def test_dragging_enlarges_a_range_and_a_double_click_shows_all(page: Page) -> None:
-    before = places(page, "x", "seed 2")
-    left, right = before[3], before[7]
-    page.drag((left[0], left[1] - 20), (right[0], left[1] - 20))
-    after = places(page, "x", "seed 2")
-    frame = page.evaluate(
-        "(svg => { const b = svg.getBoundingClientRect(), s = b.width / svg.viewBox.baseVal.width, "
-        "x = JSON.parse(svg.dataset.axes).x; return [b.x + x.start * s, b.x + x.end * s]; })"
-        "(document.querySelector('#curves svg.plot'))"
-    )
-    assert [after[3][0], after[7][0]] == pytest.approx(frame, abs=1.5)
-    assert [y for _, y in after] == pytest.approx([y for _, y in before], abs=0.5)
-    page.mouse("Moved", *after[5])
-    assert page.evaluate(TIP)[2] == "step: 3,000"
-    page.click(*after[5], n_clicks=2)
-    assert [x for x, _ in places(page, "x", "seed 2")] == pytest.approx([x for x, _ in before], abs=0.5)
+def test_the_wheel_enlarges_dragging_moves_and_a_double_click_shows_all(page: Page) -> None:
+    low, high = domain(page)
+    at = place(page, (low + high) / 2, sum(domain(page, "y")) / 2)
+    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=at[0], y=at[1], deltaX=0, deltaY=-240)
+    time.sleep(0.1)
+    assert domain(page) == [low, high]  # without Ctrl it scrolls the page
+    at = place(page, (low + high) / 2, sum(domain(page, "y")) / 2)
+    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=at[0], y=at[1], deltaX=0, deltaY=-240, modifiers=2)
+    until(page, f"{VIEW}.scale('x').domain()[0] > {low}", True)
+    near = domain(page)
+    page.drag(at, (at[0] - 60, at[1]))
+    until(page, f"{VIEW}.scale('x').domain()[0] > {near[0]}", True)
+    moved = domain(page)
+    assert moved[1] - moved[0] == pytest.approx(near[1] - near[0])
+    page.click(*at, n_clicks=2)
+    until(page, f"{VIEW}.scale('x').domain()", [low, high])
 
 
-def test_the_keyboard_goes_from_value_to_value_enlarges_and_lets_go(page: Page, folder: Path) -> None:
-    records = validations(folder, "variant0-seed1")
-    places(page, "uniform", "seed 1")
-    page.evaluate("document.querySelector('#curves svg.plot').focus()")
-    shown = [record for record in records if record["step"] > 0.1 * 6000]  # the steep first tenth is off the frame
-    for key, record in (("ArrowRight", shown[0]), ("ArrowRight", shown[1]), ("ArrowLeft", shown[0])):
+def test_the_keyboard_enlarges_moves_and_lets_go(page: Page) -> None:
+    low, high = domain(page)
+    size = high - low
+    page.evaluate(f"{CURVES}.focus()")
+    for key, expected in (
+        ("+", [low + size / 4, high - size / 4]),
+        ("ArrowRight", [low + 3 * size / 8, high - size / 8]),
+        ("-", [low + size / 8, high + size / 8]),
+        ("Escape", [low, high]),
+    ):
         page.press(key)
-        assert page.evaluate(TIP)[:3] == ["uniform", "seed 1", f"step: {record['step']:,}"]
-    page.press("ArrowDown")
-    assert page.evaluate(TIP)[1] == "seed 2"
-    wide = places(page, "uniform", "seed 1")
-    page.press("+")
-    close = places(page, "uniform", "seed 1")
-    assert close[5][0] - close[4][0] == pytest.approx(2 * (wide[5][0] - wide[4][0]), rel=0.01)
-    page.press("Escape")
-    assert page.evaluate(TIP) is None
-    assert places(page, "uniform", "seed 1")[5][0] == pytest.approx(wide[5][0], abs=0.5)
-    outline = "getComputedStyle(document.activeElement).outlineStyle"
-    assert page.evaluate("document.activeElement.tagName") == "svg"
-    assert page.evaluate(outline) == "solid"
+        until(page, f"{VIEW}.scale('x').domain()", expected)
+    assert page.evaluate("document.activeElement.className") == "chart"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_without_scripts_the_page_says_the_same(browser: Page, report: Path) -> None:
-    words = "document.body.innerText.replace(/\\s+/g, ' ')"
-    browser.open(report, 1280)
-    browser.evaluate("document.getElementById('hint').hidden = true")
+def test_without_scripts_the_page_says_the_same_but_for_the_figures(browser: Page, report: Path) -> None:
+    words = (
+        "[...document.querySelectorAll('main :is(p, td, th, figcaption, summary)')].map(each => each.innerText).join()"
+    )
+    opened(browser, report)
     with_scripts = browser.evaluate(words)
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(report, 1280)
         assert browser.evaluate(words) == with_scripts
         assert browser.evaluate("document.querySelectorAll('button').length") == 0
+        assert "Without JavaScript the figures are missing" in browser.evaluate("document.body.innerText")
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
-MARKERS = """(() => {
-  const panel = [...document.querySelectorAll('figure')].find(each => each.textContent.trim().startsWith('turns'));
-  panel.scrollIntoView({block: 'center', behavior: 'instant'});
-  return [...panel.querySelectorAll('[data-name="SIZE"][data-detail] path.numbers')].flatMap(path => {
-    const numbers = path.getAttribute('d').match(/[^M ]+/g).map(Number), matrix = path.getScreenCTM();
-    if (numbers.length > 2) return [];
-    const at = new DOMPoint(...numbers).matrixTransform(matrix);
-    return [[at.x, at.y]];
-  });
-})()"""
-SEEN = """[...document.querySelectorAll('figure')].map(each =>
-  [...each.querySelectorAll('[data-name]')].filter(group => getComputedStyle(group).display !== 'none').length)"""
-
-
-def test_a_marker_of_an_effect_says_its_numbers_and_a_name_in_the_legend_hides_a_size_in_all_panels(
-    browser: Page, tmp_path: Path
-) -> None:
-    browser.open(write_report(write_scales(tmp_path / "src"), tmp_path / "out")[0], 1280)
-    for size in ("771k parameters", "3.79M parameters"):
-        for place, doublings in zip(browser.evaluate(MARKERS.replace("SIZE", size)), (0, 2), strict=True):
-            browser.mouse("Moved", *place)
-            mean = EFFECTS["turns"](doublings)
-            assert browser.evaluate(TIP) == [
-                size,
-                f"{signed(mean - HALF_WIDTH, 4)} to {signed(mean + HALF_WIDTH, 4)}",
-                "3 seeds",
-                f"tokens: {si(BASE_TOKENS * 2**doublings)}",
-                f"difference in nats: {signed(mean, 2).removeprefix('+')}",
-            ]
-    before = browser.evaluate(SEEN)
+def test_a_name_in_the_legend_of_effects_hides_a_size_in_all_panels(browser: Page, tmp_path: Path) -> None:
+    opened(browser, write_report(write_scales(tmp_path / "src"), tmp_path / "out")[0])
+    figures = [f"effects-{i}" for i in range(len(EFFECTS))]
+    for figure in figures:
+        assert browser.evaluate(names_drawn(figure)) == "3.79M parameters,771k parameters"
     browser.evaluate("document.querySelector('.legend button').click()")
-    after = browser.evaluate(SEEN)
-    assert len(after) == len(EFFECTS)
-    assert all(0 < hidden < shown for hidden, shown in zip(after, before))
+    for figure in figures:
+        until(browser, names_drawn(figure), "3.79M parameters")
     assert browser.complaints() == []

@@ -16,6 +16,7 @@ from fake_family import write_family
 from fake_growth import write_grown_run
 from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
+from test_explored_in_browser import until
 
 from widthwise.reports.writing import PAGES, write_report
 
@@ -59,15 +60,14 @@ BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
 """Kind of page -> what writes a folder or several for it; a run shows its growth."""
 
 UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
-FIGURES = """[...document.querySelectorAll('svg.plot')].map(svg => {
-  const box = svg.getBoundingClientRect();
-  const inside = box.left >= 0 && box.right <= innerWidth;
-  const isSeen = inside && box.width > 200 && box.height > 60 && svg.querySelectorAll('text').length > 1;
-  return isSeen ? '' : svg.getAttribute('aria-label') + JSON.stringify(box);
+FIGURES = """[...document.querySelectorAll('.chart')].map(chart => {
+  const svg = chart.querySelector('svg'), box = svg?.getBoundingClientRect();
+  const isSeen = box && box.left >= 0 && box.right <= innerWidth && box.width > 200 && box.height > 60;
+  return isSeen && svg.querySelector('path, text') ? '' : chart.parentNode.id + JSON.stringify(box);
 }).filter(Boolean)"""
-TEXTS = "[...document.querySelectorAll('svg.plot text')]"
+TEXTS = "[...document.querySelectorAll('.chart svg text')].filter(text => text.textContent)"
 SMALLEST_TEXT = f"Math.min(99, ...{TEXTS}.map(text => text.getBoundingClientRect().height))"
-WITHOUT_TEXT = """[...document.querySelectorAll('img, svg:not([aria-hidden])')].filter(
+WITHOUT_TEXT = """[...document.querySelectorAll('img, .chart')].filter(
   each => each.getAttribute('role') !== 'img' || (each.getAttribute('aria-label') || '').length < 20
 ).length"""
 OUTLINE = """(() => {
@@ -84,7 +84,7 @@ OUTLINE = """(() => {
     tables: all('table').filter(each => !each.caption || !each.querySelector('th[scope]')).length,
   };
 })()"""
-SCROLLED = "[...document.querySelectorAll('.scroll, pre')]"
+SCROLLED = "[...document.querySelectorAll('.scroll, pre, .chart')]"
 
 
 @pytest.fixture(scope="module", params=list(BUILDERS))
@@ -101,8 +101,9 @@ def test_every_kind_of_page_is_opened_here() -> None:
 def check_figures(page: Page, report: Path, width: int, colour: str) -> None:
     """It opens offline and every figure can be seen."""
     page.evaluate(UNFOLD)
+    until(page, "'drawn' in document.documentElement.dataset", True)
     n_figures = page.evaluate("document.querySelectorAll('figure').length")
-    assert page.evaluate("document.querySelectorAll('svg.plot').length") == n_figures
+    assert page.evaluate("document.querySelectorAll('.chart').length") == n_figures
     assert page.evaluate(FIGURES) == []
     assert page.evaluate(SMALLEST_TEXT) >= 7
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -135,7 +135,8 @@ class Figure:
                 name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in named if rows
             }
         made["params"] = [*made.get("params", ()), {"name": "hidden", "value": []}]
-        _add_zoom(made)
+        if not self.is_small:
+            _add_zoom(made)
         return made
 
     def document(self, kind: FileKind) -> bytes:

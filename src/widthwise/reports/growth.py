@@ -258,16 +258,16 @@ def _figure(
         layers.append(thin.encode(**axes, detail="line:N", **charts.coloured(own)))
     means = [row for line in lines for row in _rows(line.name, "mean over seeds", mean_over_seeds(line.seeds))]
     layers.append(charts.chart(means).mark_line().encode(**axes, **charts.coloured(own, "color", "strokeDash")))
-    for i, (word, look) in enumerate((("before", {"fill": CARD}), ("after", {}))):
+    for i, word in enumerate(("before", "after")):
         squares = [
             {"name": clean(line.name), "line": f"held out, {word}", "x": step + i, "y": line.losses[i]}
             for line in lines
-            if line.losses is not None
+            if line.losses is not None and np.isfinite(line.losses[i])
         ]
-        marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, **look)
-        layers.append(
-            marks.encode(**axes, **charts.coloured(own, *(["fill"] if i else []), *(["stroke"] if not i else [])))
-        )
+        if squares:
+            fill = CARD if word == "before" else alt.Undefined
+            marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, fill=fill)
+            layers.append(marks.encode(**axes, **charts.coloured(own, "stroke" if word == "before" else "fill")))
     losses = "; ".join(
         f"{shorten(line.name, 40)} {shown_loss(line.losses[0])} to {shown_loss(line.losses[1])}"
         for line in lines

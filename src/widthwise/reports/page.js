@@ -30,19 +30,18 @@ async function draw(element, look) {
 
 // + and - enlarge around the middle, arrows move by a quarter, Escape shows all.
 function press(event, view) {
-  const [dx, dy] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key] ?? [0, 0];
-  const factor = { "+": 0.5, "-": 2, Escape: 0 }[event.key] ?? 1;
-  if (factor === 1 && !dx && !dy) return;
+  const moved = { ArrowRight: [0.25, 0], ArrowLeft: [-0.25, 0], ArrowUp: [0, 0.25], ArrowDown: [0, -0.25] }[event.key];
+  const factor = { "+": 0.5, "-": 2, Escape: null }[event.key];
+  if ((!moved && factor === undefined) || !("zoom" in view.getState().signals)) return;
   event.preventDefault();
-  const names = Object.keys(view.getState().signals).filter(name => /^zoom_[xy]$|^zoom_(?!tuple|[a-z]+_)/.test(name) && !/tuple|toggle|modify/.test(name));
-  for (const axis of ["x", "y"]) {
-    const scale = view.scale(axis), [low, high] = scale.domain();
-    const name = names.find(each => view.signal("zoom_tuple_fields")?.some(field => field.channel === axis && each === `zoom_${field.field.replace(/\W/g, "_")}`));
-    if (!name || typeof low !== "number") continue;
-    const middle = (low + high) / 2 + (axis === "x" ? dx : dy) * (high - low) / 4, half = (high - low) / 2 * factor;
-    view.signal(name, factor ? [middle - half, middle + half] : null);
+  const ranges = {};
+  for (const { field, channel } of view.signal("zoom_tuple_fields")) {
+    const [low, high] = view.scale(channel).domain(), by = moved?.[channel === "x" ? 0 : 1] ?? 0, size = high - low;
+    const middle = low + size * (0.5 + by), half = size / 2 * (factor ?? 1);
+    if (factor !== null) ranges[field] = [middle - half, middle + half];
+    view.signal(`zoom_${field}`, ranges[field] ?? null);
   }
-  view.runAsync();
+  view.signal("zoom", ranges).runAsync();
 }
 
 // The names in a legend hide what they name in all figures below it.
