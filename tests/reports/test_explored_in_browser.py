@@ -65,8 +65,11 @@ def place(page: Page, x: float, y: float) -> tuple[float, float]:
     return page.evaluate(
         f"""(element => {{
           element.scrollIntoView({{block: 'center', behavior: 'instant'}});
-          const box = element.querySelector('svg').getBoundingClientRect(), [left, top] = {VIEW}.origin();
-          return [box.x + left + {VIEW}.scale('x')({x}), box.y + top + {VIEW}.scale('y')({y})];
+          const box = element.querySelector('svg').getBoundingClientRect(), view = element.view;
+          const [left, top] = view.origin(), padding = view.padding();
+          return [
+            box.x + padding.left + left + view.scale('x')({x}), box.y + padding.top + top + view.scale('y')({y})
+          ];
         }})({CURVES})"""
     )
 
