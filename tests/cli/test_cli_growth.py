@@ -70,7 +70,7 @@ def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Pa
     assert size["verdict"] == "no verdict"
     assert found["family_flops"] == pytest.approx(sum(each["flops"] for each in found["members"]))
     page = (tmp_path / "out" / "report.html").read_text()
-    for text in ("with as many training FLOPs", "Losses over training FLOPs", "deep, seed 4", 'id="growth"'):
+    for text in ("with as many training FLOPs", "deep: held-out loss", "deep, seed 4", 'id="growth"'):
         assert text in page
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
     assert len(stamps) == 4

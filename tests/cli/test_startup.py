@@ -8,8 +8,8 @@ import pytest
 
 from widthwise.bundled import recipes_folder
 
-HEAVY = ("torch", "scipy", "matplotlib", "transformers")
-LATE = ("torch._dynamo", "scipy", "matplotlib", "transformers")
+HEAVY = ("torch", "scipy", "altair", "vl_convert", "transformers")
+LATE = ("torch._dynamo", "scipy", "altair", "vl_convert", "transformers")
 """What is imported only when something is compiled, analysed, drawn or exported: each takes about as long as torch."""
 FEW = (
     "train --help",

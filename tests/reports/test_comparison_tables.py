@@ -96,7 +96,7 @@ def test_columns_are_those_that_are_asked_for_in_that_order(
     asked = ["layer_params", "difference", "virtual_width"]
     page, _, table = write_report(comparison, tmp_path, columns=asked)
     latex = table.read_text()
-    assert r" & Layer params & Diff & Virtual width, times d\_model & Verdict \\" in latex
+    assert r" & Parameters, layers without norms & Difference & Virtual width, times d\_model & Verdict \\" in latex
     params = data["variants"][1]["cost"]["params"]
     layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
     assert f"x & {layer_params} & $-$0.0123 & 1.88 & better" in latex

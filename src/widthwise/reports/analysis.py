@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import altair as alt
 import numpy as np
@@ -222,7 +222,7 @@ def _depth_figures(models: Sequence[AnalysedModel], looks: Mapping[str, Style], 
         if curves:
             parts = [f"{shorten(name, 40)} {_extremes(curve)}" for name, curve in curves.items()]
             label = f"{y_title} by {axis.name}. {'; '.join(parts)}."
-            found.append(_lines(key, title, label, curves, looks, charts.x("x", axis.name), charts.y("y", y_title)))
+            found.append(_lines(key, title, label, curves, looks, axis.name, y_title))
     return found
 
 
@@ -232,23 +232,25 @@ def _lines(
     label: str,
     curves: Mapping[str, Curve],
     looks: Mapping[str, Style],
-    x: alt.X,
-    y: alt.Y,
-    **more: Any,
+    x_title: str,
+    y_title: str,
+    log: bool = False,
 ) -> Figure:
+    """Return a line with markers for each model."""
     own = {clean(name): looks[name] for name in curves}
     rows = [
         {"name": clean(name), "x": float(a), "y": float(b)}
         for name, curve in curves.items()
         for a, b in zip(curve.x, curve.y)
     ]
-    tip = charts.tips(name="|model", x=f",.3~f|{x.to_dict().get('title')}", y=f".4f|{y.to_dict().get('title')}")
-    base = charts.chart(rows).encode(x=x, y=y, tooltip=tip)
+    axes = {"x": charts.x("x", x_title, log=log, format="~g"), "y": charts.y("y", y_title)}
+    tip = charts.tips(name="|model", x=f",.3~f|{x_title}", y=f".4f|{y_title}")
+    base = charts.chart(rows).encode(**axes, tooltip=tip)
     layers = alt.layer(
         base.mark_line().encode(**charts.coloured(own, "color", "strokeDash")),
         base.mark_point(size=34).encode(**charts.coloured(own, "color", "shape")),
     )
-    return Figure(key, title, label, layers, own, **more)
+    return Figure(key, title, label, layers, own)
 
 
 def _extremes(curve: Curve) -> str:
@@ -276,12 +278,9 @@ def _density_figure(analysis: Analysis, looks: Mapping[str, Style]) -> Figure | 
     middle = len(thresholds) // 2
     values = "; ".join(f"{shorten(name, 40)} {fixed(float(curve.y[middle]), 3)}" for name, curve in curves.items())
     label = f"Share of the activations beyond a threshold, from {thresholds[0]:g} to {thresholds[-1]:g}."
-    is_log = bool(thresholds.min() > 0)
-    across = charts.x("x", "threshold of the magnitude", None, is_log, format=".3~g")
     label += f" At {thresholds[middle]:g}: {values}."
-    return _lines(
-        "density", "Activations beyond a threshold", label, curves, looks, across, charts.y("y", "share beyond")
-    )
+    axes = ("threshold of the magnitude", "share beyond", bool(thresholds.min() > 0))
+    return _lines("density", "Activations beyond a threshold", label, curves, looks, *axes)
 
 
 def _utilisation_figures(analysis: Analysis, looks: Mapping[str, Style]) -> list[Figure]:

@@ -225,7 +225,7 @@ def y(name: str, title: str | None, domain: Sequence[float] | None = None, log: 
 
 
 def _scale(domain: Sequence[float] | None, log: bool) -> alt.Scale:
-    settings: dict[str, Any] = {"zero": False, "nice": domain is None}
+    settings: dict[str, Any] = {"zero": False, "nice": False, "padding": 9} if domain is None else {"zero": False}
     if domain is not None:
         settings["domain"] = list(domain)
     if log:

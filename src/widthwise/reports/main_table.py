@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from widthwise.config_io import UserError, nearest_hint
 from widthwise.records.comparison import Compared, Comparison, Variant
@@ -10,7 +10,6 @@ from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
 from widthwise.records.family import Family
 from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
 from widthwise.records.sweep import Sweep
-from widthwise.reports.charts import Style
 from widthwise.reports.formats import (
     MISSING,
     TIMES,
@@ -25,6 +24,9 @@ from widthwise.reports.formats import (
     signed,
 )
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows, escaped_row, latex_table
+
+if TYPE_CHECKING:
+    from widthwise.reports.charts import Style
 
 
 class Cell(NamedTuple):
@@ -130,7 +132,7 @@ def cell_of(quantity: Quantity, variant: Variant, compared: Compared) -> Cell:
     return Cell(shown(estimate.mean, quantity), "", quantity.ratio(variant, other) if other else None)
 
 
-def main_tables(compared: Compared, caption: str, looks: Mapping[str, Style], first: str = "Variant") -> list[Table]:
+def main_tables(compared: Compared, caption: str, looks: Mapping[str, "Style"], first: str = "Variant") -> list[Table]:
     """Return columns that were asked for in one table, otherwise a table of losses and one of costs.
 
     All of the usual columns side by side would be wider than most windows. looks: style of each variant. No tables
@@ -151,7 +153,7 @@ def _is_of_cost(quantity: Quantity) -> bool:
 
 
 def _table(
-    compared: Compared, caption: str, columns: Sequence[Quantity], looks: Mapping[str, Style], first: str
+    compared: Compared, caption: str, columns: Sequence[Quantity], looks: Mapping[str, "Style"], first: str
 ) -> Table:
     rows = [
         [marked(each), *(text for column in columns for text in _texts(column, each, compared))]
@@ -286,7 +288,8 @@ def latex_text(compared: Compared) -> str:
     if compared.columns is None:
         columns = [each for each in columns if each.name in _IN_PAPERS]
     has_verdicts = compared.baseline_words is not None and any(each.is_judged for each in columns)
-    header = ["", *(capital(each.short or each.title) for each in columns), *(["Verdict"] if has_verdicts else [])]
+    titles = [each.title if compared.columns else each.brief_title for each in columns]
+    header = ["", *map(capital, titles), *(["Verdict"] if has_verdicts else [])]
     body = []
     for variant in compared.variants:
         row, verdict = [cell_of(each, variant, compared) for each in columns], [shown_verdict(variant)] * has_verdicts

@@ -134,7 +134,7 @@ class Page:
 @functools.cache
 def vega() -> str:
     """Return the library that draws figures, as one script."""
-    return vl_convert.javascript_bundle()
+    return vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
 
 
 def _hash(script: str) -> str:
