@@ -1,7 +1,8 @@
 """A page for each result in benchmarks/results: what it found, by which command, on which machine, at which commit.
 
 The pages are written into `evidence/` of the source folder before it is read, one for each file or folder that holds a
-record, and an index of them. The results themselves are copied beside the built pages, so that reports open from there.
+record, and an index of them. The results themselves are copied beside the built pages, with the reports that
+`widthwise report` makes of them.
 """
 
 import csv
@@ -13,8 +14,12 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from widthwise.records.paper import PaperItem
+from widthwise.reports.paper import item_page
+from widthwise.reports.writing import PAGES, write_report
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-RECORDS = ("comparison.json", "sweep.json", "analysis.json", "scaling.json", "demonstration.json", "paper.json")
+RECORDS = (*PAGES, "demonstration.json", PaperItem.file_name)
 MADE_BY = {
     "command": "Command",
     "created": "Date",
@@ -45,17 +50,13 @@ COLUMNS = {
 
 
 def results(root: Path = RESULTS) -> dict[str, Path]:
-    """Name of a page -> its record: each file of the root, and of each folder with a report the file it was made from.
+    """Name of a page -> its record: each file of the root, and of each folder the first of RECORDS that it holds.
 
     The page of a folder is called after it, that of `a/b` `a_b`.
     """
-    folders = {path.parent: sorted(path.parent.glob("*.json"), key=_rank) for path in root.rglob("report.html")}
-    records = [*root.glob("*.json"), *(found[0] for found in folders.values() if found)]
-    return {_name(path.relative_to(root)): path for path in sorted(records)}
-
-
-def _rank(path: Path) -> int:
-    return RECORDS.index(path.name) if path.name in RECORDS else len(RECORDS)
+    folders = {path.parent for name in RECORDS for path in root.rglob(name)}
+    records = [next(folder / name for name in RECORDS if (folder / name).is_file()) for folder in folders]
+    return {_name(path.relative_to(root)): path for path in sorted([*root.glob("*.json"), *records])}
 
 
 def _name(path: Path) -> str:
@@ -79,11 +80,10 @@ def _answer(data: Mapping[str, Any]) -> list[str]:
 def _reports(record: Path) -> list[str]:
     """Links to the report and to the files, which lie beside the built pages."""
     folder = record.parent
-    files = sorted(folder.glob("*.*")) if folder != RESULTS else [record]
-    files.sort(key=lambda path: path.suffix != ".html")
+    files = [folder / "report.html", *sorted(folder.glob("*.*"))] if folder != RESULTS else [record]
     links = [
         f'<a href="../results/{path.relative_to(RESULTS).as_posix()}">'
-        + ("the whole report, with curves</a>" if path.name == "report.html" else f"{path.name}</a>")
+        + ("the whole report</a>" if path.name == "report.html" else f"{path.name}</a>")
         for path in files
     ]
     return ["Files: " + ", ".join(links) + "."]
@@ -185,9 +185,16 @@ def write_pages(app: Sphinx) -> None:
 
 
 def copy_results(app: Sphinx, failure: Exception | None) -> None:
-    """Puts the results beside the pages."""
-    if failure is None and app.builder.format == "html":
-        shutil.copytree(RESULTS, Path(app.outdir) / "results", dirs_exist_ok=True)
+    """Puts the results beside the pages, each with its report."""
+    if failure is not None or app.builder.format != "html":
+        return
+    built = Path(app.outdir) / "results"
+    shutil.copytree(RESULTS, built, dirs_exist_ok=True)
+    for record in results(built).values():
+        if record.name in PAGES:
+            write_report([record.parent])
+        elif record.parent != built:
+            item_page(PaperItem.read(record.parent)).write(record.parent)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -115,7 +115,7 @@ def test_every_result_has_its_page_and_links_to_results_lead_there(site: Path) -
     assert 'href="evidence/x_heads_d64.html"' in (site / "findings.html").read_text()
     assert 'href="contributing.html"' in (site / "library.html").read_text()
     results = ROOT / "benchmarks" / "results"
-    records = {path.parent for path in results.rglob("report.html")} | set(results.glob("*.json"))
+    records = {path.parent for path in results.glob("*/**/*.json")} | set(results.glob("*.json"))
     names = {path.relative_to(results).with_suffix("").as_posix().replace("/", "_") for path in records}
     assert {path.stem for path in site.glob("evidence/*.html")} == names | {"index"}
 

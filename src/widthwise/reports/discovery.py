@@ -22,7 +22,7 @@ from widthwise.records.record import finite
 from widthwise.reports import charts
 from widthwise.reports.charts import Figure, Style, styles
 from widthwise.reports.formats import capital, clean, counted, fixed, ratio, sequence, shown, si, with_interval
-from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.page import Code, Link, Page, Text, note, section
 from widthwise.reports.shapes import layer_ticks
 from widthwise.reports.table import Table
 from widthwise.reports.tables import environment_table, settings_table
@@ -84,7 +84,8 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
                 "Against its rivals",
                 cost_table(discovery, comparison),
                 rivals_table(comparison),
-                note("rivals", matched=matched, comparison=discovery.comparison),
+                note("rivals", matched=matched),
+                Link("The whole comparison", f"{discovery.comparison}/report.html"),
             )
             if comparison
             else None,

@@ -40,7 +40,15 @@ class Code:
     caption: str = ""
 
 
-Part = Text | Code | Table | Figure
+@dataclass(frozen=True)
+class Link:
+    """A link to another page, by a path from the folder of this one."""
+
+    text: str
+    path: str
+
+
+Part = Text | Code | Link | Table | Figure
 
 
 @dataclass(frozen=True)
