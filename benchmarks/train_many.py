@@ -18,7 +18,7 @@ from widthwise.config_io import to_data
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.runs.train import train_or_resume
 from widthwise.training.joining import joined
-from widthwise.training.observer import Silence
+from widthwise.training.observer import SilentObserver
 from widthwise.training.stopping import Interrupted
 
 
@@ -37,7 +37,7 @@ def order(recipe: Recipe, out: Path, dtype: str = "float32", stop_at: int | None
     return Order(recipe=to_data(recipe), out=str(out), dtype=dtype, stop_at=stop_at)
 
 
-class _Stop(Silence):
+class _Stop(SilentObserver):
     def __init__(self, step: int | None):
         self._step = step
 

@@ -54,7 +54,7 @@ class Boundaries:
         return document_positions(document_ids(tokens, self.eos_id)) if self.resets else None
 
 
-UNTOLD = Boundaries(eos_id=-1, masks=False, resets=False)
+NO_BOUNDARIES = Boundaries(eos_id=-1, masks=False, resets=False)
 """Nothing is said, and a row is read as one document."""
 
 
@@ -74,7 +74,7 @@ class PackingConfig(Config):
         """
         asked = [key for key in PackingConfig.model_fields if getattr(self, key)]
         if not asked:
-            return UNTOLD
+            return NO_BOUNDARIES
         eos_id = data.tokenizer.eos_id
         for tokens in _files(data):
             if (index := unended(tokens, eos_id)) is not None:

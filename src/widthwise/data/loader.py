@@ -10,7 +10,7 @@ import numpy as np
 
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
-from widthwise.data.boundaries import UNTOLD, Boundaries
+from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
 from widthwise.data.mixture import OpenedData, TokenMixture, windows_of
 from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ class HeldOut:
     max_tokens: int | None
     """Largest number of target tokens; None: all."""
     precision: Precision
-    boundaries: Boundaries = UNTOLD
+    boundaries: Boundaries = NO_BOUNDARIES
     """What the model is told of the documents in a window."""
 
     def check(self) -> None:

@@ -30,8 +30,8 @@ from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.environment import command_line
 from widthwise.runs.speed import chosen_precision, step_seconds
-from widthwise.training.launch import OfOneProcess, is_launched
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.launch import RankLocalError, is_launched
+from widthwise.training.observer import Observer, SilentObserver
 
 PRECISION = "precision"
 """File that holds what `precision: auto` is in an experiment."""
@@ -76,7 +76,12 @@ def run_experiment(
     upgrade of Python, and Interrupted after Ctrl-C or SIGTERM. Under torchrun all processes call this, and train each
     run together.
     """
-    folder, says, at_a_time, command = Path(folder), observer or Silence(), jobs or Jobs(), command or command_line()
+    folder, says, at_a_time, command = (
+        Path(folder),
+        observer or SilentObserver(),
+        jobs or Jobs(),
+        command or command_line(),
+    )
 
     def work() -> Comparison | Sweep:
         if at_a_time.n > 1 or plan.axes is not None:
@@ -194,7 +199,7 @@ class _SweepSchedule(Schedule):
         self.write()
 
     def failed(self, run: Run, error: BaseException) -> None:
-        if not isinstance(error, (UserError, RunFailed)) or isinstance(error, (StorageAway, OfOneProcess)):
+        if not isinstance(error, (UserError, RunFailed)) or isinstance(error, (StorageAway, RankLocalError)):
             raise error  # the trouble is not the point's
         if run.point not in self._failures:
             self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))

@@ -179,7 +179,9 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                         looks_at = time.monotonic() + POLL_SECONDS
                         break
                     at_work[process] = run
-                    process.begin(partial(run.train, shelf=group.shelf), schedule.showing(run, process.observer))
+                    process.begin(
+                        partial(run.train, data_cache=group.data_cache), schedule.showing(run, process.observer)
+                    )
             if not at_work:
                 if stop is not None or not patience.goes_on():
                     break

@@ -1,4 +1,4 @@
-"""The data of runs: the identity by which a resumed run checks that they are the same, and a shelf for several runs."""
+"""The data of runs: the identity by which a resumed run checks that they are the same, and a cache for several runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -146,8 +146,8 @@ Stamps = dict[Path, tuple[int, int, int]]
 """File -> its inode, its size in bytes, and when it was changed, in ns."""
 
 
-class DataShelf:
-    """What was opened for a data section stays, with what its check found, until one of its files changes.
+class DataCache:
+    """Keeps what was opened and checked for a data section until one of its files changes.
 
     A comparison keeps one for all its runs; a run that is trained alone begins with an empty one. In another process,
     to which it is sent by pickle, data are opened again, but not checked again.
@@ -158,8 +158,8 @@ class DataShelf:
         self._checked = dict(checked)
         self._opened: dict[str, tuple[OpenedData, Stamps]] = {}
 
-    def __reduce__(self) -> tuple[type["DataShelf"], tuple[Mapping[str, Stamps]]]:
-        return DataShelf, (self._checked,)
+    def __reduce__(self) -> tuple[type["DataCache"], tuple[Mapping[str, Stamps]]]:
+        return DataCache, (self._checked,)
 
     def open(self, section: DataSection, progress: ProgressCallback) -> OpenedData:
         """What `open_data` opens; while its files stay the same they are opened once."""

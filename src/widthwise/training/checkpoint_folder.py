@@ -80,8 +80,8 @@ def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | Non
     Each of several processes reads its part of the files.
     """
     damages: list[Damage] = []
-    for path in processes.first(lambda: checkpoint_paths(folder)):
-        found = processes.together(lambda path=path: find_damage(path, processes.rank, processes.world_size))
+    for path in processes.on_rank_zero(lambda: checkpoint_paths(folder)):
+        found = processes.all_gather(lambda path=path: find_damage(path, processes.rank, processes.world_size))
         reason = next((each for each in found if each is not None), None)
         if reason is None:
             return path, damages
@@ -135,7 +135,7 @@ def partial_of(folder: Path, step: int) -> Path:
 
 
 @dataclass(frozen=True)
-class KeepRules:
+class Retention:
     """Which good checkpoints of a run are kept."""
 
     last: int
@@ -176,7 +176,7 @@ class KeepRules:
         return self.best(map(step_of, checkpoint_paths(folder)))
 
 
-def prune(folder: Path, rules: KeepRules, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
+def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
     """Deletes the good checkpoints that no rule keeps. Call when the newest is complete.
 
     damages: what `latest_valid` found; those are deleted too, unless they have been written anew since. recipe: that of

@@ -5,8 +5,8 @@ import os
 from widthwise.run_dir import RunFailed
 
 
-class OfOneProcess(RunFailed):
-    """An error of one process that the others know nothing of."""
+class RankLocalError(RunFailed):
+    """An error that one rank alone raises."""
 
 
 def is_launched() -> bool:
@@ -21,4 +21,4 @@ def n_launched() -> int:
 
 def is_silent(error: Exception | None = None) -> bool:
     """Whether another process says what this one would say. error: what ended this one."""
-    return n_launched() > 1 and os.environ.get("RANK", "0") != "0" and not isinstance(error, OfOneProcess)
+    return n_launched() > 1 and os.environ.get("RANK", "0") != "0" and not isinstance(error, RankLocalError)

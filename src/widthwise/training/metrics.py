@@ -73,7 +73,7 @@ def speed_record(
 
     mfu is that of all devices. tokens_per_step: of all processes; flops_per_token: training FLOPs.
     """
-    slowest, largest = processes.largest(step_seconds, memory_bytes or 0)
+    slowest, largest = processes.all_reduce_max(step_seconds, memory_bytes or 0)
     tokens_per_second = tokens_per_step / slowest
     of_one = tokens_per_second / processes.world_size
     return {

@@ -60,7 +60,7 @@ class LayerWatch(Recompute):
         layers = zip(self._model.layers, self._before, strict=True)
         changes = [[held(now) - then for now, then in zip(layer.parameters(), own)] for layer, own in layers]
         local = [*self._sums, *(_sum_of_squares(own, self._squares) for own in changes)]
-        of_held, outputs = processes.sum([torch.stack(local), self._squares])
+        of_held, outputs = processes.all_reduce_sum([torch.stack(local), self._squares])
         n_copies = processes.world_size // processes.n_shards
         n_numbers = torch.tensor(self._n_numbers, device=outputs.device) * processes.world_size
         return torch.stack((*(of_held / n_copies).view(3, -1), outputs / n_numbers)).sqrt()

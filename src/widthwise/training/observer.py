@@ -42,7 +42,7 @@ class Observer(Protocol):
         ...
 
 
-class Relay:
+class ForwardingObserver:
     """Passes everything on to another observer: the base of those that do something besides."""
 
     def __init__(self, observer: Observer):
@@ -79,8 +79,8 @@ class Relay:
         return self._observer.beside()
 
 
-class Silence(Observer):
+class SilentObserver(Observer):
     """An observer that shows nothing."""
 
-    def beside(self) -> "Silence":
+    def beside(self) -> "SilentObserver":
         return self

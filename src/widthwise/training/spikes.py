@@ -52,7 +52,7 @@ class Gate:
         if not self._policy.looks_at_steps:
             return 0
         found = grad_norm.item()
-        (norm,) = self._processes.largest(found if math.isfinite(found) else math.inf)
+        (norm,) = self._processes.all_reduce_max(found if math.isfinite(found) else math.inf)
         if self._policy.admits(norm, self._norms):
             self._norms.append(norm)
             self._n_skipped = 0
@@ -89,7 +89,7 @@ def notes_on_spikes(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def doubts_of_course(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """What casts doubt on the last loss of a run: a spike of the training loss, a better validation before.
 
     records: of metrics.jsonl.

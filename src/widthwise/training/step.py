@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from widthwise.data.boundaries import UNTOLD, Boundaries
+from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import whole
@@ -50,7 +50,7 @@ def optimizer_step(
     processes: Processes = ALONE,
     gate: Gate = ALWAYS_OPEN,
     watch: LayerWatch | None = None,
-    boundaries: Boundaries = UNTOLD,
+    boundaries: Boundaries = NO_BOUNDARIES,
     moving: AbstractContextManager[None] = WHOLE_UPDATES,
 ) -> StepOutcome:
     """Moves the weights along the gradient of the mean objective over the batch, if the gate lets it.
@@ -69,7 +69,7 @@ def optimizer_step(
     for part, rows in enumerate(parts, start=1):
         weight, teacher = len(rows) / len(batch), None
         for index, width_fraction in enumerate(passes):
-            processes.accumulate(model, is_last=(part, index) == (len(parts), len(passes) - 1))
+            processes.set_gradient_sync(model, is_last=(part, index) == (len(parts), len(passes) - 1))
             tokens, targets = rows[:, :-1], rows[:, 1:]
             documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
             teaches = index == 0 and objective.pull is not None
@@ -91,7 +91,7 @@ def optimizer_step(
     if not n_skipped:
         with moving:
             optimizer.step()
-    loss, *sums = processes.sum([loss, *choices.sums, *mtp_losses.sums])
+    loss, *sums = processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums])
     choices = choices.over(processes.world_size, sums[: len(choices.sums)])
     mtp_losses = mtp_losses.over(processes.world_size, sums[len(choices.sums) :])
     if not n_skipped:
@@ -119,8 +119,8 @@ class ReadStep(NamedTuple):
         return found
 
 
-class PendingSteps:
-    """Outcomes of steps that nobody has read yet, because reading waits for the device."""
+class AsyncLosses:
+    """Outcomes of steps that are still on the device; reading them waits for it."""
 
     def __init__(self) -> None:
         self._outcomes: list[StepOutcome] = []
@@ -129,7 +129,7 @@ class PendingSteps:
         self._outcomes.append(outcome)
 
     def read(self, last_step: int) -> list[ReadStep]:
-        """Waits for the device, and returns all of them in order. last_step: the number of the newest."""
+        """Wait for the device and return all outcomes in order. last_step: the number of the newest."""
         outcomes, self._outcomes = self._outcomes, []
         if not outcomes:
             return []

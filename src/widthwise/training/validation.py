@@ -88,7 +88,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
             documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
             with autocast(device, held_out.precision):
                 found = model.loss(tokens, targets, documents=documents, positions=positions)
-            for batch, (losses, chosen, of_depths) in zip(batches, processes.gather(_kept(found))):
+            for batch, (losses, chosen, of_depths) in zip(batches, processes.all_gather_tensors(_kept(found))):
                 n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
                 with autocast(device, held_out.precision):
                     widths.add(chosen)

@@ -63,10 +63,12 @@ class ValidationSets:
             found.append(cls.opened(config, held_out, model))
             return found[0].identity()
 
-        first, *others = processes.together(identity)
+        first, *others = processes.all_gather(identity)
         for rank, other in enumerate(others, start=1):
             if other != first:
-                raise processes.said(UserError(f"validation: process {rank} finds other texts or tasks than process 0"))
+                raise processes.on_every_rank(
+                    UserError(f"validation: process {rank} finds other texts or tasks than process 0")
+                )
         return found[0]
 
     def identity(self) -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The model of a phase of training, with its optimizer, its objective and the rates of what growth has added."""
+"""The train state: the model of a phase with its optimizer, objective and learning rates of grown entries."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.data.boundaries import UNTOLD, Boundaries
+from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
 from widthwise.growth.plan import GrowthPlan
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
@@ -42,7 +42,7 @@ def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> 
     if train.compile:
         torch.compiler.reset()  # what was compiled for a smaller model counts towards the limit of graphs
         compile_layers(model)
-    processes.divide(model)
+    processes.shard_model(model)
     allocate(model, processes.device, processes.n_shards)
     return model
 
@@ -83,8 +83,8 @@ class EntryRates:
         return {name: new[name][held_rows(each)].to(held(each).device) for name, each in parameters.items()}
 
 
-class Learner:
-    """Takes the steps of one phase. Everything in it follows from the recipe and the model."""
+class TrainState:
+    """Model, optimizer and objective of one phase, and the step that trains them."""
 
     def __init__(
         self, recipe: Recipe, phase: Phase, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes
@@ -99,13 +99,13 @@ class Learner:
         """Training FLOPs, with every pass of a step."""
 
     @classmethod
-    def untrained(cls, recipe: Recipe, phase: Phase, processes: Processes = ALONE) -> "Learner":
+    def untrained(cls, recipe: Recipe, phase: Phase, processes: Processes = ALONE) -> "TrainState":
         """A phase's model with initial weights. Raises UserError where it does not fit into memory."""
         model = assembled(phase.model, recipe.train, processes)
         set_whole(initial_weights(model, recipe.train.seed))
         return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes)
 
-    def grown(self, phase: Phase) -> "Learner":
+    def grown(self, phase: Phase) -> "TrainState":
         """The larger model of the next phase, which goes on from this one. Raises UserError as `untrained` does."""
         assert phase.growth is not None
         recipe, growth = self._recipe, phase.growth
@@ -113,9 +113,9 @@ class Learner:
             model = assembled(growth.plan.new, self._config, self._processes)
             optimizer = recipe.optimizer_of(phase).build(model)
             grow((self.model, self.optimizer), (model, optimizer), growth, self._config.seed)
-            learner = Learner(recipe, phase, model, optimizer, self._processes)
-        learner.objective.load_state(carried_state(self.objective.state(), self._config, self._config, growth.plan))
-        return learner
+            train_state = TrainState(recipe, phase, model, optimizer, self._processes)
+        train_state.objective.load_state(carried_state(self.objective.state(), self._config, self._config, growth.plan))
+        return train_state
 
     def record(self, outcome: StepOutcome) -> dict[str, Any]:
         """The entries of a training record on further heads, choices and the objective.
@@ -133,7 +133,7 @@ class Learner:
         """The learning rate of a step, counted from 1."""
         return self._recipe.optimizer.lr * self._recipe.lr_factor(step)
 
-    def whole_model(self) -> Decoder | None:
+    def gathered_model(self) -> Decoder | None:
         """The model without its division among processes, in the first of them; itself where there is one.
 
         Raises UserError in all of them where the first has no room for it.
@@ -141,15 +141,15 @@ class Learner:
         if self._processes.world_size == 1:
             return self.model
         model = blueprint(self.model.config).to(self.model.embedding.weight.dtype)
-        self._processes.first(lambda: allocate(model, self.device))
+        self._processes.on_rank_zero(lambda: allocate(model, self.device))
         own = dict(model.named_parameters())
         for name, parameter in self.model.named_parameters():
             weight = whole(parameter.detach())
-            if self._processes.is_first:
+            if self._processes.is_rank_zero:
                 put(own[name], weight)
-        return model if self._processes.is_first else None
+        return model if self._processes.is_rank_zero else None
 
-    def make_step(self, step: int, batch: Tensor, boundaries: Boundaries = UNTOLD) -> StepOutcome:
+    def train_step(self, step: int, batch: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> StepOutcome:
         """One optimizer step. Raises UserError where its forward passes do not fit into memory."""
         self.set_progress(step)
         set_lr(self.optimizer, self.lr(step))
