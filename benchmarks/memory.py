@@ -24,7 +24,7 @@ import torch
 from harness import RESULTS, Part, run_parts
 
 from widthwise.config_io import parse
-from widthwise.data.boundaries import Boundaries
+from widthwise.data.loader import Boundaries
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.rank_memory import memory_on_cpu
 from widthwise.training.metrics import PeakMemory

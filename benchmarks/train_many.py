@@ -17,9 +17,9 @@ import torch
 from widthwise.config_io import to_data
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.runs.train import train_or_resume
-from widthwise.training.joining import joined
+from widthwise.training.joining import launched_processes
+from widthwise.training.launch import Interrupted
 from widthwise.training.observer import SilentObserver
-from widthwise.training.stopping import Interrupted
 
 
 class Order(TypedDict):
@@ -89,7 +89,7 @@ def train_on(n_processes: int, orders: Sequence[Order], folder: Path) -> None:
 
 def main() -> None:
     orders: list[Order] = json.loads(Path(sys.argv[1]).read_text())
-    with joined(parse_recipe(orders[0]["recipe"], "order").train):
+    with launched_processes(parse_recipe(orders[0]["recipe"], "order").train):
         carry_out(orders)
 
 

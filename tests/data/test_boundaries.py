@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.data.adopt import adopt
-from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.shards import ShardWriter
 from widthwise.merging import difference, merge
 

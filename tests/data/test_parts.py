@@ -20,8 +20,7 @@ from widthwise.data.parts import (
     progress_of,
     shards_folder,
 )
-from widthwise.data.plan import PreparationPlan, make_plan, read_plan
-from widthwise.data.prepare import prepare
+from widthwise.data.prepare import PreparationPlan, make_plan, prepare, read_plan
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import open_source
 

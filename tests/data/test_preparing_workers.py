@@ -16,8 +16,7 @@ from source_folders import check_same_bytes, make_source
 from widthwise.config_io import UserError
 from widthwise.data import plan as plan_module
 from widthwise.data.corpus import named_corpus
-from widthwise.data.plan import make_plan
-from widthwise.data.prepare import prepare
+from widthwise.data.prepare import make_plan, prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import open_source
 from widthwise.data.workers import prepare_with_workers
@@ -69,7 +68,7 @@ PREPARE = """
 import sys
 from widthwise.config_io import UserError
 from widthwise.data import plan as plan_module
-from widthwise.data.plan import make_plan
+from widthwise.data.prepare import make_plan
 from widthwise.data.workers import prepare_with_workers
 
 plan_module.MIN_PART_BYTES = 1

@@ -22,7 +22,7 @@ from widthwise.model.initial_weights import initial_weights
 from widthwise.model.shards import held, set_whole, whole
 from widthwise.recipe.recipe import Recipe
 from widthwise.training import train_state as train_state_module
-from widthwise.training.joining import joined
+from widthwise.training.joining import launched_processes
 from widthwise.training.processes import Processes
 from widthwise.training.train_state import TrainState, assembled
 
@@ -68,17 +68,17 @@ def n_graphs(recipe: Recipe, processes: Processes) -> int:
 def main() -> None:
     task_path, found = (Path(argument) for argument in sys.argv[1:])
     task = json.loads(task_path.read_text())
-    with joined(case("x, carried").train) as everybody:
+    with launched_processes(case("x, carried").train) as everybody:
         carry_out(task["orders"])
         shards = f"train.shards={everybody.world_size}"
         divisions, graphs = {}, {}
         for name in task["divided"]:
             recipe = case(name, shards)
-            with joined(recipe.train) as processes:
+            with launched_processes(recipe.train) as processes:
                 divisions[name] = processes.all_gather_tensors(division(recipe, processes))
         for name in task["compiled"]:
             recipe = case(name, *COMPILED[name], shards)
-            with joined(recipe.train) as processes:
+            with launched_processes(recipe.train) as processes:
                 graphs[name] = processes.all_gather_tensors(n_graphs(recipe, processes))
         if everybody.is_rank_zero:
             found.write_text(json.dumps({"divisions": divisions, "graphs": graphs}))

@@ -19,7 +19,7 @@ from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.records.comparison import Comparison
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 
 X = {"kind": "x", "bottleneck_width": 0.5, "bottleneck_layer": 0.7, "rounding": "balanced"}
 RECIPE = {

@@ -18,9 +18,9 @@ from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import Source, load_trained
+from widthwise.training.launch import Interrupted
 from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import SilentObserver
-from widthwise.training.stopping import Interrupted
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"n_heads": 2}},

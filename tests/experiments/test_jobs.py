@@ -99,7 +99,7 @@ def crash(mark: Path, observer: Observer) -> None:
 
 def wait_for_the_signal(mark: Path, observer: Observer) -> None:
     """Says that it is at work, and what it was stopped by."""
-    from widthwise.training.stopping import watch_signals
+    from widthwise.training.launch import watch_signals
 
     with watch_signals() as watch:
         mark.write_text("at work")

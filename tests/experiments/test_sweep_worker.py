@@ -21,7 +21,7 @@ from widthwise.experiments.sweep import read_sweep
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 
 SEEDS = [4, 7, 9]
 DIVERGES = 1e6

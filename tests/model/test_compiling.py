@@ -7,7 +7,7 @@ from model_cases import config, decoder, random_tokens, variant
 from tiny_runs import tiny_recipe
 from torch._dynamo.utils import counters
 
-from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
 

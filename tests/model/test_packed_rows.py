@@ -9,7 +9,7 @@ from model_cases import OVER_WIDTH, decoder, random_tokens, variant
 from torch import Tensor
 from torch.testing import assert_close
 
-from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.model.decoder import Decoder
 from widthwise.model.recompute import RECOMPUTE
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
 
-from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus, Document
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.prepare import prepare
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe
@@ -17,7 +17,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
 from widthwise.training.objective import Objective
-from widthwise.training.step import optimizer_step
+from widthwise.training.train_state import optimizer_step
 
 EOS = 256
 PACKED = ("data.mask_documents=true", "data.reset_positions=true", "model.positions={n_positions: 17}")

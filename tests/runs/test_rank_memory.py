@@ -15,7 +15,7 @@ from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
-from widthwise.data.boundaries import AS_ONE_DOCUMENT, NO_BOUNDARIES, Boundaries
+from widthwise.data.loader import AS_ONE_DOCUMENT, NO_BOUNDARIES, Boundaries
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint, build
 from widthwise.model.sharded_units import sharded_units
@@ -24,7 +24,7 @@ from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.plan import RankMemory
 from widthwise.runs.rank_memory import Layout, ShardedModel
-from widthwise.training.train_state import EntryRates
+from widthwise.training.growth_step import EntryRates
 
 N_RANKS = 3
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")

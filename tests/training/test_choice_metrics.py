@@ -6,7 +6,7 @@ from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training import train_state
-from widthwise.training.means import ChoiceMeans, choice_record, dead_scores
+from widthwise.training.step_statistics import ChoiceMeans, choice_record, dead_scores
 
 MIXTURE = "0: {ffn: {kind: moe, n_experts: 5, top_k: 2, d_expert: 7}}"
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"

@@ -16,9 +16,9 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training import train_state as train_state_module
-from widthwise.training.norms import norms_record, watched_layers
 from widthwise.training.objective import Objective
-from widthwise.training.step import optimizer_step
+from widthwise.training.step_statistics import norms_record, watched_layers
+from widthwise.training.train_state import optimizer_step
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
 MODELS = {

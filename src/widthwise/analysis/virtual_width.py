@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.analysis.meters import Moments
-from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
-from widthwise.data.loader import HeldOut
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder

@@ -34,8 +34,7 @@ from widthwise.data.documents import (
 )
 from widthwise.data.encode import SplitShards, encode
 from widthwise.data.manifest import Splits
-from widthwise.data.plan import PLAN, PreparationPlan, read_plan
-from widthwise.data.prepare import finish, write_tokenizer
+from widthwise.data.prepare import PLAN, PreparationPlan, finish, read_plan, write_tokenizer
 from widthwise.data.prepared import PreparedData, assemble
 from widthwise.data.readers import open_source
 from widthwise.data.tokenizer import Tokenizer

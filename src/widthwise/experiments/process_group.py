@@ -13,11 +13,10 @@ from widthwise.records.run import RunResult
 from widthwise.run_dir import RunFailed
 from widthwise.runs.data_identity import DataCache
 from widthwise.runs.train import resume, train_or_resume
-from widthwise.training.joining import joined
-from widthwise.training.launch import RankLocalError
+from widthwise.training.joining import launched_processes
+from widthwise.training.launch import Interrupted, RankLocalError, watch_signals
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes
-from widthwise.training.stopping import Interrupted, watch_signals
 
 T = TypeVar("T")
 
@@ -55,8 +54,8 @@ class _Order:
 
 @contextmanager
 def process_group(recipe: Recipe) -> Iterator["ProcessGroup"]:
-    """The processes that were started together. recipe: any of the experiment. Raises UserError as `joined`."""
-    with joined(recipe.train) as processes:
+    """The processes that were started together. recipe: any of the experiment. Raises as `launched_processes`."""
+    with launched_processes(recipe.train) as processes:
         yield ProcessGroup(processes, DataCache())
 
 

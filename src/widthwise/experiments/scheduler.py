@@ -15,8 +15,8 @@ from widthwise.experiments.eta import Eta, Work
 from widthwise.experiments.jobs import JobProcess, Jobs
 from widthwise.experiments.process_group import ProcessGroup, Run
 from widthwise.run_dir import RunDir, RunInUse
+from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
 from widthwise.training.observer import Observer
-from widthwise.training.stopping import Interrupted, interruption_adds, watch_signals
 
 POLL_SECONDS = 1.0
 """How often a worker with nothing left to begin looks at the runs that others hold."""

@@ -19,7 +19,7 @@ from torch import nn
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
-from widthwise.data.boundaries import AS_ONE_DOCUMENT, PackingConfig
+from widthwise.data.loader import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost

@@ -17,7 +17,7 @@ from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.objective import Objective
 from widthwise.training.observer import Observer
-from widthwise.training.step import optimizer_step
+from widthwise.training.train_state import optimizer_step
 
 BF16_GAIN = 1.3
 """How much faster than in fp32 a CPU's products in bf16 must be for `precision: auto` to mean bf16."""

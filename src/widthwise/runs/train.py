@@ -25,12 +25,11 @@ from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint_folder
-from widthwise.training.joining import joined
-from widthwise.training.launch import is_launched
+from widthwise.training.joining import launched_processes
+from widthwise.training.launch import Interrupted, is_launched, watch_signals
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.processes import Processes
-from widthwise.training.stopping import Interrupted, watch_signals
 from widthwise.yaml_io import apply_overrides, to_yaml
 
 
@@ -41,7 +40,7 @@ def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> 
     how a launcher starts it again. Raises UserError for a mistake in recipe, data or folder, RunFailed where the loss
     diverges, and Interrupted after Ctrl-C, SIGTERM or SIGUSR1.
     """
-    with joined(recipe.train) as processes:
+    with launched_processes(recipe.train) as processes:
         return _Launch(RunDir(out), observer, processes).train(recipe, may_resume=False)
 
 
@@ -49,7 +48,7 @@ def train_or_resume(
     recipe: Recipe, out: Path | str, observer: Observer | None = None, data_cache: DataCache | None = None
 ) -> RunResult:
     """As `train`, but goes on with an unfinished run of the same recipe. data_cache: of the runs before it."""
-    with joined(recipe.train) as processes:
+    with launched_processes(recipe.train) as processes:
         return _Launch(RunDir(out), observer, processes, data_cache).train(recipe, may_resume=True)
 
 
@@ -64,7 +63,7 @@ def resume(path: Path | str, observer: Observer | None = None, overrides: Sequen
     """
     before = saved_recipe(RunDir(path))
     recipe = with_overrides(RunDir(path), before, overrides)
-    with joined(recipe.train) as processes:
+    with launched_processes(recipe.train) as processes:
         return _Launch(RunDir(path), observer, processes).resume(before, recipe)
 
 

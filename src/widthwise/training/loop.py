@@ -13,17 +13,15 @@ from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.checkpoint import Saver
 from widthwise.training.checkpoint_folder import Retention, prune
-from widthwise.training.means import dead_scores
+from widthwise.training.launch import SignalWatch, stopped_by
 from widthwise.training.metrics import PeakMemory, Stopwatch, keep_freed_memory, speed_record
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.spikes import Diverged, check_step, checked_loss
 from widthwise.training.state import MetricsLogger, RunState
-from widthwise.training.step import AsyncLosses, ReadStep
-from widthwise.training.stopping import SignalWatch, stopped_by
-from widthwise.training.train_state import TrainState
-from widthwise.training.validation import Validation, validate
-from widthwise.training.validation_sets import Sampler, ValidationSets
+from widthwise.training.step_statistics import dead_scores
+from widthwise.training.train_state import AsyncLosses, ReadStep, TrainState
+from widthwise.training.validation import Sampler, Validation, ValidationSets, validate
 
 
 class TrainingLoop:

@@ -15,7 +15,7 @@ from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_training import NestedConfig, WidthBudgetConfig
-from widthwise.training.means import ChoiceMeans
+from widthwise.training.step_statistics import ChoiceMeans
 
 
 class Objective:

@@ -1,34 +1,156 @@
-"""The train state: the model of a phase with its optimizer, objective and learning rates of grown entries."""
+"""The train state: the model of a phase with its optimizer and objective, and the step that trains it."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from widthwise.data.boundaries import NO_BOUNDARIES, Boundaries
-from widthwise.growth.plan import GrowthPlan
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
+from widthwise.kernels.precision import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.memory import allocating
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.model.shards import held, held_rows, put, set_whole, whole
-from widthwise.recipe.growth_events import Pace, Phase
+from widthwise.model.shards import put, set_whole, whole
+from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.training.growth_step import grow
-from widthwise.training.means import choice_record
-from widthwise.training.norms import watched_layers
+from widthwise.training.growth_step import EntryRates, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.spikes import Gate
-from widthwise.training.step import WHOLE_UPDATES, StepOutcome, optimizer_step
+from widthwise.training.spikes import ALWAYS_OPEN, Gate, skipped_record
+from widthwise.training.step_statistics import (
+    ChoiceMeans,
+    LayerWatch,
+    MTPLosses,
+    choice_record,
+    norms_record,
+    watched_layers,
+)
+
+WHOLE_UPDATES = nullcontext()
+"""Lets the optimizer move all entries as it would."""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """Tensors that still live on the device: reading one waits for the step to finish."""
+
+    loss: Tensor
+    """Mean language-model loss of the batch in nats per token, float64, without any auxiliary term; where there are
+    several passes, of the one at the widths that tokens choose, or at full width."""
+    grad_norm: Tensor
+    """Global norm of the gradient before clipping."""
+    choices: ChoiceMeans
+    """What the layers chose, averaged over the batch; of the same pass."""
+    mtp_losses: MTPLosses
+    """The losses of the further heads, likewise."""
+    n_skipped: int = 0
+    """0 where the step has made its update; else how many in a row have not."""
+    norms: Tensor | None = None
+    """Those of each layer, if they were asked for; see `LayerWatch.measured`."""
+
+
+def optimizer_step(
+    model: Decoder,
+    optimizer: torch.optim.Optimizer,
+    batch: Tensor,
+    objective: Objective,
+    config: TrainConfig,
+    processes: Processes = ALONE,
+    gate: Gate = ALWAYS_OPEN,
+    watch: LayerWatch | None = None,
+    boundaries: Boundaries = NO_BOUNDARIES,
+    moving: AbstractContextManager[None] = WHOLE_UPDATES,
+) -> StepOutcome:
+    """Moves the weights along the gradient of the mean objective over the batch, if the gate lets it.
+
+    batch: this process's part of it, integers (B, seq_len + 1); all processes have equally many rows. The gradient does
+    not depend on the number of sequences in a forward pass (`config.sequences_per_pass`), except for rounding and for
+    terms that are not linear in the tokens: the balance loss of a mixture of experts, and in a width budget the
+    quadratic term, damping and spread. Nor does it depend on the number of processes, with the same exceptions.
+    moving: stands around the optimizer's own step.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    loss = torch.zeros((), dtype=torch.float64, device=batch.device)
+    choices, mtp_losses = ChoiceMeans(), MTPLosses()
+    parts, passes = batch.split(config.sequences_per_pass), objective.draw_passes()
+    reported = passes.index(None) if None in passes else 0
+    for part, rows in enumerate(parts, start=1):
+        weight, teacher = len(rows) / len(batch), None
+        for index, width_fraction in enumerate(passes):
+            processes.set_gradient_sync(model, is_last=(part, index) == (len(parts), len(passes) - 1))
+            tokens, targets = rows[:, :-1], rows[:, 1:]
+            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+            teaches = index == 0 and objective.pull is not None
+            with autocast(batch.device, config.settled_precision):
+                found = model.loss(
+                    tokens, targets, objective.z_loss, width_fraction, documents, positions, teacher, teaches
+                )
+            (objective.term(found, width_fraction) * weight).backward()
+            if teaches:
+                teacher = objective.teacher(found)
+            if index == reported:
+                loss += found.losses.sum(dtype=torch.float64)
+                choices.add(found.choices, len(rows))
+                mtp_losses.add(found.mtp_losses)
+    if watch is not None:
+        watch.before_update()
+    grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
+    n_skipped = gate.n_skipped(grad_norm)
+    if not n_skipped:
+        with moving:
+            optimizer.step()
+    loss, *sums = processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums])
+    choices = choices.over(processes.world_size, sums[: len(choices.sums)])
+    mtp_losses = mtp_losses.over(processes.world_size, sums[len(choices.sums) :])
+    if not n_skipped:
+        objective.end_step(choices)
+    norms = None if watch is None else watch.measured(processes)
+    n_targets = batch[:, 1:].numel() * processes.world_size
+    return StepOutcome(loss / n_targets, grad_norm, choices, mtp_losses, n_skipped, norms)
+
+
+class ReadStep(NamedTuple):
+    """A step whose loss and gradient norm have been read."""
+
+    step: int
+    outcome: StepOutcome
+    loss: float
+    grad_norm: float
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Event -> what is recorded of this step alone: norms that were asked for, and that it made no update."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.outcome.norms is not None:
+            found["norms"] = norms_record(self.outcome.norms)
+        if self.outcome.n_skipped:
+            found["skipped"] = skipped_record(self.loss, self.grad_norm)
+        return found
+
+
+class AsyncLosses:
+    """Outcomes of steps that are still on the device; reading them waits for it."""
+
+    def __init__(self) -> None:
+        self._outcomes: list[StepOutcome] = []
+
+    def add(self, outcome: StepOutcome) -> None:
+        self._outcomes.append(outcome)
+
+    def read(self, last_step: int) -> list[ReadStep]:
+        """Wait for the device and return all outcomes in order. last_step: the number of the newest."""
+        outcomes, self._outcomes = self._outcomes, []
+        if not outcomes:
+            return []
+        pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in outcomes]).tolist()
+        first = last_step - len(outcomes) + 1
+        return [ReadStep(first + i, outcome, *pair) for i, (outcome, pair) in enumerate(zip(outcomes, pairs))]
 
 
 def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:
@@ -47,42 +169,6 @@ def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> 
     return model
 
 
-@dataclass(frozen=True)
-class EntryRates:
-    """Gives the new and the old entries of a model rates of their own, whatever its optimizer is.
-
-    The update of AdamW and of Muon is the rate times what follows from gradients and moments, which know no rate, and
-    times the weight for decay. So a part of the update is exactly the update at that part of the rate, entry by entry,
-    and all of it and none of it are exact bit by bit. Moments of entries that stay still go on as if they moved. All
-    follows from the step, so that a run can be resumed anywhere; each process does it to the rows that it holds.
-    """
-
-    model: Decoder
-    pace: Pace
-    plan: GrowthPlan
-
-    @contextmanager
-    def applied(self, step: int) -> Iterator[None]:
-        """Whatever moves the weights in the block moves them by as much as their rates at this step say."""
-        new, old = self.pace.of_new(step), self.pace.of_old(step)
-        if new == old == 1.0:
-            yield
-            return
-        parameters = dict(self.model.named_parameters())
-        before = {name: held(each.detach()).clone() for name, each in parameters.items()}
-        yield
-        for name, each in parameters.items():
-            moved = held(each.detach())
-            share = torch.where(self._is_new[name], new, old).to(moved.dtype)
-            moved.copy_(torch.lerp(before[name], moved, share))
-
-    @cached_property
-    def _is_new(self) -> Mapping[str, Tensor]:
-        """bool, by parameter: the new ones among the entries that this process holds."""
-        new, parameters = self.plan.is_new(), dict(self.model.named_parameters())
-        return {name: new[name][held_rows(each)].to(held(each).device) for name, each in parameters.items()}
-
-
 class TrainState:
     """Model, optimizer and objective of one phase, and the step that trains them."""
 
@@ -93,7 +179,7 @@ class TrainState:
         self.model, self.optimizer = model, optimizer
         self.device = processes.device
         self.objective = Objective(self._config, model.config, self.device)
-        self._rates = _entry_rates(recipe, phase, model)
+        self._rates = EntryRates.of(recipe, phase, model)
         self.gate = Gate(self._config.on_spike, processes)
         self.flops_per_token = self._config.flops_per_token(model.config, recipe.seq_len)
         """Training FLOPs, with every pass of a step."""
@@ -173,11 +259,3 @@ class TrainState:
                     boundaries,
                     moving,
                 )
-
-
-def _entry_rates(recipe: Recipe, phase: Phase, model: Decoder) -> EntryRates | None:
-    """The rates that follow from the growth with which a phase began, in this run or by `widthwise grow`."""
-    if phase.growth is not None:
-        return EntryRates(model, phase.growth.pace, phase.growth.plan)
-    plan = None if recipe.rewarmup is None else recipe.rewarmup.plan(phase.model)
-    return None if recipe.rewarmup is None or plan is None else EntryRates(model, recipe.rewarmup.pace, plan)
