@@ -27,7 +27,7 @@ N_CHECKED_DOCUMENTS = 1000
 
 
 def document_ids(tokens: "Tensor", eos_id: int) -> "Tensor":
-    """Which document of its row each token is of, from 0: how many end-of-text tokens stand before it.
+    """Number the document of each token within its row, from 0, by the end-of-text tokens before it.
 
     tokens: integers (B, T) -> (B, T).
     """
@@ -36,7 +36,7 @@ def document_ids(tokens: "Tensor", eos_id: int) -> "Tensor":
 
 
 def document_positions(documents: "Tensor") -> "Tensor":
-    """Where in its document each token stands, from 0 at the document's first token in the row: (B, T) -> (B, T)."""
+    """Position of each token in its document, from 0 at the document's first token in the row: (B, T) -> (B, T)."""
     places = documents.new_ones(documents.shape).cumsum(dim=1) - 1
     begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
     return places - (places * begins).cummax(dim=1).values
@@ -44,7 +44,7 @@ def document_positions(documents: "Tensor") -> "Tensor":
 
 @dataclass(frozen=True)
 class Boundaries:
-    """What a model is told of the documents in rows of tokens; see `PackingConfig`."""
+    """Document masks and positions for rows of tokens; see `PackingConfig`."""
 
     eos_id: int
     masks: bool
@@ -64,7 +64,7 @@ NO_BOUNDARIES = Boundaries(eos_id=-1, masks=False, resets=False)
 
 
 class PackingConfig(Config):
-    """How rows that hold several documents are read, in training and validation."""
+    """Options for rows that hold several documents, in training and validation."""
 
     mask_documents: bool = False
     """Whether attention stays within a document: no token sees one of another document of its row."""
@@ -72,7 +72,7 @@ class PackingConfig(Config):
     """Whether positions, rotary and learned, begin at 0 in each document of a row."""
 
     def boundaries(self, data: OpenedData) -> Boundaries:
-        """What these options need to know of opened data.
+        """Return the boundaries that these options ask for, checked against opened data.
 
         Raises UserError if one is on and documents do not end in the tokenizer's end-of-text token, as far as
         N_CHECKED_DOCUMENTS of each file tell.
@@ -166,7 +166,7 @@ class Loader:
         }
 
     def differing(self, state: Mapping[str, int]) -> list[str]:
-        """What would have to be equal in a saved state for its step to mean the same here, and is not."""
+        """List the keys of a saved state that differ here, so that its step would mean something else."""
         own = self.state_dict()
         return [key for key in own | dict(state) if key != "step" and own.get(key) != state.get(key)]
 

@@ -56,7 +56,7 @@ class Windows(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, int]:
-        """What must be equal for the rows to be the same."""
+        """Return the numbers that identify the order of rows."""
 
 
 class FileWindows(Windows):
@@ -89,7 +89,7 @@ class FileWindows(Windows):
 
 
 def permute(positions: np.ndarray, n: int, seed: int, epochs: np.ndarray) -> np.ndarray:
-    """Where each position goes in the random order of its epoch: uint64, a permutation of 0..n-1 per (seed, epoch).
+    """Permute positions by the random order of their epoch: uint64, a permutation of 0..n-1 per (seed, epoch).
 
     A Feistel network over pairs modulo ceil(sqrt(n)), repeated while it leads outside 0..n-1 ("cycle walking", Black
     and Rogaway 2002); the square is hardly larger than n, so few repeat. Needs no memory and no start-up time.
@@ -132,7 +132,7 @@ class RowDivision(ABC):
 
     @abstractmethod
     def counts(self, n_rows: int) -> dict[str, int]:
-        """How many of the first n_rows rows each source has."""
+        """Count the rows of each source among the first n_rows."""
 
     def n_rows_within(self, limits: Mapping[str, int]) -> int:
         """The largest number of first rows of which no source has more than its limit."""
@@ -228,7 +228,7 @@ class MixedWindows(Windows):
         return self._division.place(row)[0]
 
     def counts(self, n_rows: int) -> dict[str, int]:
-        """How many of the first rows are of each source."""
+        """Count the rows of each source among the first n_rows."""
         return self._division.counts(n_rows)
 
     def state(self) -> dict[str, int]:
@@ -246,7 +246,7 @@ def windows_of(tokens: TokenFile | TokenMixture, seq_len: int) -> Windows:
 
 @dataclass(frozen=True)
 class SourceUse:
-    """How much of its training a run takes from one source, and how often it repeats it."""
+    """Share of one source in training, and how often it is repeated."""
 
     share: float
     """The share of the windows that training reads, between 0 and 1."""

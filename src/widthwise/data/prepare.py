@@ -159,7 +159,7 @@ class FileState(Config):
 
 
 class PreparationPlan(Config):
-    """What is prepared, and how it is divided. Equal plans give equal parts, whoever tokenizes them."""
+    """Source, options and parts of a preparation. Equal plans give equal parts, whoever tokenizes them."""
 
     name: str
     """The source as it was given, which becomes the name of the corpus."""
@@ -193,7 +193,7 @@ class PreparationPlan(Config):
 
     @property
     def division(self) -> Division:
-        """What divides the documents; reads the sources of held-out ones."""
+        """Return the division of the documents; reads the held-out sources."""
         held_out = self.held_out_from if self.held_out is None else self.held_out
         return _division(held_out, self.field, self.document_bytes)
 
@@ -257,7 +257,7 @@ def _division(held_out: float | Sequence[str], field: str, document_bytes: int |
 
 
 def _part_ends(n_bytes: list[int], max_parts: int) -> tuple[int, ...]:
-    """Where parts end, each with at least one file, so that they have about the same bytes."""
+    """Return the ends of parts of about equal size, each with at least one file."""
     ends = [*accumulate(n_bytes)]
     n_parts = max(1, min(max_parts, len(n_bytes), ends[-1] // MIN_PART_BYTES))
     at = {_nearest(ends, ends[-1] * part // n_parts) + 1 for part in range(1, n_parts)}

@@ -45,12 +45,12 @@ class Identity(Config):
         return {KEY: to_data(self)}
 
     def compared(self, other: "Identity") -> tuple[str, str]:
-        """What two data sets are that differ, in words."""
+        """Describe two data sets that differ."""
         return str(self), str(other)
 
 
 class DataIdentity(Identity):
-    """What makes one prepared folder the data it is."""
+    """Identity of one prepared folder."""
 
     corpus: CorpusIdentity
     files: dict[str, str]
@@ -74,7 +74,7 @@ class SourceIdentity(Config):
 
 
 class MixtureIdentity(Identity):
-    """What makes a mixture the data it is: its prepared folders and the proportions in which they are read."""
+    """Identity of a mixture: its prepared folders and their proportions."""
 
     sources: dict[str, SourceIdentity]
 
@@ -137,7 +137,7 @@ def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:
 
 
 def has_seen_data(run: RunDir) -> bool:
-    """Whether a run is bound to its data. An imported one may take any of its tokenizer, until it is trained."""
+    """Return True for a run bound to its data. An imported one accepts any data of its tokenizer until it is trained."""
     environment = run.environment()
     return KEY not in environment or environment[KEY] is not None
 
@@ -162,7 +162,7 @@ class DataCache:
         return DataCache, (self._checked,)
 
     def open(self, section: DataSection, progress: ProgressCallback) -> OpenedData:
-        """What `open_data` opens; while its files stay the same they are opened once."""
+        """Open as `open_data` does, once while the files stay the same."""
         key = section.model_dump_json()
         kept = self._opened.get(key)
         if kept is None or kept[1] != _stamps(kept[0]):

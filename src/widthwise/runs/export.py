@@ -123,7 +123,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Folder:
-    """What a card says of the folder that it lies in."""
+    """The exported folder, as its model card describes it."""
 
     name: str
     """As a command that is called from the same place names it."""
@@ -225,7 +225,7 @@ def _training(run: RunDir, recipe: Recipe, step: int) -> Iterator[Row]:
 
 
 def _evaluations(run: RunDir, step: int) -> Iterator[Row]:
-    """What the run itself found, and what `widthwise eval` did."""
+    """Rows of the run's own validation and of `widthwise eval`."""
     result = run.result()
     if result is not None and result.steps == step:
         text = f"held-out text{f', {result.n_val_tokens:,} tokens' if result.n_val_tokens else ''}"
@@ -267,7 +267,7 @@ FEED_FORWARDS: Mapping[type[FFNConfig], str] = {
 
 
 def profile_words(widths: Sequence[int]) -> str:
-    """What the widths of the layers do from the first to the last."""
+    """Describe the widths from the first layer to the last."""
     changes = [after - before for before, after in pairwise(widths) if after != before]
     falls = [change < 0 for change in changes]
     n_turns = sum(before != after for before, after in pairwise(falls))

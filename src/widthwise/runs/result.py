@@ -91,12 +91,12 @@ def _counts(data: OpenedData) -> DataCounts:
 
 
 def is_analysed(model: ModelConfig) -> bool:
-    """Whether `model_analyses` finds anything in a model."""
+    """Return True for a model in which `model_analyses` finds something."""
     return bool(dynamic_layers(model)) or has_virtual_width(model)
 
 
 def model_analyses(model: Decoder, held_out: HeldOut, widths: dict[str, Any] | None) -> dict[str, Any]:
-    """What only some models have: `token_widths` and `virtual_width`, each None for the others.
+    """Analyse `token_widths` and `virtual_width`, each None for a model without it.
 
     widths: `Validation.token_widths`.
     """

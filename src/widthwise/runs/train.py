@@ -227,7 +227,7 @@ class _Launch:
 
 
 def _use_in_words(recipe: Recipe, data: MixedData) -> str:
-    """How much of each source a run reads: a small one may come again and again, or be missing in validations."""
+    """Describe the use of each source: a small one may be repeated, or be missing in validations."""
     use = data.use(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
     n_held_out = Counter(recipe.held_out(data).sources)
     return "data: " + " | ".join(
@@ -287,7 +287,7 @@ def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
 
 
 def last_continuation(run: RunDir, recipe: Recipe) -> str | None:
-    """What a reader of the result should know of the last time that settings were changed; None: they never were."""
+    """Describe the last change of settings for the result; None without one."""
     if not (known := run.continuations()):
         return None
     last = known[-1]

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one process contributes to a checkpoint."""
+    """The tensors that one rank contributes to a checkpoint."""
 
     tensors: dict[str, dict[str, Tensor]]
     """File -> tensors, empty of a process whose shard another one writes."""

@@ -109,7 +109,7 @@ def _own_gpu() -> int:
 
 
 def _patience_of_device(hang_seconds: float) -> timedelta:
-    """How long the device waits for others: on a GPU longer than the CPU, which can say who is missing."""
+    """Return the device's timeout: longer on a GPU than on the CPU, which can name the missing rank."""
     return timedelta(seconds=hang_seconds + (60 if torch.cuda.is_available() else 0))
 
 
@@ -187,7 +187,7 @@ class Group(Processes):
         return [part.view(each.shape).to(each.dtype) for part, each in zip(parts, tensors)]
 
     def who_is_missing(self, error: RuntimeError) -> str:
-        """Why a message did not arrive, in words. Every process that waited in vain says so within a few seconds."""
+        """Describe why a message did not arrive. Every rank that waited in vain reports itself within a few seconds."""
         heard = {self.rank}
         # In a thread, because a store on a machine that is gone never answers.
         asking = threading.Thread(target=self._ask_who_waits, args=(heard,), daemon=True)

@@ -1,4 +1,4 @@
-"""What torchrun says of this process, and stopping on Ctrl-C, SIGTERM and SIGUSR1 after the current step."""
+"""Ranks as torchrun's environment gives them, and stopping on signals after the current step."""
 
 import os
 import signal
@@ -18,17 +18,17 @@ class RankLocalError(RunFailed):
 
 
 def is_launched() -> bool:
-    """Whether torchrun, or what stands in for it, started this process."""
+    """Return True in a process that torchrun or a substitute started."""
     return "TORCHELASTIC_RUN_ID" in os.environ or n_launched() > 1
 
 
 def n_launched() -> int:
-    """How many processes were started together."""
+    """Return the world size."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_silent(error: Exception | None = None) -> bool:
-    """Whether another process says what this one would say. error: what ended this one."""
+    """Return True where another rank reports instead of this one. error: the one that ended this rank."""
     return n_launched() > 1 and os.environ.get("RANK", "0") != "0" and not isinstance(error, RankLocalError)
 
 
@@ -49,7 +49,7 @@ class Interrupted(Exception):
 
 
 def stopped_by(signal_number: int, run: Path, step: int, n_steps: int) -> Interrupted:
-    """What ends a run that has saved a checkpoint of a step."""
+    """Return the exception that ends a run after saving a step's checkpoint."""
     return Interrupted(
         f"{run}: stopped at step {step} of {n_steps}, with a checkpoint; `widthwise resume {run}` goes on",
         signal_number,

@@ -254,7 +254,7 @@ class TrainingLoop:
         self._saved_step = step
 
     def _sealed(self) -> tuple[Path, Seal]:
-        """Where a checkpoint of this moment goes, and what it belongs to."""
+        """Return the folder and the seal of a checkpoint saved now."""
         self.metrics_logger.follow()
         self.run.metrics_file.fsync()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
@@ -265,7 +265,7 @@ class TrainingLoop:
 
     @property
     def retention(self) -> Retention:
-        """Which checkpoints are kept, as the records are now."""
+        """Retention by the records so far."""
         return Retention.of(self.config, self.metrics_logger.held_out_losses)
 
     def _validate_if_due(self) -> None:
@@ -275,7 +275,7 @@ class TrainingLoop:
 
     @property
     def _has_validated(self) -> bool:
-        """Whether the validation of this step is on record, perhaps from before a kill; step 0 keeps none."""
+        """True where the validation of this step is on record, perhaps from before a kill; step 0 keeps none."""
         return self.metrics_logger.last_step("validation") >= self.state.step
 
     def _validate(self) -> Validation:

@@ -20,7 +20,7 @@ class Observer(Protocol):
         """
 
     def busy(self, what: str) -> None:
-        """What the run does before its next step is done, where that may take long: `step 1 running (compiling)`."""
+        """A phase that may take long began before the next step: `step 1 running (compiling)`."""
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         """The run of this name goes on after `step` of `n_steps`; a new run after step 0."""

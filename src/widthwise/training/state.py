@@ -1,4 +1,4 @@
-"""Where a run stands: its state, what it has cost by then, and the records of its past."""
+"""Progress of a run: its state, its costs so far, and the logger of its records."""
 
 import copy
 from collections import deque
@@ -75,14 +75,14 @@ class Spent(NamedTuple):
     """Every step counted with the model that made it."""
 
     def until(self, recipe: Recipe, step: int) -> "Spent":
-        """What is spent by a later step if the run goes on with a recipe."""
+        """Return the costs by a later step under a recipe."""
         flops = recipe.training_flops_until(step) - recipe.training_flops_until(self.step)
         tokens = (step - self.step) * recipe.tokens_per_step
         return Spent(step, self.tokens + tokens, self.training_flops + flops)
 
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
-    """What was spent when a run began: nothing, unless it began where another one stood. records: of metrics.jsonl."""
+    """Return the costs inherited from a parent run, zero without one. records: of metrics.jsonl."""
     found = [record for record in records if record["event"] in DESCENTS]
     return Spent(**{key: found[-1][key] for key in Spent._fields}) if found else Spent()
 

@@ -128,7 +128,7 @@ class WandbTracker(Tracker):
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
-    """What a record of metrics.jsonl says, by path: `{"event": "train", "loss": 2.5, ...}` -> `{"train/loss": 2.5}`.
+    """Flatten a record of metrics.jsonl by path: `{"event": "train", "loss": 2.5, ...}` -> `{"train/loss": 2.5}`.
 
     Entries of lists are counted from 1, as layers are. Nulls are left out: no program can draw them.
     """

@@ -134,8 +134,8 @@ def _rounds(held_out: HeldOut, n_processes: int) -> Iterator[list[Tensor]]:
 
 
 def _kept(found: Loss) -> tuple[Tensor, tuple[Choices, ...], tuple[Tensor, ...]]:
-    """What one process tells the others of its batch: mean losses of the windows, choices, mean losses of the windows
-    by each further head."""
+    """Return a batch's results for the other ranks: mean losses of the windows, choices, mean losses of the windows by
+    each MTP head."""
     of_depths = tuple(losses.mean(dim=1, dtype=torch.float64) for losses in found.mtp_losses)
     return found.losses.mean(dim=1, dtype=torch.float64), found.choices, of_depths
 
@@ -147,7 +147,7 @@ def _lists(means: list[Tensor | None]) -> list[list[float] | None] | None:
 
 @dataclass(frozen=True)
 class ValidationSets:
-    """What `validation` in the recipe names, opened."""
+    """The texts and tasks of `validation` in the recipe, opened."""
 
     held_out: HeldOut
     """The held-out part of the data, which says how all texts are read."""
@@ -185,7 +185,7 @@ class ValidationSets:
         return found[0]
 
     def identity(self) -> dict[str, dict[str, str]]:
-        """What makes them the same: of each text a checksum of the tokens read, of each task that of its questions."""
+        """Return checksums: of each text's tokens read, of each task's questions."""
         return {
             "texts": {name: _fingerprint(text) for name, text in self.texts.items()},
             "tasks": {name: encoded.task.fingerprint for name, encoded in self.tasks.items()},

@@ -1,0 +1,232 @@
+"""Statistics of a step for its record: choices and MTP losses averaged over passes, and norms of the layers."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from widthwise.model.choices import Choices
+from widthwise.model.decoder import Decoder
+from widthwise.model.dynamic_modules import dynamic_modules
+from widthwise.model.recompute import Recompute
+from widthwise.model.shards import held, whole
+from widthwise.training.processes import Processes
+
+
+class _Reported(NamedTuple):
+    key: str
+    """Its name in a record."""
+    of_pass: Callable[[Tensor], Tensor]
+    """Maps a choice to what is averaged over forward passes."""
+    of_mean: Callable[[Tensor], Tensor]
+    """Maps the average to the number of the record."""
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+REPORTED = {
+    "width_fraction": _Reported("width_fraction", Tensor.mean, _same),
+    "expert_load": _Reported("expert_load_max", _same, Tensor.max),
+    "balance_loss": _Reported("balance_loss", _same, _same),
+    "router_z_loss": _Reported("router_z_loss", _same, _same),
+}
+"""Choice -> how it is reported."""
+
+
+class ChoiceMeans:
+    """Means of the choices over forward passes, for each layer. They stay on the device until they are read."""
+
+    def __init__(self) -> None:
+        self._sums: list[dict[str, Tensor]] = []
+        self._n_sequences = 0
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """The sums of all layers, one after the other."""
+        return [value for sums in self._sums for value in sums.values()]
+
+    def over(self, n_processes: int, sums: Sequence[Tensor]) -> "ChoiceMeans":
+        """The means over so many processes. sums: `sums`, each summed over the processes."""
+        means, values = ChoiceMeans(), iter(sums)
+        means._sums = [{name: next(values) for name in own} for own in self._sums]
+        means._n_sequences = self._n_sequences * n_processes
+        return means
+
+    def add(self, choices: Sequence[Choices], n_sequences: int) -> None:
+        """Takes in a pass over so many sequences."""
+        self._n_sequences += n_sequences
+        self._sums = self._sums or [{} for _ in choices]
+        for sums, chosen in zip(self._sums, choices):
+            for name in (name for name in REPORTED if name in chosen):  # in one order in all processes
+                value = n_sequences * REPORTED[name].of_pass(chosen[name].detach())
+                sums[name] = sums[name] + value if name in sums else value
+
+    def means(self) -> list[dict[str, Tensor]]:
+        """The means of all choices of each layer."""
+        return [{name: value / self._n_sequences for name, value in sums.items()} for sums in self._sums]
+
+    def by_layer(self, name: str) -> list[Tensor | None]:
+        """The mean of a choice in each layer; None in a layer that does not make it."""
+        return [means.get(name) for means in self.means()]
+
+    def record(self) -> dict[str, list[float | None]]:
+        """Key -> one number a layer, null where the layer makes no such choice; only keys that some layer has."""
+        layers = self.means()
+        return {
+            reported.key: [float(reported.of_mean(means[name])) if name in means else None for means in layers]
+            for name, reported in REPORTED.items()
+            if any(name in means for means in layers)
+        }
+
+
+def score_gradient_norms(model: Decoder) -> list[float | None]:
+    """Norm of the gradient of each layer's width score and its bias, after clipping; null where a layer has none.
+
+    Called by all processes that share the model.
+    """
+    norms: list[float | None] = [None] * model.config.n_layers
+    for index, ffn in dynamic_modules(model).items():
+        if parameters := ffn.choice_parameters():
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
+    return norms
+
+
+def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
+    """The entries of a training record on choices; empty if no layer chooses. Call between a step and the next."""
+    record: dict[str, Any] = dict(choices.record())
+    if "width_fraction" in record:
+        record["score_grad_norm"] = score_gradient_norms(model)
+    return record
+
+
+def dead_scores(record: dict[str, Any]) -> list[str]:
+    """A warning for each layer whose width score has no gradient in a training record."""
+    norms = record.get("score_grad_norm", [])
+    return [
+        f"layer {number}: the gradient of its width score is 0, so training does not move its widths"
+        for number, norm in enumerate(norms, start=1)
+        if norm == 0
+    ]
+
+
+class MTPLosses:
+    """Mean losses of the depths over forward passes. They stay on the device until they are read."""
+
+    def __init__(self) -> None:
+        self._sums: list[Tensor] = []
+        self._counts: list[int] = []
+
+    def add(self, losses: Sequence[Tensor]) -> None:
+        """Takes in a pass; see `model.decoder.Loss.mtp_losses`."""
+        if not self._sums:
+            self._sums = [torch.zeros((), dtype=torch.float64, device=found.device) for found in losses]
+            self._counts = [0] * len(losses)
+        for k, found in enumerate(losses):
+            self._sums[k] = self._sums[k] + found.sum(dtype=torch.float64)
+            self._counts[k] += found.numel()
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """The sum of each depth."""
+        return self._sums
+
+    def over(self, n_processes: int, sums: Sequence[Tensor]) -> "MTPLosses":
+        """The losses over so many processes. sums: `sums`, each summed over the processes."""
+        losses = MTPLosses()
+        losses._sums, losses._counts = list(sums), [n * n_processes for n in self._counts]
+        return losses
+
+    def means(self) -> list[float]:
+        """Nats per token of each depth, over the positions it was asked at; empty without such heads."""
+        return [float(total) / count for total, count in zip(self._sums, self._counts)]
+
+    def record(self) -> dict[str, list[float]]:
+        """Key -> means, for a record; empty without such heads."""
+        return {"mtp_losses": self.means()} if self._sums else {}
+
+
+KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
+"""What a record holds, each with one entry per layer."""
+
+
+class LayerWatch(Recompute):
+    """Runs the layers of a model as they are run anyway, and looks at what comes out.
+
+    It stands outside of them: a compiled layer stays compiled, and one that runs again in the backward pass is seen
+    once. Nothing of it has a gradient, and no random number is drawn.
+    """
+
+    def __init__(self, model: Decoder):
+        super().__init__(model.recompute.every)
+        self._model, n_layers = model, len(model.layers)
+        self._squares = torch.zeros(n_layers, dtype=torch.float64, device=model.progress.device)
+        self._n_numbers = [0] * n_layers
+        self._before: list[list[Tensor]] = []
+        self._sums: list[Tensor] = []
+
+    def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
+        """See `Recompute.run`. Further heads run as well, and are not looked at."""
+        found = super().run(index, layer, *inputs, cache=cache)
+        if layer is self._model.layers[index]:
+            config = self._model.config
+            with torch.no_grad():
+                output = config.residual.to_slots(found[0], config.widths[index])
+                self._squares[index] += _square(output)
+            self._n_numbers[index] += output.numel()
+        return found
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Looks at gradients and weights, and copies the weights. Called between backward pass and update."""
+        weights = [list(layer.parameters()) for layer in self._model.layers]
+        gradients = [[each.grad for each in own if each.grad is not None] for own in weights]
+        self._sums = [_sum_of_squares(own, self._squares) for own in (*gradients, *weights)]
+        self._before = [[held(each).clone() for each in own] for own in weights]
+
+    @torch.no_grad()
+    def measured(self, processes: Processes) -> Tensor:
+        """(4, n_layers) float64, in the order of KEYS. Called by all processes after the update, or without one.
+
+        Sums are over what each process holds, so that no tensor is gathered.
+        """
+        layers = zip(self._model.layers, self._before, strict=True)
+        changes = [[held(now) - then for now, then in zip(layer.parameters(), own)] for layer, own in layers]
+        local = [*self._sums, *(_sum_of_squares(own, self._squares) for own in changes)]
+        of_held, outputs = processes.all_reduce_sum([torch.stack(local), self._squares])
+        n_copies = processes.world_size // processes.n_shards
+        n_numbers = torch.tensor(self._n_numbers, device=outputs.device) * processes.world_size
+        return torch.stack((*(of_held / n_copies).view(3, -1), outputs / n_numbers)).sqrt()
+
+
+def _square(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+
+
+def _sum_of_squares(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
+    return sum((_square(held(each)) for each in tensors), start=like.new_zeros(()))
+
+
+@contextmanager
+def watched_layers(model: Decoder, is_due: bool) -> Iterator[LayerWatch | None]:
+    """Looks at the layers in the block, if it is due."""
+    if not is_due:
+        yield None
+        return
+    usual, watch = model.recompute, LayerWatch(model)
+    model.recompute = watch
+    try:
+        yield watch
+    finally:
+        model.recompute = usual
+
+
+def norms_record(norms: Tensor) -> dict[str, list[float | None]]:
+    """Return the norms of `LayerWatch.measured` for a record. None where not finite. Waits for the device."""
+    values = [[value if math.isfinite(value) else None for value in row] for row in norms.tolist()]
+    return dict(zip(KEYS, values))
