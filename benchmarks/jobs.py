@@ -22,8 +22,8 @@ from step_shares import recipe_of
 
 from widthwise.data.loader import Loader
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.learner import Learner
 from widthwise.training.metrics import keep_freed_memory
+from widthwise.training.train_state import TrainState
 
 SHAPES = ((1, 2), (1, 8), (2, 8), (4, 8))
 """(times 128 wide, sequences of a step)."""
@@ -42,11 +42,11 @@ def train_when_told(recipe: Recipe, n_threads: int, told: Connection) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tokens = sources(Path(folder), 1, 4 * recipe.tokens_per_step)
         loader = Loader(tokens, seq_len=recipe.seq_len, batch_size=recipe.train.batch_size, seed=1)
-        learner = Learner.untrained(recipe, recipe.phases[0])
+        train_state = TrainState.untrained(recipe, recipe.phases[0])
         while n_steps := told.recv():
             began = time.perf_counter()
             for _ in range(n_steps):
-                learner.make_step(1, next(loader))
+                train_state.train_step(1, next(loader))
             told.send(time.perf_counter() - began)
 
 

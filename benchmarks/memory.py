@@ -24,11 +24,11 @@ import torch
 from harness import RESULTS, Part, run_parts
 
 from widthwise.config_io import parse
-from widthwise.data.boundaries import Boundaries
+from widthwise.data.loader import Boundaries
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.rank_memory import memory_on_cpu
-from widthwise.training.learner import Learner
 from widthwise.training.metrics import PeakMemory
+from widthwise.training.train_state import TrainState
 from widthwise.yaml_io import apply_overrides
 
 BASE: dict[str, Any] = {
@@ -91,13 +91,15 @@ def recipe_of(*overrides: str) -> Recipe:
 
 def train(recipe: Recipe, n_steps: int) -> int | None:
     """Bytes that the process held at most in the last of the steps."""
-    learner = Learner.untrained(recipe, recipe.phases[0])
+    train_state = TrainState.untrained(recipe, recipe.phases[0])
     peak: PeakMemory | None = None
     for step in range(1, n_steps + 1):
         shape = (recipe.train.batch_size, recipe.seq_len + 1)
         batch = torch.randint(recipe.explicit_model.vocab_size, shape)
         peak = PeakMemory(torch.device("cpu"))
-        learner.make_step(step, batch, Boundaries(SEPARATOR, recipe.data.mask_documents, recipe.data.reset_positions))
+        train_state.train_step(
+            step, batch, Boundaries(SEPARATOR, recipe.data.mask_documents, recipe.data.reset_positions)
+        )
     return peak and peak.n_bytes()
 
 

@@ -21,7 +21,7 @@ from widthwise.data.loader import Loader
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.learner import Learner
+from widthwise.training.train_state import TrainState
 
 OVER_FLOPS = {"x": 1.03, "hourglass": 1.10, "virtual": 1.10}
 """By which factor the step-time ratio of a quickstart's model may exceed the FLOP ratio."""
@@ -36,15 +36,18 @@ def quickstart(
     times: int, precision: Precision, n_rounds: int, recipe: Callable[..., Recipe] = recipe_of
 ) -> dict[str, Any]:
     """Whole steps of the quickstart's models, so many times as wide as 128, in turn. recipe: that of a variant."""
-    learners, recipes = {}, {variant: recipe(variant, times, precision) for variant in VARIANTS}
+    train_states, recipes = {}, {variant: recipe(variant, times, precision) for variant in VARIANTS}
     with tempfile.TemporaryDirectory() as folder:
         common = recipes["uniform"]
         tokens = sources(Path(folder), 1, 2 * common.tokens_per_step)
         batch = next(Loader(tokens, seq_len=common.seq_len, batch_size=common.train.batch_size, seed=1))
     for variant, own in recipes.items():
-        learners[variant] = Learner.untrained(own, own.phases[0])
-    spend(learners["dynamic"].model, SPENT_FRACTION)
-    steps = {variant: lambda learner=learner: learner.make_step(1, batch) for variant, learner in learners.items()}
+        train_states[variant] = TrainState.untrained(own, own.phases[0])
+    spend(train_states["dynamic"].model, SPENT_FRACTION)
+    steps = {
+        variant: lambda train_state=train_state: train_state.train_step(1, batch)
+        for variant, train_state in train_states.items()
+    }
     variants = summarise(interleave(steps, n_rounds=n_rounds), "uniform")
     base = common.phases[0].model.cost().forward_flops(common.seq_len)
     for variant, factor in OVER_FLOPS.items():

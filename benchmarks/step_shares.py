@@ -26,7 +26,7 @@ from widthwise.config_io import parse
 from widthwise.data.loader import Loader
 from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.learner import Learner
+from widthwise.training.train_state import TrainState
 from widthwise.yaml_io import read_recipe
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -136,17 +136,17 @@ def step_shares(variant: str, times: int, precision: str, n_rounds: int, peak_si
         with tempfile.TemporaryDirectory() as folder:
             tokens = sources(Path(folder), 1, 20 * recipe.tokens_per_step)
             loader = Loader(tokens, seq_len=recipe.seq_len, batch_size=recipe.train.batch_size, seed=1)
-            learner = Learner.untrained(recipe, recipe.phases[0])
+            train_state = TrainState.untrained(recipe, recipe.phases[0])
 
             def step() -> None:
-                learner.make_step(1, next(loader))
+                train_state.train_step(1, next(loader))
 
             def watched_step() -> None:
                 operators, began = OperatorTimes(), time.process_time()
                 batch = next(loader)
                 operators.seconds["data"] = time.process_time() - began
                 with operators:
-                    learner.make_step(1, batch)
+                    train_state.train_step(1, batch)
                 watched.append(operators)
 
             found = interleave({"step": step, "watched": watched_step}, n_rounds=n_rounds)["step"]
@@ -161,7 +161,7 @@ def step_shares(variant: str, times: int, precision: str, n_rounds: int, peak_si
     rate = product_flops / seconds[PRODUCT] / peak
     rest = sorted(((share, name) for name, share in shares.items() if name != PRODUCT), reverse=True)
     return {
-        "n_params": sum(parameter.numel() for parameter in learner.model.parameters()),
+        "n_params": sum(parameter.numel() for parameter in train_state.model.parameters()),
         "step_cpu_seconds": step_seconds,
         "shares": shares,
         "product_flops": product_flops,

@@ -17,9 +17,9 @@ import torch
 from widthwise.config_io import to_data
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.runs.train import train_or_resume
-from widthwise.training.joining import joined
-from widthwise.training.observer import Silence
-from widthwise.training.stopping import Interrupted
+from widthwise.training.joining import launched_processes
+from widthwise.training.launch import Interrupted
+from widthwise.training.observer import SilentObserver
 
 
 class Order(TypedDict):
@@ -37,7 +37,7 @@ def order(recipe: Recipe, out: Path, dtype: str = "float32", stop_at: int | None
     return Order(recipe=to_data(recipe), out=str(out), dtype=dtype, stop_at=stop_at)
 
 
-class _Stop(Silence):
+class _Stop(SilentObserver):
     def __init__(self, step: int | None):
         self._step = step
 
@@ -89,7 +89,7 @@ def train_on(n_processes: int, orders: Sequence[Order], folder: Path) -> None:
 
 def main() -> None:
     orders: list[Order] = json.loads(Path(sys.argv[1]).read_text())
-    with joined(parse_recipe(orders[0]["recipe"], "order").train):
+    with launched_processes(parse_recipe(orders[0]["recipe"], "order").train):
         carry_out(orders)
 
 

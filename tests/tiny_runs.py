@@ -11,7 +11,7 @@ from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS
-from widthwise.training.observer import Silence
+from widthwise.training.observer import SilentObserver
 from widthwise.yaml_io import apply_overrides
 
 
@@ -96,7 +96,7 @@ def unfinished_copy(source: Path, target: Path, step: int) -> Path:
     return target
 
 
-class Listener(Silence):
+class Listener(SilentObserver):
     """An observer that remembers messages, and calls `at_step(step)` after every step."""
 
     def __init__(self, at_step=lambda step: None):

@@ -17,7 +17,7 @@ from widthwise.analysis.virtual_width import (
     mean_distance,
     watched_sites,
 )
-from widthwise.data.boundaries import Boundaries
+from widthwise.data.loader import Boundaries
 from widthwise.model.decoder import Decoder
 
 

@@ -10,7 +10,7 @@ import torch
 from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
 
 from widthwise.analysis.dynamic_width import analyse_widths
-from widthwise.data.boundaries import Boundaries
+from widthwise.data.loader import Boundaries
 from widthwise.training.validation import validate
 
 

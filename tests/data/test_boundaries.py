@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.data.adopt import adopt
-from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.shards import ShardWriter
 from widthwise.merging import difference, merge
 
@@ -60,7 +60,7 @@ def test_documents_that_do_not_end_are_refused_where_they_must_be_told_apart(une
         with pytest.raises(UserError, match=message):
             config.boundaries(open_data(config))
     untold = parse(DataConfig, {"path": unended, "mask_documents": False})
-    assert untold.boundaries(open_data(untold)) is UNTOLD
+    assert untold.boundaries(open_data(untold)) is NO_BOUNDARIES
 
 
 def test_a_mixture_says_it_once_for_all_sources(unended, original):

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
 from widthwise.data.loader import HeldOut, Loader
-from widthwise.data.mixture import MixedWindows, TokenMixture
+from widthwise.data.mixture import FileWindows, MixedWindows, TokenMixture, permute
 from widthwise.data.shards import ShardWriter, TokenFile
-from widthwise.data.windows import FileWindows, permute
 
 few = settings(max_examples=25)
 OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}

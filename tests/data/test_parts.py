@@ -10,7 +10,7 @@ from source_folders import check_same_bytes, make_source
 
 from widthwise.config_io import UserError
 from widthwise.data import encode
-from widthwise.data import plan as plan_module
+from widthwise.data import prepare as prepare_module
 from widthwise.data.parts import (
     JoinParts,
     TokenizePart,
@@ -20,15 +20,14 @@ from widthwise.data.parts import (
     progress_of,
     shards_folder,
 )
-from widthwise.data.plan import PreparationPlan, make_plan, read_plan
-from widthwise.data.prepare import prepare
+from widthwise.data.prepare import PreparationPlan, make_plan, prepare, read_plan
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import open_source
 
 
 @pytest.fixture
 def source(tmp_path, monkeypatch) -> str:
-    monkeypatch.setattr(plan_module, "MIN_PART_BYTES", 1)
+    monkeypatch.setattr(prepare_module, "MIN_PART_BYTES", 1)
     monkeypatch.setattr(encode, "APPENDED_TOKENS_AT_ONCE", 97)
     return str(make_source(tmp_path / "source"))
 

@@ -14,10 +14,9 @@ import pytest
 from source_folders import check_same_bytes, make_source
 
 from widthwise.config_io import UserError
-from widthwise.data import plan as plan_module
+from widthwise.data import prepare as prepare_module
 from widthwise.data.corpus import named_corpus
-from widthwise.data.plan import make_plan
-from widthwise.data.prepare import prepare
+from widthwise.data.prepare import make_plan, prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import open_source
 from widthwise.data.workers import prepare_with_workers
@@ -27,7 +26,7 @@ OPTIONS = {"tokenizer": "bytes", "held_out": 0.3}
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan_module, "MIN_PART_BYTES", 1)
+    monkeypatch.setattr(prepare_module, "MIN_PART_BYTES", 1)
     return str(make_source(tmp_path / "source"))
 
 
@@ -68,11 +67,11 @@ def test_bad_options_are_refused_before_any_work(source, tmp_path, monkeypatch):
 PREPARE = """
 import sys
 from widthwise.config_io import UserError
-from widthwise.data import plan as plan_module
-from widthwise.data.plan import make_plan
+from widthwise.data import prepare as prepare_module
+from widthwise.data.prepare import make_plan
 from widthwise.data.workers import prepare_with_workers
 
-plan_module.MIN_PART_BYTES = 1
+prepare_module.MIN_PART_BYTES = 1
 try:
     prepare_with_workers(make_plan(sys.argv[1], tokenizer="bpe-300", max_parts=4), sys.argv[2], 2)
 except UserError as error:
@@ -146,3 +145,12 @@ def test_a_worker_that_dies_ends_the_preparation_with_an_error(slow_source, tmp_
     assert running.returncode == 1
     assert "workers: one of them died; use fewer if memory is short" in said
     assert not out.exists()
+
+
+def test_a_temporary_folder_too_long_for_a_socket_is_one_line(source, tmp_path, monkeypatch):
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with pytest.raises(UserError, match=r"TMPDIR: .*x is too long for the sockets of workers; set a shorter$"):
+        prepare_with_workers(make_plan(source, max_parts=4, **OPTIONS), tmp_path / "out", 2)
+    assert not (tmp_path / "out").exists()

@@ -21,10 +21,10 @@ from widthwise.model.decoder import build
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.shards import held, set_whole, whole
 from widthwise.recipe.recipe import Recipe
-from widthwise.training import learner as learner_module
-from widthwise.training.joining import joined
-from widthwise.training.learner import Learner, assembled
+from widthwise.training import train_state as train_state_module
+from widthwise.training.joining import launched_processes
 from widthwise.training.processes import Processes
+from widthwise.training.train_state import TrainState, assembled
 
 
 class Division(TypedDict):
@@ -57,30 +57,30 @@ def n_graphs(recipe: Recipe, processes: Processes) -> int:
 
     # Left early, a graph that runs as it is would leave autocast entered.
     whole_graphs = set_checkpoint_early_stop(False)
-    with whole_graphs, patch.object(learner_module, "compile_layers", partial(compile_layers, backend=kept)):
-        learner = Learner.untrained(recipe, recipe.phases[0], processes)
+    with whole_graphs, patch.object(train_state_module, "compile_layers", partial(compile_layers, backend=kept)):
+        train_state = TrainState.untrained(recipe, recipe.phases[0], processes)
         for step in (1, 2):
             n_rows = recipe.train.batch_size // processes.world_size
-            learner.make_step(step, torch.arange(n_rows * (recipe.seq_len + 1)).view(n_rows, -1))
+            train_state.train_step(step, torch.arange(n_rows * (recipe.seq_len + 1)).view(n_rows, -1))
     return len(graphs)
 
 
 def main() -> None:
     task_path, found = (Path(argument) for argument in sys.argv[1:])
     task = json.loads(task_path.read_text())
-    with joined(case("x, carried").train) as everybody:
+    with launched_processes(case("x, carried").train) as everybody:
         carry_out(task["orders"])
         shards = f"train.shards={everybody.world_size}"
         divisions, graphs = {}, {}
         for name in task["divided"]:
             recipe = case(name, shards)
-            with joined(recipe.train) as processes:
-                divisions[name] = processes.gather(division(recipe, processes))
+            with launched_processes(recipe.train) as processes:
+                divisions[name] = processes.all_gather_tensors(division(recipe, processes))
         for name in task["compiled"]:
             recipe = case(name, *COMPILED[name], shards)
-            with joined(recipe.train) as processes:
-                graphs[name] = processes.gather(n_graphs(recipe, processes))
-        if everybody.is_first:
+            with launched_processes(recipe.train) as processes:
+                graphs[name] = processes.all_gather_tensors(n_graphs(recipe, processes))
+        if everybody.is_rank_zero:
             found.write_text(json.dumps({"divisions": divisions, "graphs": graphs}))
 
 

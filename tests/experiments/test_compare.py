@@ -19,7 +19,7 @@ from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.records.comparison import Comparison
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 
 X = {"kind": "x", "bottleneck_width": 0.5, "bottleneck_layer": 0.7, "rounding": "balanced"}
 RECIPE = {
@@ -141,7 +141,7 @@ def test_a_folder_of_another_comparison_and_runs_that_saw_other_data_are_refused
 
 
 def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path, monkeypatch) -> None:
-    def interrupt(recipe, path, observer, shelf):
+    def interrupt(recipe, path, observer, data_cache):
         raise Interrupted(f"{path}: stopped", 2)
 
     monkeypatch.setattr(process_group, "train_or_resume", interrupt)
@@ -165,7 +165,7 @@ def short(tmp_path: Path) -> Experiment:
 def test_a_run_that_fails_stops_its_worker_and_waits_for_another(
     short: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def diverge(recipe, path, observer, shelf):
+    def diverge(recipe, path, observer, data_cache):
         raise RunFailed(f"{path}: loss is nan")
 
     with monkeypatch.context() as patch:

@@ -10,10 +10,10 @@ from widthwise.experiments import eta as eta_module
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.eta import Eta, Work
 from widthwise.experiments.running import run_plan
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, SilentObserver
 
 
-class Heard(Silence):
+class Heard(SilentObserver):
     def __init__(self):
         self.names: list[str] = []
         self.left: list[float] = []

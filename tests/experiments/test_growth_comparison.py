@@ -18,9 +18,9 @@ from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import Source, load_trained
+from widthwise.training.launch import Interrupted
 from widthwise.training.metrics import MEASURED_KEYS
-from widthwise.training.observer import Silence
-from widthwise.training.stopping import Interrupted
+from widthwise.training.observer import SilentObserver
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"n_heads": 2}},
@@ -88,9 +88,9 @@ def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothin
     with monkeypatch.context() as patch:
         patch.setattr(process_group, "resume", interrupt)
         with pytest.raises(Interrupted, match=r"wide: stopped; the same command goes on with the family"):
-            run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
+            run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", SilentObserver())
     branches = plan_family(source, recipes, [], tmp_path / "out")
-    found = run_family(branches, tmp_path / "out", Silence())
+    found = run_family(branches, tmp_path / "out", SilentObserver())
     assert Family.read(tmp_path / "out").to_data() == found.to_data()
     wide, deep = found["members"]
     assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * 4 * 24)
@@ -103,7 +103,7 @@ def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothin
     assert found["flops_alone"] == wide["flops_alone"] + deep["flops_alone"]
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
     assert len(stamps) == 2
-    assert run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence()) == found
+    assert run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", SilentObserver()) == found
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     for member in found["members"]:
         result = RunDir(Path(member["run"])).result()
@@ -120,7 +120,7 @@ def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> No
     wide = write(tmp_path / "wide.yaml", {**RECIPE, **larger})
     out = tmp_path / "out"
     branches = plan_family(Source.of(tmp_path / "small"), [wide], [], out, alone="tokens")
-    found = run_family(branches, out, Silence(), alone="tokens")
+    found = run_family(branches, out, SilentObserver(), alone="tokens")
     grown, alone = found.sizes[0].variants
     assert ([grown.name], [alone.name]) == (grown.runs, alone.runs) == (["wide"], ["wide-alone"])
     assert found.baseline_of(grown) == found.baseline_of(alone) == alone

@@ -23,7 +23,7 @@ from widthwise.experiments.sweep import read_sweep
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.metrics import MEASURED_KEYS
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, SilentObserver
 
 COMPARE = {"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {"model": {"d_model": 24}}}}
 
@@ -39,7 +39,7 @@ def records(folder: Path) -> dict[str, list[dict[str, object]]]:
     }
 
 
-class Heard(Silence):
+class Heard(SilentObserver):
     def __init__(self) -> None:
         self.names: list[str] = []
         self.stages: list[str] = []
@@ -80,7 +80,7 @@ class Task(Run):
 
     mark: Path = Path()
 
-    def train(self, observer: Observer | None = None, shelf: object = None) -> None:
+    def train(self, observer: Observer | None = None, data_cache: object = None) -> None:
         {"crash": crash, "fail_beside": fail_beside, "talk": talk}.get(self.name, wait_for_the_signal)(
             self.mark, observer
         )
@@ -90,7 +90,7 @@ def do_all(*names: str, mark: Path = Path(), observer: Observer | None = None) -
     recipe = tiny_recipe()
     tasks = [Task(mark.parent / "nothing" / name, recipe, name, mark=mark) for name in names]
     with process_group(recipe) as group:
-        train_all(Schedule(tasks, observer or Silence()), group, Jobs(2, 1), "comparison")
+        train_all(Schedule(tasks, observer or SilentObserver()), group, Jobs(2, 1), "comparison")
 
 
 def crash(mark: Path, observer: Observer) -> None:
@@ -99,7 +99,7 @@ def crash(mark: Path, observer: Observer) -> None:
 
 def wait_for_the_signal(mark: Path, observer: Observer) -> None:
     """Says that it is at work, and what it was stopped by."""
-    from widthwise.training.stopping import watch_signals
+    from widthwise.training.launch import watch_signals
 
     with watch_signals() as watch:
         mark.write_text("at work")
@@ -176,7 +176,7 @@ def test_workers_whose_first_process_is_killed_end_and_say_nothing() -> None:
     script = (
         f"import os, sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]!r}\n"
         "from test_jobs import *\n"
-        "class Last(Silence):\n"
+        "class Last(SilentObserver):\n"
         "    def message(self, text): os.kill(os.getpid(), signal.SIGKILL)\n"
         "    def beside(self): return self\n"
         "if __name__ == '__main__': do_all('talk', 'talk', observer=Last())\n"

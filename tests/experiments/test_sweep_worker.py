@@ -21,7 +21,7 @@ from widthwise.experiments.sweep import read_sweep
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 
 SEEDS = [4, 7, 9]
 DIVERGES = 1e6
@@ -137,7 +137,7 @@ def small(folder: Path, **section: Any) -> Experiment:
 def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path: Path, monkeypatch) -> None:
     plan = small(tmp_path)
 
-    def interrupt(recipe, path, observer, shelf):
+    def interrupt(recipe, path, observer, data_cache):
         raise Interrupted(f"{path}: stopped", 15)
 
     with monkeypatch.context() as patch:
@@ -154,11 +154,11 @@ def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path:
 def test_a_run_that_another_process_took_first_is_left_to_it_and_waited_for(tmp_path: Path, monkeypatch) -> None:
     plan, calls = small(tmp_path), []
 
-    def lost_at_first(recipe, path, observer, shelf):
+    def lost_at_first(recipe, path, observer, data_cache):
         calls.append(path.name)
         if len(calls) < 3:
             raise RunInUse(f"{path}: is in use by process 1")
-        return train_or_resume(recipe, path, observer, shelf)
+        return train_or_resume(recipe, path, observer, data_cache)
 
     monkeypatch.setattr(process_group, "train_or_resume", lost_at_first)
     found = run_experiment(plan, tmp_path, COMMAND)
@@ -179,7 +179,7 @@ def test_a_run_that_another_process_holds_is_shown_as_running_and_taken_over(tmp
 def test_a_mistake_that_can_be_mended_is_tried_again_by_the_next_start(tmp_path: Path, monkeypatch) -> None:
     plan = small(tmp_path)
 
-    def full_disk(recipe, path, observer, shelf):
+    def full_disk(recipe, path, observer, data_cache):
         raise UserError(f"{path}: no space left on device")
 
     with monkeypatch.context() as patch:

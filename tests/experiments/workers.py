@@ -22,11 +22,11 @@ from widthwise.data.config import open_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.running import run_experiment, run_plan
 from widthwise.experiments.sweep import read_sweep
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, SilentObserver
 from widthwise.yaml_io import read_recipe
 
 
-class Killer(Silence):
+class Killer(SilentObserver):
     """Kills its process after a number of steps, over all runs."""
 
     def __init__(self, n_steps: int):
@@ -38,7 +38,7 @@ class Killer(Silence):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Survivor(Silence):
+class Survivor(SilentObserver):
     """Leaves work to those that will be killed, however late they are."""
 
     def __init__(self, doomed: int):

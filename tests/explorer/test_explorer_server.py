@@ -14,7 +14,7 @@ from widthwise.config_io import UserError
 from widthwise.explorer.answers import Answers
 from widthwise.explorer.server import ExplorerServer
 from widthwise.explorer.setting import Setting
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 
 
 @pytest.fixture(scope="module")

@@ -97,16 +97,16 @@ def on_rank(wanted: int, fault: Fault) -> None:
 @fault
 def at_step(step: int, event: Fault) -> None:
     """Before the process makes that step."""
-    from widthwise.training.learner import Learner
+    from widthwise.training.train_state import TrainState
 
-    make_step = Learner.make_step
+    train_step = TrainState.train_step
 
-    def interrupted(learner: Learner, number: int, *arguments: Any) -> Any:
+    def interrupted(train_state: TrainState, number: int, *arguments: Any) -> Any:
         if number == step:
             event()
-        return make_step(learner, number, *arguments)
+        return train_step(train_state, number, *arguments)
 
-    Learner.make_step = interrupted
+    TrainState.train_step = interrupted
 
 
 @fault
@@ -169,19 +169,19 @@ def die() -> None:
 @fault
 def killed_after(n_steps: int, seconds: float) -> None:
     """A SIGKILL so many seconds after this process has begun with so many steps; of none, after it has started."""
-    from widthwise.training.learner import Learner
+    from widthwise.training.train_state import TrainState
 
-    make_step, left, killer = Learner.make_step, n_steps, threading.Timer(seconds, die)
+    train_step, left, killer = TrainState.train_step, n_steps, threading.Timer(seconds, die)
     killer.daemon = True
 
-    def counted(learner: Learner, number: int, *arguments: Any) -> Any:
+    def counted(train_state: TrainState, number: int, *arguments: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0:
             killer.start()
-        return make_step(learner, number, *arguments)
+        return train_step(train_state, number, *arguments)
 
-    Learner.make_step = counted
+    TrainState.train_step = counted
     if n_steps == 0:
         killer.start()
 

@@ -55,9 +55,9 @@ N = 3
 
 def calls(processes: Processes) -> dict[str, Callable[[], Any]]:
     """What all processes call, each to raise."""
-    first = {f"{name}, first": partial(processes.first, work) for name, (work, _) in UNLUCKY.items()}
+    first = {f"{name}, first": partial(processes.on_rank_zero, work) for name, (work, _) in UNLUCKY.items()}
     together = {
-        f"{name}, {rank}": partial(processes.together, partial(of_rank, rank, work, processes))
+        f"{name}, {rank}": partial(processes.all_gather, partial(of_rank, rank, work, processes))
         for name, (work, _) in UNLUCKY.items()
         for rank in range(N)
     }
@@ -75,7 +75,7 @@ def observe(folder: Path) -> None:
                 found[name] = f"no error: {call()}"
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}".partition(" at 0x")[0]
-        values = processes.together(lambda: processes.rank), processes.first(lambda: processes.rank)
+        values = processes.all_gather(lambda: processes.rank), processes.on_rank_zero(lambda: processes.rank)
         found["values"] = str(values)
     (folder / f"{processes.rank}.json").write_text(json.dumps(found))
 

@@ -7,7 +7,7 @@ from model_cases import config, decoder, random_tokens, variant
 from tiny_runs import tiny_recipe
 from torch._dynamo.utils import counters
 
-from widthwise.data.boundaries import UNTOLD, Boundaries
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
 
@@ -88,7 +88,10 @@ def test_distinct_widths_make_whole_graphs_of_their_own_and_layers_that_are_alik
 def test_rows_of_several_documents_need_as_many_graphs_and_compute_the_same():
     n_graphs = []
     tokens, targets = TOKENS[:, :-1] % 5, TOKENS[:, 1:]
-    for several in ((UNTOLD, UNTOLD), (Boundaries(3, masks=True, resets=True), Boundaries(2, masks=True, resets=True))):
+    for several in (
+        (NO_BOUNDARIES, NO_BOUNDARIES),
+        (Boundaries(3, masks=True, resets=True), Boundaries(2, masks=True, resets=True)),
+    ):
         torch._dynamo.reset()
         graphs: list = []
         model = compiled_of([24, 8], graphs, "model.mtp={n_depths: 1}")

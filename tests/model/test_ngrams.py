@@ -8,7 +8,7 @@ from measured import on_meta, parameters_by_part
 from model_cases import config, decoder, random_tokens
 
 from widthwise.config_io import UserError
-from widthwise.data.boundaries import Boundaries
+from widthwise.data.loader import Boundaries
 from widthwise.growth.plan import plan_growth
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.widthwise_format import Widthwise

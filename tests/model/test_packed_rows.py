@@ -9,7 +9,7 @@ from model_cases import OVER_WIDTH, decoder, random_tokens, variant
 from torch import Tensor
 from torch.testing import assert_close
 
-from widthwise.data.boundaries import UNTOLD, Boundaries
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.model.decoder import Decoder
 from widthwise.model.recompute import RECOMPUTE
 
@@ -41,7 +41,7 @@ def packed_rows() -> Tensor:
     return rows
 
 
-def scores(model: Decoder, rows: Tensor, boundaries: Boundaries = UNTOLD) -> list[Tensor]:
+def scores(model: Decoder, rows: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> list[Tensor]:
     """The logits of the model and of its further heads, as `loss` finds them: (B, T - k, vocab_size) at depth k."""
     tokens, targets = rows[:, :-1], rows[:, 1:]
     hidden: list[Tensor] = []

@@ -15,7 +15,7 @@ from widthwise.experiments.running import run_plan
 from widthwise.reports.writing import is_at_work, write_report
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import train
-from widthwise.training.observer import Silence
+from widthwise.training.observer import SilentObserver
 
 REFRESH = '<meta http-equiv="refresh" content="7">'
 
@@ -43,7 +43,7 @@ def test_the_page_of_a_run_at_work_shows_its_last_records_and_reloads(tmp_path: 
     assert not is_at_work([run])
 
 
-class Looking(Silence):
+class Looking(SilentObserver):
     """Writes the page of the folder when its second run has made three steps, and then fails."""
 
     def __init__(self, folder: Path):

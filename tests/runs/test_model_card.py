@@ -1,6 +1,6 @@
 """The README.md of an exported model, and the Python in it."""
 
-from widthwise.runs.model_card import profile_words
+from widthwise.runs.export import profile_words
 
 
 def test_the_profile_of_the_widths_has_a_name() -> None:

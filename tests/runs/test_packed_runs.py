@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
 
-from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus, Document
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.prepare import prepare
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe
@@ -17,7 +17,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
 from widthwise.training.objective import Objective
-from widthwise.training.step import optimizer_step
+from widthwise.training.train_state import optimizer_step
 
 EOS = 256
 PACKED = ("data.mask_documents=true", "data.reset_positions=true", "model.positions={n_positions: 17}")
@@ -73,7 +73,7 @@ def test_accumulation_equals_one_batch(float64, micro_batch_size, overrides):
     recipe, told = tiny_recipe(*PACKED, *overrides), Boundaries(7, masks=True, resets=True)
     models = [build(recipe.explicit_model, seed=1, dtype=torch.float64) for _ in range(3)]
     found = []
-    for model, size, boundaries in zip(models, (4, micro_batch_size, 4), (told, told, UNTOLD)):
+    for model, size, boundaries in zip(models, (4, micro_batch_size, 4), (told, told, NO_BOUNDARIES)):
         config = step_config(size)
         objective = Objective(config, model.config, batch.device)
         found.append(

@@ -15,7 +15,7 @@ from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
-from widthwise.data.boundaries import AS_ONE_DOCUMENT, UNTOLD, Boundaries
+from widthwise.data.loader import AS_ONE_DOCUMENT, NO_BOUNDARIES, Boundaries
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint, build
 from widthwise.model.sharded_units import sharded_units
@@ -24,7 +24,7 @@ from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.plan import RankMemory
 from widthwise.runs.rank_memory import Layout, ShardedModel
-from widthwise.training.learner import EntryRates
+from widthwise.training.growth_step import EntryRates
 
 N_RANKS = 3
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
@@ -204,7 +204,7 @@ def test_autograd_keeps_what_was_said_to_tell_documents_apart(name: str, told: s
     for precision in ("fp32", "bf16"):
         recipe = tiny_recipe(f"train.precision={precision}", "train.micro_batch_size=2", *PACKED[told])
         boundaries = Boundaries(7, recipe.data.mask_documents, recipe.data.reset_positions)
-        measured = kept_by_rows(precision, boundaries) - kept_by_rows(precision, UNTOLD)
+        measured = kept_by_rows(precision, boundaries) - kept_by_rows(precision, NO_BOUNDARIES)
         blank = blueprint(resolved)
         said = [
             ShardedModel(blank, recipe.optimizer, "cpu", packing)

@@ -15,7 +15,7 @@ from widthwise.runs import train as train_module
 from widthwise.runs.result import run_result
 from widthwise.runs.train import resume, train
 from widthwise.training import checkpoint_folder, saved_tensors
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"

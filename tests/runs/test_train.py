@@ -13,7 +13,7 @@ from widthwise.data.prepare import prepare
 from widthwise.model.decoder import Decoder
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train, train_or_resume
-from widthwise.training import learner
+from widthwise.training import train_state
 
 
 def test_records_stand_at_their_steps_in_order(finished):
@@ -118,7 +118,7 @@ def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):
     def run_out_of_memory(*arguments, **settings):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(learner, "optimizer_step", run_out_of_memory)
+    monkeypatch.setattr(train_state, "optimizer_step", run_out_of_memory)
     with pytest.raises(
         UserError, match=r"train.micro_batch_size: 2 sequences do not fit .* divisor of the 4 that a process has"
     ):

@@ -20,7 +20,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunFailed
 from widthwise.runs.train import train
 from widthwise.training import metrics
-from widthwise.training.joining import joined
+from widthwise.training.joining import launched_processes
 
 SKIP = "train.on_spike={kind: skip, factor: 1000, window_steps: 3, max_skipped: 2}"
 CASES: dict[str, tuple[Recipe, tuple[int, ...]]] = {
@@ -66,13 +66,13 @@ def speed(rank: int) -> dict[str, float | int | None]:
     makes 1 FLOP/s at most."""
     patch = pytest.MonkeyPatch()
     patch.setattr(metrics, "model_flops_utilization", lambda tokens, flops, device: tokens * flops)
-    with joined(tiny_recipe().train) as processes:
+    with launched_processes(tiny_recipe().train) as processes:
         return metrics.speed_record(1.0 + rank, 1000 * rank or None, processes, tokens_per_step=60, flops_per_token=5)
 
 
 if __name__ == "__main__":
     rank, found = int(os.environ["RANK"]), {}
-    with joined(tiny_recipe().train):
+    with launched_processes(tiny_recipe().train):
         for name, (recipe, batches) in CASES.items():
             with pytest.MonkeyPatch.context() as patch:
                 spoil(patch, dict.fromkeys(batches if rank == 1 else (), math.nan))

@@ -21,7 +21,7 @@ from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import Source
 from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
-from widthwise.training.learner import EntryRates
+from widthwise.training.growth_step import EntryRates
 
 WIDER = "growth=[{at_step: 2, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}}]"
 OPTIMIZERS = ["optimizer={kind: adamw, lr: 0.01}", "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"]

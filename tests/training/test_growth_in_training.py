@@ -16,11 +16,11 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
 from widthwise.training import growth_step
-from widthwise.training import learner as learner_module
+from widthwise.training import train_state as train_state_module
 from widthwise.training.growth_step import state_by_name
-from widthwise.training.learner import assembled
 from widthwise.training.objective import carried_state
 from widthwise.training.processes import ALONE
+from widthwise.training.train_state import assembled
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         compiled.append(model.config.n_layers)
         compile_layers(model, "eager")
 
-    monkeypatch.setattr(learner_module, "compile_layers", compile_in_seconds)
+    monkeypatch.setattr(train_state_module, "compile_layers", compile_in_seconds)
     growth = f"growth=[{{at_step: 4, model: {DEEPER}}}]"
     train(tiny_recipe(UNIFORM, growth, "train.compile=true", "train.checkpoint_every=null"), tmp_path / "run")
     assert compiled == [3, 5]

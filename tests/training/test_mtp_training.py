@@ -15,9 +15,9 @@ from widthwise.model.speculative import generate_drafted
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
-from widthwise.training.means import MTPLosses
 from widthwise.training.objective import Objective
-from widthwise.training.step import optimizer_step
+from widthwise.training.step_statistics import MTPLosses
+from widthwise.training.train_state import optimizer_step
 from widthwise.training.validation import validate
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))

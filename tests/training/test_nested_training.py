@@ -12,7 +12,7 @@ from widthwise.recipe.width_training import DistillConfig, NestedConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training.objective import NestedPasses, Objective
-from widthwise.training.step import optimizer_step
+from widthwise.training.train_state import optimizer_step
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))

@@ -15,10 +15,10 @@ from widthwise.model.decoder import build
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
-from widthwise.training import learner as learner_module
-from widthwise.training.norms import norms_record, watched_layers
+from widthwise.training import train_state as train_state_module
 from widthwise.training.objective import Objective
-from widthwise.training.step import optimizer_step
+from widthwise.training.step_statistics import norms_record, watched_layers
+from widthwise.training.train_state import optimizer_step
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
 MODELS = {
@@ -102,7 +102,7 @@ def test_they_change_no_bit_of_the_run(tmp_path: Path, overrides: tuple[str, ...
 
 @pytest.mark.hard
 def test_compiled_layers_stay_compiled_once(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(learner_module, "compile_layers", partial(compile_layers, backend="eager"))
+    monkeypatch.setattr(train_state_module, "compile_layers", partial(compile_layers, backend="eager"))
     compiled = ("train.compile=true", "train.checkpoint_every=null", "train.validate_every=null")
     n_graphs = []
     for every in ("null", "2"):

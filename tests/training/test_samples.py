@@ -13,7 +13,7 @@ from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 
 SAMPLE = "train.sample={prompts: ['<b>x', ''], n_tokens: 7, seed: 5}"
 

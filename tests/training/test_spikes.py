@@ -12,7 +12,7 @@ from tiny_runs import outcome, tiny_recipe, unfinished_copy, without_measurement
 from widthwise.recipe.train_section import SkipSpike
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train
-from widthwise.training.spikes import doubts_of_course
+from widthwise.training.spikes import loss_curve_warnings
 
 SKIP = "train.on_spike={kind: skip, factor: 4, window_steps: 3, max_skipped: 2}"
 
@@ -103,11 +103,11 @@ def test_a_spike_and_a_better_validation_before_cast_doubt_on_the_last_loss(tmp_
             {"event": "train", "step": 10 * place, "loss": loss} for place, loss in enumerate(train_losses, start=1)
         ]
         found += [{"event": "validation", "step": step, "loss": loss} for step, loss in enumerate(validations, start=1)]
-        assert doubts_of_course(found) == doubts
+        assert loss_curve_warnings(found) == doubts
     wild = ("optimizer.lr=3", "train.log_every=1", "train.validate_every=1", "train.max_loss_rise=1000")
     result = train(tiny_recipe(*wild), tmp_path / "run")
     assert result.doubts
-    assert list(result.doubts) == doubts_of_course(RunDir(tmp_path / "run").metrics())
+    assert list(result.doubts) == loss_curve_warnings(RunDir(tmp_path / "run").metrics())
 
 
 SCRIPT = Path(__file__).with_name("spikes_on_two.py")

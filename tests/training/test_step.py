@@ -6,9 +6,9 @@ from tiny_runs import step_config, tiny_recipe
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.width_training import NestedConfig, PenaltyBudget
-from widthwise.training.means import ChoiceMeans
 from widthwise.training.objective import Objective
-from widthwise.training.step import optimizer_step
+from widthwise.training.step_statistics import ChoiceMeans
+from widthwise.training.train_state import optimizer_step
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
 

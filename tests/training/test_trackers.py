@@ -12,7 +12,7 @@ from tiny_runs import Listener, tiny_recipe
 
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 from widthwise.training.tracked import TRACKERS, tracked, values_of
 
 Points = list[tuple[int, str, Any]]

@@ -11,7 +11,7 @@ from widthwise.recipe.width_training import LagrangianBudget, PenaltyBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training.objective import Objective, WidthBudget
-from widthwise.training.step import optimizer_step
+from widthwise.training.train_state import optimizer_step
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
 CPU = torch.device("cpu")

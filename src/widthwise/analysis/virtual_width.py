@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.analysis.meters import Moments
-from widthwise.data.boundaries import UNTOLD, Boundaries
-from widthwise.data.loader import HeldOut
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
@@ -113,7 +112,7 @@ class VirtualWidthMeter:
         self._n_tokens = 0
 
     @torch.no_grad()
-    def add(self, tokens: Tensor, boundaries: Boundaries = UNTOLD) -> None:
+    def add(self, tokens: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> None:
         """tokens: integers (B, T), as long as the model is used for. Needs n_slots^2 + n_slots * (blocks that all
         sites write) numbers for each of these tokens, and nothing once it has seen them.
         """

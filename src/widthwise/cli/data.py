@@ -87,7 +87,7 @@ def prepare_command(
                 corpus, out, held_out=kept, n_processes=options.processes, progress=shown.preparing, **spec
             )
         else:
-            from widthwise.data.plan import make_plan
+            from widthwise.data.prepare import make_plan
             from widthwise.data.workers import prepare_with_workers
 
             if options.processes != 1:

@@ -148,7 +148,7 @@ def explore(
     Example: `widthwise explore configs/x_200m.yaml`
     """
     from widthwise.explorer.answers import Answers
-    from widthwise.training.stopping import Interrupted
+    from widthwise.training.launch import Interrupted
 
     with _server(Answers(recipe, overrides or ()), options.port) as server:
         say(f"{server.url} (Ctrl-C ends it)")

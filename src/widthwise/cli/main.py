@@ -15,8 +15,7 @@ from widthwise.cli.terminal import remark, say
 from widthwise.config_io import UserError
 from widthwise.reports.formats import printable
 from widthwise.run_dir import RunFailed
-from widthwise.training.launch import is_silent, n_launched
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted, is_silent, n_launched
 
 ON_SEVERAL_PROCESSES = ("train", "resume", "compare", "sweep")
 """Verbs that work under torchrun, where every process runs the same command."""

@@ -39,7 +39,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     if _is_importing(frame):
         _leave(number, frame)
-    from widthwise.training.stopping import Interrupted
+    from widthwise.training.launch import Interrupted
 
     raise Interrupted("stopped by a signal; what has finished is kept", number)
 

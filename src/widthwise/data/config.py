@@ -12,9 +12,9 @@ import pydantic
 from pydantic import Discriminator, Tag
 
 from widthwise.config_io import Config, UserError
-from widthwise.data.boundaries import PackingConfig
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import ByFraction, ProgressCallback, ignore_progress, scan
+from widthwise.data.loader import PackingConfig
 from widthwise.data.manifest import FORMAT_VERSION
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepare import prepare

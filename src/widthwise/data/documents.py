@@ -65,7 +65,7 @@ class Scan:
 
 
 class Entry(NamedTuple):
-    """What is kept of a document when its text is not."""
+    """A document without its text: name, digest, size and split."""
 
     name: str
     digest: bytes
@@ -143,7 +143,7 @@ class Division(ABC):
 
     @abstractmethod
     def split(self, digest: bytes) -> Split | None:
-        """Where a document with this sha256 goes; None: nowhere."""
+        """Return the split of a document with this sha256; None: left out."""
 
     def held_out_elsewhere(self) -> Iterator[tuple[Document, Entry]]:
         """Held-out documents that are not of the corpus; they come before it."""
@@ -156,7 +156,7 @@ class Division(ABC):
             yield document, self.entry(document)
 
     def record(self, found: Scan) -> HeldOutRecord | None:
-        """Where the held-out split comes from, if it is not a fraction."""
+        """Return the source of the held-out split; None where it is a fraction."""
         return None
 
     def refuse_empty_split(self, found: Scan, name: str) -> None:

@@ -183,7 +183,7 @@ class SplitShards:
             self._scanner.count(entry)
 
     def has_room_for(self, splits: Splits) -> bool:
-        """Whether all documents of other shards fit behind these."""
+        """Return True where all documents of other shards fit behind these."""
         return self.max_tokens is None or self.n_train_tokens + splits.train.n_tokens <= self.max_tokens
 
     def append(self, folder: Path, splits: Splits, found: Scan, keys: Iterable[bytes]) -> None:
@@ -201,7 +201,7 @@ class SplitShards:
         self._scanner.count_totals(found)
 
     def _n_that_fit(self, train_lengths: np.ndarray) -> int:
-        """How many documents of a batch are taken; lengths (n_documents,) are 0 for others."""
+        """Count the documents of a batch that fit; lengths (n_documents,) are 0 for those not trained on."""
         if self.is_full:
             return 0
         if self.max_tokens is None:
@@ -212,7 +212,7 @@ class SplitShards:
         return n_kept
 
     def found(self) -> Scan:
-        """What was written, as a scan of it would find."""
+        """Return the totals of the documents written."""
         return self._scanner.result()
 
     def splits(self) -> Splits:

@@ -61,7 +61,7 @@ class Splits(Config):
 
 
 class HeldOutRecord(Config):
-    """Where the held-out split comes from, if it is not a fraction of the corpus."""
+    """Source of a held-out split that is not a fraction of the corpus."""
 
     sources: tuple[str, ...]
     n_left_out: int

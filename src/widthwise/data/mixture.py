@@ -1,15 +1,20 @@
-"""Several prepared corpora that training reads in given proportions.
+"""The windows of token files, and mixtures of several prepared corpora that training reads in given proportions.
 
-Each row goes to a source by arithmetic on its own number. Rows are divided between two parts, and each part again, down
-to single sources: of the first m rows of a division whose first part has the share p, that part gets round(m p). The
-parts are paired as Huffman does (1952), lightest first, so that of the first n rows no source has `MOST_OFF` rows more
-or less than its share of n, however many rows and sources there are. A division adds an error of at most 1/2, of which
-a source bears its share of the part that it lies in, and from the source upwards these parts grow at least as fast as
-the Fibonacci numbers: the sum of the errors is less than half the sum of the Fibonacci numbers' reciprocals. With two
-sources it is at most 1/2.
+A token file is cut into windows of seq_len + 1 tokens, `seq_len` apart, so that every token but the first is a target
+exactly once. In training every epoch of a file visits all of its windows in a random order of its own, computed and not
+stored.
+
+Each row of a mixture goes to a source by arithmetic on its own number. Rows are divided between two parts, and each
+part again, down to single sources: of the first m rows of a division whose first part has the share p, that part gets
+round(m p). The parts are paired as Huffman does (1952), lightest first, so that of the first n rows no source has
+`MOST_OFF` rows more or less than its share of n, however many rows and sources there are. A division adds an error of
+at most 1/2, of which a source bears its share of the part that it lies in, and from the source upwards these parts grow
+at least as fast as the Fibonacci numbers: the sum of the errors is less than half the sum of the Fibonacci numbers'
+reciprocals. With two sources it is at most 1/2.
 """
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -23,10 +28,96 @@ from widthwise.config_io import UserError
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.windows import FileWindows, Windows
 
 if TYPE_CHECKING:
     import torch
+
+
+N_ROUNDS = 8
+
+
+class Windows(ABC):
+    """The windows of one or several files, as a pure function of the row."""
+
+    n_windows: int
+    """Rows, from the first, in which no window comes twice."""
+
+    @abstractmethod
+    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
+        """The windows of these rows, uint64 (n,): int64 (n, seq_len + 1).
+
+        seed: of the order of training, which goes on from epoch to epoch; None: the order of the files, where a row
+        must be less than n_windows.
+        """
+
+    @abstractmethod
+    def source_of(self, row: int) -> str | None:
+        """Name of the source that a row is from; None if there is only one."""
+
+    @abstractmethod
+    def state(self) -> dict[str, int]:
+        """Return the numbers that identify the order of rows."""
+
+
+class FileWindows(Windows):
+    """The windows of one token file."""
+
+    def __init__(self, tokens: TokenFile, seq_len: int):
+        """Raises UserError if there are none."""
+        if seq_len < 1 or seq_len > tokens.n_tokens - 1:
+            raise UserError(
+                f"seq_len: got {seq_len}; {tokens.prefix} has {tokens.n_tokens} tokens, so 1 to {tokens.n_tokens - 1}"
+            )
+        self._tokens, self._seq_len = tokens, seq_len
+        self.n_windows = (tokens.n_tokens - 1) // seq_len
+
+    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
+        if seed is not None:
+            epochs, positions = np.divmod(rows, np.uint64(self.n_windows))
+            rows = permute(positions, self.n_windows, seed, epochs)
+        starts = (rows.astype(np.int64) * self._seq_len).tolist()
+        windows = [self._tokens.tokens(start, start + self._seq_len + 1) for start in starts]
+        import torch
+
+        return torch.from_numpy(np.stack(windows).astype(np.int64))
+
+    def source_of(self, row: int) -> str | None:
+        return None
+
+    def state(self) -> dict[str, int]:
+        return {"n_windows": self.n_windows, "data": self._tokens.fingerprint}
+
+
+def permute(positions: np.ndarray, n: int, seed: int, epochs: np.ndarray) -> np.ndarray:
+    """Permute positions by the random order of their epoch: uint64, a permutation of 0..n-1 per (seed, epoch).
+
+    A Feistel network over pairs modulo ceil(sqrt(n)), repeated while it leads outside 0..n-1 ("cycle walking", Black
+    and Rogaway 2002); the square is hardly larger than n, so few repeat. Needs no memory and no start-up time.
+    """
+    side = np.uint64(math.isqrt(n - 1) + 1)
+    keys = _mix(_mix(np.full_like(positions, seed)) ^ epochs.astype(np.uint64))
+    permuted = positions.astype(np.uint64)
+    outside = np.ones(len(permuted), dtype=bool)
+    while outside.any():
+        permuted[outside] = _feistel(permuted[outside], side, keys[outside])
+        outside = permuted >= n
+    return permuted
+
+
+def _feistel(values: np.ndarray, side: np.uint64, keys: np.ndarray) -> np.ndarray:
+    left, right = np.divmod(values, side)
+    for index in range(N_ROUNDS):
+        left, right = right, (left + _mix(keys ^ _mix(right * np.uint64(N_ROUNDS) + np.uint64(index))) % side) % side
+    return left * side + right
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): uint64 -> well-mixed uint64, one to one."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
 
 MOST_OFF = 1.68
 """Half of 3.3598..., the sum of the reciprocals of the Fibonacci numbers."""
@@ -41,7 +132,7 @@ class RowDivision(ABC):
 
     @abstractmethod
     def counts(self, n_rows: int) -> dict[str, int]:
-        """How many of the first n_rows rows each source has."""
+        """Count the rows of each source among the first n_rows."""
 
     def n_rows_within(self, limits: Mapping[str, int]) -> int:
         """The largest number of first rows of which no source has more than its limit."""
@@ -137,7 +228,7 @@ class MixedWindows(Windows):
         return self._division.place(row)[0]
 
     def counts(self, n_rows: int) -> dict[str, int]:
-        """How many of the first rows are of each source."""
+        """Count the rows of each source among the first n_rows."""
         return self._division.counts(n_rows)
 
     def state(self) -> dict[str, int]:
@@ -155,7 +246,7 @@ def windows_of(tokens: TokenFile | TokenMixture, seq_len: int) -> Windows:
 
 @dataclass(frozen=True)
 class SourceUse:
-    """How much of its training a run takes from one source, and how often it repeats it."""
+    """Share of one source in training, and how often it is repeated."""
 
     share: float
     """The share of the windows that training reads, between 0 and 1."""

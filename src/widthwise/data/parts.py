@@ -34,8 +34,7 @@ from widthwise.data.documents import (
 )
 from widthwise.data.encode import SplitShards, encode
 from widthwise.data.manifest import Splits
-from widthwise.data.plan import PLAN, PreparationPlan, read_plan
-from widthwise.data.prepare import finish, write_tokenizer
+from widthwise.data.prepare import PLAN, PreparationPlan, finish, read_plan, write_tokenizer
 from widthwise.data.prepared import PreparedData, assemble
 from widthwise.data.readers import open_source
 from widthwise.data.tokenizer import Tokenizer
@@ -48,7 +47,7 @@ SECONDS_BETWEEN_REPORTS = 0.5
 
 
 class PartRecord(Config):
-    """What a part holds, beside its shards."""
+    """Counts of a part, stored next to its shards."""
 
     splits: Splits
     n_left_out: int
@@ -65,7 +64,7 @@ class PartRecord(Config):
 
 
 class PartProgress(Config):
-    """How much of a part has been tokenized and written."""
+    """Progress of a part: what is tokenized and written."""
 
     n_bytes: int = 0
     """Bytes of text, as UTF-8."""
@@ -73,7 +72,7 @@ class PartProgress(Config):
 
 
 def held_out_folder(folder: Path) -> Path:
-    """Where `begin` puts the held-out documents of sources of their own, as a part."""
+    """Folder of the part that holds the documents of separate held-out sources."""
     return folder / "held_out"
 
 
@@ -87,7 +86,7 @@ def _progress_path(folder: Path, part: int) -> Path:
 
 
 def progress_of(folder: Path, part: int) -> PartProgress:
-    """How much of a part has been tokenized; zeros where it has not begun."""
+    """Read the progress of a part; zeros where it has not begun."""
     path = _progress_path(folder, part)
     return parse(PartProgress, read_json(path), str(path)) if path.exists() else PartProgress()
 
@@ -169,7 +168,7 @@ def _report(folder: Path, part: int, shards: SplitShards) -> None:
 
 
 def _planned_division(plan: PreparationPlan, folder: Path) -> Division:
-    """What divides the documents of a part, without the sources of held-out ones, which `begin` has read."""
+    """Return the division of a part's documents, by the digests that `begin` wrote of separate held-out sources."""
     if plan.held_out is not None:
         return ByFraction(plan.held_out)
     return Apart([*_read_digests(held_out_folder(folder))], plan.held_out_from)
@@ -189,7 +188,7 @@ def _entries(plan: PreparationPlan, part: int, division: Division) -> Iterator[t
 
 
 def _lies_behind_the_end(folder: Path, plan: PreparationPlan, part: int) -> bool:
-    """Whether the parts before that are there have more training tokens than the whole may have."""
+    """Return True where the finished parts before this one already exceed `max_tokens`."""
     if plan.max_tokens is None:
         return False
     done = [each for before in range(part) if (each := shards_folder(folder, before)).is_dir()]

@@ -125,7 +125,7 @@ class PreparedData:
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether the folder holds a finished preparation."""
+    """Return True for a folder with a finished preparation."""
     return (path / MANIFEST).is_file()
 
 

@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is a URL: `s3://...`, `https://...`, and those that are refused."""
+    """Return True for any URL, also of a refused protocol."""
     return re.match(r"[^/]+://", path) is not None
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from widthwise.config_io import UserError
 from widthwise.data.documents import ProgressCallback, ignore_progress
 from widthwise.data.extras import require
 from widthwise.data.parts import TokenizePart, begin, fill_from_parts, progress_of, shards_folder
-from widthwise.data.plan import PLAN, PreparationPlan, read_plan
+from widthwise.data.prepare import PLAN, PreparationPlan, read_plan
 from widthwise.data.prepared import PreparedData, assemble
 from widthwise.files import writing
 
@@ -30,7 +31,7 @@ SECONDS_TO_END = 10.0
 def prepare_with_workers(
     plan: PreparationPlan, out: Path | str, n_workers: int, progress: ProgressCallback = ignore_progress
 ) -> PreparedData:
-    """What `prepare` makes of the plan's source, byte for byte, by `n_workers` processes that read and tokenize parts.
+    """Prepare as `prepare` does, byte for byte, with `n_workers` processes that read and tokenize parts.
 
     Finished parts are kept beside `out` until it is whole, so that the same preparation, started again, goes on where
     it was killed. Raises UserError as `prepare`, where datatrove is not installed, and where a worker dies.
@@ -133,6 +134,8 @@ def main(folder: str, n_workers: int) -> int:
         _say("one of them died; use fewer if memory is short")
         return 1
     for error in failures:
+        if "AF_UNIX path too long" in str(error):
+            error = UserError(f"TMPDIR: {tempfile.gettempdir()} is too long for the sockets of workers; set a shorter")
         _say(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         return MISTAKE if isinstance(error, UserError) else 1
     return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.observer import Observer, Relay
+from widthwise.training.observer import ForwardingObserver, Observer
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Eta:
         return max(*own, together / (len(own) + len(self._elsewhere)))
 
 
-class _RunObserver(Relay):
+class _RunObserver(ForwardingObserver):
     """The observer of one run at work."""
 
     work: Work

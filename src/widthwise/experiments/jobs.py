@@ -18,9 +18,8 @@ from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunFailed
 from widthwise.runs.rank_memory import memory_on_cpu
-from widthwise.training.launch import is_launched
+from widthwise.training.launch import Interrupted, is_launched, watch_signals
 from widthwise.training.observer import Observer
-from widthwise.training.stopping import Interrupted, watch_signals
 
 Task = Callable[[Observer], object]
 """Trains something. It must be a function that can be pickled, as a partial of one of a module."""

@@ -11,13 +11,12 @@ from widthwise.config_io import UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunFailed
-from widthwise.runs.data_identity import DataShelf
+from widthwise.runs.data_identity import DataCache
 from widthwise.runs.train import resume, train_or_resume
-from widthwise.training.joining import joined
-from widthwise.training.launch import OfOneProcess
+from widthwise.training.joining import launched_processes
+from widthwise.training.launch import Interrupted, RankLocalError, watch_signals
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes
-from widthwise.training.stopping import Interrupted, watch_signals
 
 T = TypeVar("T")
 
@@ -38,11 +37,11 @@ class Run:
         """Name of its folder, by which the runs of an experiment are told apart."""
         return self.path.name
 
-    def train(self, observer: Observer | None = None, shelf: DataShelf | None = None) -> RunResult:
+    def train(self, observer: Observer | None = None, data_cache: DataCache | None = None) -> RunResult:
         """Train it to its end, from wherever it stands. Raises as `runs.train.train`."""
         if self.grown_at is not None:
             return resume(self.path, observer)
-        return train_or_resume(self.recipe, self.path, observer, shelf)
+        return train_or_resume(self.recipe, self.path, observer, data_cache)
 
 
 @dataclass(frozen=True)
@@ -55,37 +54,37 @@ class _Order:
 
 @contextmanager
 def process_group(recipe: Recipe) -> Iterator["ProcessGroup"]:
-    """The processes that were started together. recipe: any of the experiment. Raises UserError as `joined`."""
-    with joined(recipe.train) as processes:
-        yield ProcessGroup(processes, DataShelf())
+    """The processes that were started together. recipe: any of the experiment. Raises as `launched_processes`."""
+    with launched_processes(recipe.train) as processes:
+        yield ProcessGroup(processes, DataCache())
 
 
 class ProcessGroup:
     """The first process decides what is trained; the others train it with it."""
 
-    def __init__(self, processes: Processes, shelf: DataShelf):
-        self._processes, self.shelf = processes, shelf
+    def __init__(self, processes: Processes, data_cache: DataCache):
+        self._processes, self.data_cache = processes, data_cache
 
     def do(self, work: Callable[[], T]) -> T:
         """What the first process does, the others helping with each run it trains. All get its value, or its error."""
-        if self._processes.is_first:
-            return self._processes.first(work)
+        if self._processes.is_rank_zero:
+            return self._processes.on_rank_zero(work)
         with watch_signals() as watch:
-            while isinstance(told := self._processes.first(_not_here), _Order):
+            while isinstance(told := self._processes.on_rank_zero(_not_here), _Order):
                 if not self._signal(watch.received):
-                    _obey(told, self.shelf)
+                    _obey(told, self.data_cache)
         return cast(T, told)
 
     def train(self, run: Run, observer: Observer) -> RunResult:
         """Train a run, by all processes. Only inside of `do`."""
         self._tell(_Order(run))
-        return run.train(observer, self.shelf)
+        return run.train(observer, self.data_cache)
 
     def check_data(self, recipe: Recipe, observer: Observer) -> None:
         """Prepares and checks the data of all runs. Raises UserError where there are none, before a run does."""
-        data = self.shelf.open(recipe.data, observer.preparing)
+        data = self.data_cache.open(recipe.data, observer.preparing)
         recipe.held_out(data).check()
-        self.shelf.check(recipe.data, observer.preparing)
+        self.data_cache.check(recipe.data, observer.preparing)
 
     def wait(self, seconds: float) -> None:
         """Waits. Raises Interrupted after Ctrl-C or SIGTERM. Only inside of `do`."""
@@ -98,25 +97,25 @@ class ProcessGroup:
         self._tell(_Order())
 
     def _tell(self, order: _Order) -> None:
-        self._processes.first(lambda: order)
+        self._processes.on_rank_zero(lambda: order)
         if received := self._signal(None):
             raise Interrupted("stopped before the next run", received)
 
     def _signal(self, received: int | None) -> int:
         """The signal that any process got while it was waiting for an order; 0 if none."""
-        return int(self._processes.largest(received or 0)[0])
+        return int(self._processes.all_reduce_max(received or 0)[0])
 
 
 def _not_here() -> NoReturn:
     raise AssertionError("only the first process decides")
 
 
-def _obey(order: _Order, shelf: DataShelf) -> None:
+def _obey(order: _Order, data_cache: DataCache) -> None:
     if order.run is None:
         return
     try:
-        order.run.train(shelf=shelf)
-    except OfOneProcess:
+        order.run.train(data_cache=data_cache)
+    except RankLocalError:
         raise
     except (UserError, RunFailed, Interrupted):
         pass  # the first process has the same, and decides what comes of it

@@ -29,9 +29,10 @@ from widthwise.records.record import finite
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.environment import command_line
+from widthwise.runs.listing import stop_message
 from widthwise.runs.speed import chosen_precision, step_seconds
-from widthwise.training.launch import OfOneProcess, is_launched
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.launch import RankLocalError, is_launched
+from widthwise.training.observer import Observer, SilentObserver
 
 PRECISION = "precision"
 """File that holds what `precision: auto` is in an experiment."""
@@ -76,7 +77,12 @@ def run_experiment(
     upgrade of Python, and Interrupted after Ctrl-C or SIGTERM. Under torchrun all processes call this, and train each
     run together.
     """
-    folder, says, at_a_time, command = Path(folder), observer or Silence(), jobs or Jobs(), command or command_line()
+    folder, says, at_a_time, command = (
+        Path(folder),
+        observer or SilentObserver(),
+        jobs or Jobs(),
+        command or command_line(),
+    )
 
     def work() -> Comparison | Sweep:
         if at_a_time.n > 1 or plan.axes is not None:
@@ -180,7 +186,7 @@ class _SweepSchedule(Schedule):
 
     def may_begin(self, run: Run) -> bool:
         """A run that has diverged would diverge again, whoever trained it."""
-        if (reason := _stopped(RunDir(run.path))) is None:
+        if (reason := stop_message(RunDir(run.path))) is None:
             return True
         self._fail(run.point, f"{run.path}: {reason}", is_final=True)
         return False
@@ -194,7 +200,7 @@ class _SweepSchedule(Schedule):
         self.write()
 
     def failed(self, run: Run, error: BaseException) -> None:
-        if not isinstance(error, (UserError, RunFailed)) or isinstance(error, (StorageAway, OfOneProcess)):
+        if not isinstance(error, (UserError, RunFailed)) or isinstance(error, (StorageAway, RankLocalError)):
             raise error  # the trouble is not the point's
         if run.point not in self._failures:
             self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))
@@ -212,14 +218,6 @@ class _SweepSchedule(Schedule):
         sweep = self._findings.sweep(self._failures)
         sweep.write(self._folder)
         return sweep
-
-
-def _stopped(run: RunDir) -> str | None:
-    """Why a run has ended itself, and nobody is at work on it; None for any other."""
-    if not run.exists or run.has_result:
-        return None
-    last, _ = run.metrics_file.last_records()
-    return last.get("message", last.get("reason")) if last.get("event") == "stopped" else None
 
 
 def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None:

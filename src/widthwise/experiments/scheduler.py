@@ -15,8 +15,8 @@ from widthwise.experiments.eta import Eta, Work
 from widthwise.experiments.jobs import JobProcess, Jobs
 from widthwise.experiments.process_group import ProcessGroup, Run
 from widthwise.run_dir import RunDir, RunInUse
+from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
 from widthwise.training.observer import Observer
-from widthwise.training.stopping import Interrupted, interruption_adds, watch_signals
 
 POLL_SECONDS = 1.0
 """How often a worker with nothing left to begin looks at the runs that others hold."""
@@ -179,7 +179,9 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                         looks_at = time.monotonic() + POLL_SECONDS
                         break
                     at_work[process] = run
-                    process.begin(partial(run.train, shelf=group.shelf), schedule.showing(run, process.observer))
+                    process.begin(
+                        partial(run.train, data_cache=group.data_cache), schedule.showing(run, process.observer)
+                    )
             if not at_work:
                 if stop is not None or not patience.goes_on():
                     break

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from widthwise.config_io import UserError, parse
 from widthwise.explorer.answers import Answers
 from widthwise.explorer.setting import Setting
-from widthwise.training.stopping import Interrupted
+from widthwise.training.launch import Interrupted
 
 ADDRESS = "127.0.0.1"
 JSON = "application/json"

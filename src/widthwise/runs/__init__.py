@@ -1,1 +1,1 @@
-"""What can be done with a run directory: train, resume, grow, bake, pad, import, export, evaluate, analyse."""
+"""Verbs on a run directory: train, resume, grow, bake, pad, import, export, evaluate, analyse."""

@@ -32,7 +32,7 @@ from widthwise.runs.environment import command_line, shown_path
 from widthwise.runs.loaded import LoadedModel, check_tokenizer, is_own_format, is_run, load_model, loading
 from widthwise.runs.result import model_analyses
 from widthwise.runs.trained import chosen_checkpoint, kept_steps, tokenizer_of
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.validation import validate
 
 N_TOKENS = 2**16
@@ -61,7 +61,7 @@ def analyse(
     ones, each as a model of its own. Models are loaded one at a time, and what is kept does not grow with the text.
     Raises UserError for what cannot be read.
     """
-    observer, options = observer or Silence(), ProfileOptions()
+    observer, options = observer or SilentObserver(), ProfileOptions()
     of_paths = _named([ModelSource.at(Path(path), step) for path in listed(sources)])
     named = of_paths
     if every_checkpoint:

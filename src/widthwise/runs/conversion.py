@@ -31,7 +31,7 @@ from widthwise.runs.trained import Source, check_tokenizer
 from widthwise.training import checkpoint
 from widthwise.training.growth_step import adopt
 from widthwise.training.objective import carried_state
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.state import RunState
 from widthwise.yaml_io import to_yaml
 
@@ -97,7 +97,7 @@ def carry_out(
     Returns `Intention.record` with the certificate. Raises UserError where the function would not be preserved, unless
     the intention allows it, and where `out` is not free.
     """
-    observer, out = observer or Silence(), Path(out)
+    observer, out = observer or SilentObserver(), Path(out)
     check_free(out)
     plan = intention.plan
     optimizer = intention.recipe.optimizer.with_factors(grown_factors(plan, source.optimizer.factors))

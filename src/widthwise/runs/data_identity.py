@@ -1,4 +1,4 @@
-"""The data of runs: the identity by which a resumed run checks that they are the same, and a shelf for several runs."""
+"""The data of runs: the identity by which a resumed run checks that they are the same, and a cache for several runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,12 +45,12 @@ class Identity(Config):
         return {KEY: to_data(self)}
 
     def compared(self, other: "Identity") -> tuple[str, str]:
-        """What two data sets are that differ, in words."""
+        """Describe two data sets that differ."""
         return str(self), str(other)
 
 
 class DataIdentity(Identity):
-    """What makes one prepared folder the data it is."""
+    """Identity of one prepared folder."""
 
     corpus: CorpusIdentity
     files: dict[str, str]
@@ -74,7 +74,7 @@ class SourceIdentity(Config):
 
 
 class MixtureIdentity(Identity):
-    """What makes a mixture the data it is: its prepared folders and the proportions in which they are read."""
+    """Identity of a mixture: its prepared folders and their proportions."""
 
     sources: dict[str, SourceIdentity]
 
@@ -137,7 +137,7 @@ def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:
 
 
 def has_seen_data(run: RunDir) -> bool:
-    """Whether a run is bound to its data. An imported one may take any of its tokenizer, until it is trained."""
+    """Return True for a run bound to its data. An imported one accepts any data of its tokenizer until it is trained."""
     environment = run.environment()
     return KEY not in environment or environment[KEY] is not None
 
@@ -146,8 +146,8 @@ Stamps = dict[Path, tuple[int, int, int]]
 """File -> its inode, its size in bytes, and when it was changed, in ns."""
 
 
-class DataShelf:
-    """What was opened for a data section stays, with what its check found, until one of its files changes.
+class DataCache:
+    """Keeps what was opened and checked for a data section until one of its files changes.
 
     A comparison keeps one for all its runs; a run that is trained alone begins with an empty one. In another process,
     to which it is sent by pickle, data are opened again, but not checked again.
@@ -158,11 +158,11 @@ class DataShelf:
         self._checked = dict(checked)
         self._opened: dict[str, tuple[OpenedData, Stamps]] = {}
 
-    def __reduce__(self) -> tuple[type["DataShelf"], tuple[Mapping[str, Stamps]]]:
-        return DataShelf, (self._checked,)
+    def __reduce__(self) -> tuple[type["DataCache"], tuple[Mapping[str, Stamps]]]:
+        return DataCache, (self._checked,)
 
     def open(self, section: DataSection, progress: ProgressCallback) -> OpenedData:
-        """What `open_data` opens; while its files stay the same they are opened once."""
+        """Open as `open_data` does, once while the files stay the same."""
         key = section.model_dump_json()
         kept = self._opened.get(key)
         if kept is None or kept[1] != _stamps(kept[0]):

@@ -125,7 +125,7 @@ class Device:
         return f"each sending {node:g} GB/s in a node of {DEVICES_PER_NODE} and {network:g} GB/s between nodes"
 
     def ring_bytes_per_second(self, n_devices: int, n_in_node: int) -> float:
-        """What a device sends in a ring of n_devices, n_in_node of them in each node.
+        """Bytes per second that a device sends in a ring of n_devices, n_in_node of them in each node.
 
         A ring leaves a node at one place only, so several rings use the network of all its devices at once.
         """

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def command_line() -> str:
-    """What this process was called with, for a shell; no path outside the working folder and no password is shown."""
+    """Return the shell command of this process, without passwords or paths outside the working folder."""
     shown = (_without_private_path(_without_password(argument)) for argument in sys.argv[1:])
     return shlex.join(["widthwise", *shown])
 
@@ -85,7 +85,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -135,5 +135,5 @@ def read_clocks() -> Clocks | None:
 
 
 def is_shared(share: float | None) -> bool:
-    """Whether other processes used so much of the machine that the speed of a run is not comparable."""
+    """Return True where other processes used too much of the machine for a run's speed to be comparable."""
     return share is not None and share > LARGEST_SHARE

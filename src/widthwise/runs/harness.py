@@ -27,7 +27,7 @@ TASKS_OPTIONS = ("--tasks", "-t")
 
 @dataclass(frozen=True)
 class HarnessAnswers:
-    """What a model answered."""
+    """Answers of a model."""
 
     metrics: dict[str, Metrics]
     """Task or group of tasks -> its metrics."""
@@ -117,7 +117,7 @@ def harness_results(
     limit: int | None = None,
     log_samples: bool = False,
 ) -> dict[str, Any]:
-    """What `lm_eval.simple_evaluate` returns.
+    """Run `lm_eval.simple_evaluate` and return its results.
 
     tasks: names that the harness knows, and files of local questions (NAME.jsonl; see `evaluation.local_tasks`), which
     alone need no network. num_fewshot: examples before each question; what a task says where not given. limit:
@@ -254,7 +254,7 @@ def _check_known(names: Sequence[str], known: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _data_errors(asked: Sequence[str]) -> Iterator[None]:
-    """What the harness says of data it cannot have, as one line."""
+    """Turn the harness's errors about unavailable data into one line."""
     from datasets.exceptions import DatasetsError
 
     try:

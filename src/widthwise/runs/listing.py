@@ -67,6 +67,14 @@ def _read(run: RunDir) -> ListedRun:
     )
 
 
+def stop_message(run: RunDir) -> str | None:
+    """Return why a run that nobody is at work on has ended itself; None for any other."""
+    if not run.exists or run.has_result:
+        return None
+    last, _ = run.metrics_file.last_records()
+    return last.get("message", last.get("reason")) if last.get("event") == STOPPED else None
+
+
 def _state(run: RunDir, has_ended_itself: bool) -> RunState:
     if run.has_result:
         return "finished"
@@ -91,7 +99,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _n_bytes(folder: Path) -> int:
-    """What a run that is at work deletes meanwhile does not count."""
+    """Sum the file sizes; a file that a running process deletes meanwhile does not count."""
     total = 0
     for path, _, files in os.walk(folder):
         for name in files:

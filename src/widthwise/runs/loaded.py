@@ -134,7 +134,7 @@ def load_model(
 
 
 def is_run(path: Path, step: int | None) -> bool:
-    """Whether a path is to be read as a run, and not as a Hugging Face folder. Raises UserError for a step of one."""
+    """Tell a run from a Hugging Face folder. Raises UserError for the step of a folder."""
     if RunDir(path).exists or not (path / CONFIG).is_file():
         return True
     if step is not None:
@@ -143,7 +143,7 @@ def is_run(path: Path, step: int | None) -> bool:
 
 
 def is_own_format(path: Path) -> bool:
-    """Whether `widthwise export` wrote the folder as a `widthwise` model."""
+    """Return True for a folder that `widthwise export` wrote as a `widthwise` model."""
     return read_json_mapping(path / CONFIG).get("model_type") == WIDTHWISE.model_type
 
 

@@ -1,4 +1,4 @@
-"""What training a recipe costs on devices of a kind: memory by part, what fits, time, traffic, data. Nothing is trained
+"""Costs of training a recipe on devices of a kind: memory by part, what fits, time, traffic, data. Nothing is trained
 or written.
 
 `Planner.plan` looks at one number of devices closely, for `widthwise plan`; `dry_run` compares several, for
@@ -84,7 +84,7 @@ class Planner:
         )
 
     def memory(self, train: TrainConfig) -> RankMemory:
-        """What a device holds, with a train section of the same batch."""
+        """Memory of a device, with a train section of the same batch."""
         return self._sharded.memory(train, self.recipe.seq_len, Layout.of(train, self.layout.n_devices))
 
     def setup(self, device: Device, kind: ActivationCheckpointing) -> Setup:
@@ -121,7 +121,7 @@ class Planner:
         return sorted(hours, key=lambda pair: pair[1])
 
     def deployment(self, device: Device | None) -> Deployment:
-        """How the devices share a step; without a kind of device no times, and not whether it fits."""
+        """Layout of a step over devices; without a kind of device neither times nor fit."""
         recipe, layout = self.recipe, self.layout
         memory, traffic = self.memory(recipe.train), self._sharded.traffic(layout)
         n_tokens, n_held = (

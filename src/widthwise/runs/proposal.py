@@ -39,7 +39,7 @@ class Request:
     """None: as many as the law says."""
 
     def fits(self, recipe: Recipe, kind: ActivationCheckpointing) -> bool:
-        """Whether a pass of TOKENS_PER_PASS fits, one of several of a step."""
+        """Return True where a pass of TOKENS_PER_PASS fits, one of several of a step."""
         n_sequences = max(1, TOKENS_PER_PASS // recipe.seq_len)
         sizes = {"batch_size": 2 * n_sequences * self.n_devices, "micro_batch_size": n_sequences}
         train = recipe.train.model_copy(update={**sizes, "activation_checkpointing": kind})

@@ -1,4 +1,4 @@
-"""What one of several processes holds and sends in a training step, computed from shapes.
+"""Memory and traffic of one rank in a training step, computed from shapes.
 
 Weights, gradients and optimizer state are fp32, gathered and reduced as they are. A layer is gathered for its forward
 and again for its backward pass; the next one is gathered meanwhile. The rest of the model, the root, stays gathered
@@ -19,7 +19,7 @@ from torch import nn
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
-from widthwise.data.boundaries import AS_ONE_DOCUMENT, PackingConfig
+from widthwise.data.loader import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
@@ -37,7 +37,7 @@ FP32_BYTES, BF16_BYTES = 4, 2
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step is divided among devices, one process on each; neighbours share a copy of the model."""
+    """Division of a step among devices, one rank on each; neighbours share a replica."""
 
     n_devices: int
     n_shards: int
@@ -60,7 +60,7 @@ class Layout:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing is divided: a process that is alone trains the plain model."""
+        """True for a single process, which trains the plain model."""
         return self.n_devices == 1
 
     @property
@@ -86,7 +86,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Backward:
-    """What is there while the backward pass is at a layer or further head; costs are per token."""
+    """Tensors alive while the backward pass is at a layer or MTP head; costs are per token."""
 
     name: str
     kept: Cost
@@ -189,11 +189,11 @@ class ShardedModel:
         ]
 
     def has_momentum_alone(self, parameter: nn.Parameter) -> bool:
-        """Whether the optimizer keeps one number for each entry, and not two."""
+        """True where the optimizer keeps one number for each entry, not two."""
         return any(parameter is each for each in self._hidden_matrices)
 
     def weight_traffic_bytes(self, layout: Layout) -> int:
-        """What a step moves between a device and its memory at least, for weights alone.
+        """Least bytes that a step moves between a device and its memory, for weights alone.
 
         A pass reads them forward and backward and adds to the gradients; the update reads weights, gradients and the
         optimizer's state and writes all but gradients.
@@ -261,6 +261,6 @@ class ShardedModel:
 
 
 def memory_on_cpu(recipe: Recipe) -> RankMemory:
-    """What the last model of a recipe takes in one process on a CPU, besides the libraries."""
+    """Bytes that a recipe's last model needs in one process on a CPU, besides the libraries."""
     sharded = ShardedModel.of(recipe, "cpu")
     return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))

@@ -1,4 +1,4 @@
-"""What is odd in a recipe, each in one line: what `train` refuses, and what one would rather know before."""
+"""Remarks on a recipe, one line each: what `train` refuses, and what is worth knowing before."""
 
 import re
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def remarks(recipe: Recipe) -> Iterator[str]:
 
 
 def _manifest(recipe: Recipe) -> Manifest | None:
-    """That of prepared data on this machine."""
+    """Read the manifest of prepared data on this machine; None for other data."""
     path = recipe.data.path if isinstance(recipe.data, DataConfig) else None
     if path is None or is_url(path) or not is_prepared(Path(path)):
         return None

@@ -13,7 +13,7 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
 from widthwise.training.loop import TrainingLoop
-from widthwise.training.spikes import doubts_of_course, notes_on_spikes
+from widthwise.training.spikes import loss_curve_warnings, notes_on_spikes
 from widthwise.training.state import inherited
 from widthwise.training.validation import Validation
 
@@ -25,14 +25,14 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     training compute are of all steps, those of a run included that this one comes from; tokens_per_second is that of
     the last model's median record, so that neither start-up nor compilation nor a hiccup counts.
     """
-    loop.journal.follow()
+    loop.metrics_logger.follow()
     recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
     analyses = {} if model is None else model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
-        "best_step": loop.keep_rules.best_in(loop.run.checkpoints),
+        "best_step": loop.retention.best_in(loop.run.checkpoints),
         "val_losses": validation.losses_by_source or None,
         "val_texts": {
             name: TextResult(**text.numbers(), window_losses=text.window_losses)
@@ -46,7 +46,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         "val_mtp_losses": validation.mtp_losses,
         "val_mtp_window_losses": validation.mtp_window_losses or None,
         "virtual_width": analyses.get("virtual_width"),
-        "doubts": doubts_of_course(records) or None,
+        "doubts": loss_curve_warnings(records) or None,
         "growth": [
             GrowthRecord.model_validate({key: value for key, value in record.items() if key != "event"})
             for record in records
@@ -91,12 +91,12 @@ def _counts(data: OpenedData) -> DataCounts:
 
 
 def is_analysed(model: ModelConfig) -> bool:
-    """Whether `model_analyses` finds anything in a model."""
+    """Return True for a model in which `model_analyses` finds something."""
     return bool(dynamic_layers(model)) or has_virtual_width(model)
 
 
 def model_analyses(model: Decoder, held_out: HeldOut, widths: dict[str, Any] | None) -> dict[str, Any]:
-    """What only some models have: `token_widths` and `virtual_width`, each None for the others.
+    """Analyse `token_widths` and `virtual_width`, each None for a model without it.
 
     widths: `Validation.token_widths`.
     """

@@ -1,4 +1,4 @@
-"""What an evaluation is asked for: how texts are scored, and which texts and tasks."""
+"""Options of an evaluation: scoring, texts and tasks."""
 
 from typing import Annotated
 
@@ -88,10 +88,10 @@ class EvaluationConfig(ScoringOptions):
 
     @property
     def asks_harness(self) -> bool:
-        """Whether lm-evaluation-harness answers something."""
+        """True where lm-evaluation-harness runs something."""
         return bool(self.tasks) or (self.suite is not None and self.local is None)
 
     @property
     def names_nothing(self) -> bool:
-        """Whether it names neither text nor task."""
+        """True where neither text nor task is named."""
         return not (self.texts or self.data or self.task_files or self.tasks or self.suite)

@@ -1,4 +1,4 @@
-"""What this machine computes fast: the precision of recipes that leave it open, and the time of a training step."""
+"""Speed of this machine: the faster precision, and the time of a training step."""
 
 import statistics
 import time
@@ -17,14 +17,14 @@ from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.objective import Objective
 from widthwise.training.observer import Observer
-from widthwise.training.step import optimizer_step
+from widthwise.training.train_state import optimizer_step
 
 BF16_GAIN = 1.3
 """How much faster than in fp32 a CPU's products in bf16 must be for `precision: auto` to mean bf16."""
 
 
 def chosen_precision(folder: Path, observer: Observer | None = None) -> Precision:
-    """That of the runs in the folder of a run or an experiment, or else the faster one: for recipes that say `auto`."""
+    """Return the precision of the runs in a folder, or else the faster one, for recipes that say `auto`."""
     for config in (folder / "config.yaml", *sorted(folder.glob("*/*/config.yaml"))):
         if config.is_file():
             return saved_recipe(RunDir(config.parent)).train.settled_precision

@@ -15,7 +15,7 @@ from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import (
     VALIDATION_KEY,
-    DataShelf,
+    DataCache,
     has_seen_data,
     identity_of,
     recorded_identity,
@@ -25,12 +25,11 @@ from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint_folder
-from widthwise.training.joining import joined
-from widthwise.training.launch import is_launched
+from widthwise.training.joining import launched_processes
+from widthwise.training.launch import Interrupted, is_launched, watch_signals
 from widthwise.training.loop import TrainingLoop
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.processes import Processes
-from widthwise.training.stopping import Interrupted, watch_signals
 from widthwise.yaml_io import apply_overrides, to_yaml
 
 
@@ -41,16 +40,16 @@ def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> 
     how a launcher starts it again. Raises UserError for a mistake in recipe, data or folder, RunFailed where the loss
     diverges, and Interrupted after Ctrl-C, SIGTERM or SIGUSR1.
     """
-    with joined(recipe.train) as processes:
+    with launched_processes(recipe.train) as processes:
         return _Launch(RunDir(out), observer, processes).train(recipe, may_resume=False)
 
 
 def train_or_resume(
-    recipe: Recipe, out: Path | str, observer: Observer | None = None, shelf: DataShelf | None = None
+    recipe: Recipe, out: Path | str, observer: Observer | None = None, data_cache: DataCache | None = None
 ) -> RunResult:
-    """As `train`, but goes on with an unfinished run of the same recipe. shelf: of the runs before it."""
-    with joined(recipe.train) as processes:
-        return _Launch(RunDir(out), observer, processes, shelf).train(recipe, may_resume=True)
+    """As `train`, but goes on with an unfinished run of the same recipe. data_cache: of the runs before it."""
+    with launched_processes(recipe.train) as processes:
+        return _Launch(RunDir(out), observer, processes, data_cache).train(recipe, may_resume=True)
 
 
 def resume(path: Path | str, observer: Observer | None = None, overrides: Sequence[str] = ()) -> RunResult:
@@ -64,21 +63,23 @@ def resume(path: Path | str, observer: Observer | None = None, overrides: Sequen
     """
     before = saved_recipe(RunDir(path))
     recipe = with_overrides(RunDir(path), before, overrides)
-    with joined(recipe.train) as processes:
+    with launched_processes(recipe.train) as processes:
         return _Launch(RunDir(path), observer, processes).resume(before, recipe)
 
 
 class _Launch:
     """Everything before the first step: whatever can be wrong is found here."""
 
-    def __init__(self, run: RunDir, observer: Observer | None, processes: Processes, shelf: DataShelf | None = None):
-        self.run, self.processes, self.shelf = run, processes, shelf or DataShelf()
-        self.observer = observer if observer is not None and processes.is_first else Silence()
+    def __init__(
+        self, run: RunDir, observer: Observer | None, processes: Processes, data_cache: DataCache | None = None
+    ):
+        self.run, self.processes, self.data_cache = run, processes, data_cache or DataCache()
+        self.observer = observer if observer is not None and processes.is_rank_zero else SilentObserver()
 
     def train(self, recipe: Recipe, may_resume: bool) -> RunResult:
         path = self.run.path
-        recipe = recipe.settled(lambda: self.processes.first(lambda: chosen_precision(path, self.observer)))
-        recipe = self.processes.alike(lambda: _checked(recipe.resolved()))
+        recipe = recipe.settled(lambda: self.processes.on_rank_zero(lambda: chosen_precision(path, self.observer)))
+        recipe = self.processes.same_on_every_rank(lambda: _checked(recipe.resolved()))
 
         def is_begun() -> bool:
             if path.exists() and not path.is_dir():
@@ -96,14 +97,14 @@ class _Launch:
             return True
 
         with ExitStack() as lock:
-            return self._go_on(recipe) if self.processes.first(is_begun) else self._start(recipe)
+            return self._resume(recipe) if self.processes.on_rank_zero(is_begun) else self._start(recipe)
 
     def resume(self, before: Recipe, recipe: Recipe) -> RunResult:
-        self.processes.alike(lambda: _checked(recipe))
+        self.processes.same_on_every_rank(lambda: _checked(recipe))
         with ExitStack() as lock:
-            self.processes.first(lambda: lock.enter_context(self.run.locked()))
-            self.processes.first(lambda: take_over(self.run, before, recipe))
-            return self._go_on(recipe)
+            self.processes.on_rank_zero(lambda: lock.enter_context(self.run.locked()))
+            self.processes.on_rank_zero(lambda: take_over(self.run, before, recipe))
+            return self._resume(recipe)
 
     def _start(self, recipe: Recipe) -> RunResult:
         data = self._open_data(recipe)
@@ -118,33 +119,33 @@ class _Launch:
             if isinstance(data, MixedData):
                 self.observer.message(_use_in_words(recipe, data))
 
-        self.processes.first(begin)
+        self.processes.on_rank_zero(begin)
         return self._train(loop)
 
-    def _go_on(self, recipe: Recipe) -> RunResult:
-        if (result := self.processes.first(self.run.result)) is not None:
+    def _resume(self, recipe: Recipe) -> RunResult:
+        if (result := self.processes.on_rank_zero(self.run.result)) is not None:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
         # A process that does not see the run would find its checkpoints damaged, and the run would begin anew.
-        for rank, sees in enumerate(self.processes.together(lambda: self.run.exists)):
+        for rank, sees in enumerate(self.processes.all_gather(lambda: self.run.exists)):
             if not sees:
                 path = self.run.path.resolve()
-                raise self.processes.said(
+                raise self.processes.on_every_rank(
                     UserError(f"{path}: process {rank} does not see this run; all machines must share the folder")
                 )
         data = self._open_data(recipe)
-        before, now = self.processes.first(lambda: (self.run.environment(), self._environment()))
+        before, now = self.processes.on_rank_zero(lambda: (self.run.environment(), self._environment()))
 
-        def take_up() -> None:
+        def check() -> None:
             self._check_same_data(data)
             self.run.check_checkpoints_are_own()
             checkpoint_folder.remove_partial(self.run.checkpoints)
 
-        self.processes.first(take_up)
+        self.processes.on_rank_zero(check)
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
-        self.processes.first(lambda: self._check_same_sets(loop))
+        self.processes.on_rank_zero(lambda: self._check_same_sets(loop))
         loop.restore()
-        if (note := self.processes.first(lambda: last_continuation(self.run, recipe))) is not None:
+        if (note := self.processes.on_rank_zero(lambda: last_continuation(self.run, recipe))) is not None:
             loop.note(note)
         for key in REPRODUCED_WITH:
             if (was := before.get(key, now[key])) != now[key]:
@@ -156,8 +157,8 @@ class _Launch:
         """A signal behind the last step lets the run finish, and stops what would come after it."""
         with watch_signals(self.observer.message) as watch:
             other_work = OtherWork()
-            validation = loop.go(watch)
-            model = loop.learner.whole_model() if is_analysed(loop.recipe.final_model) else None
+            validation = loop.train(watch)
+            model = loop.train_state.gathered_model() if is_analysed(loop.recipe.final_model) else None
 
             def finish() -> RunResult:
                 # The work of the other processes of the run would count as that of strangers.
@@ -166,10 +167,12 @@ class _Launch:
                 self.run.write_result(result)
                 return result
 
-            result = self.processes.first(finish)
-        received = int(self.processes.largest(watch.received or 0)[0])
+            result = self.processes.on_rank_zero(finish)
+        received = int(self.processes.all_reduce_max(watch.received or 0)[0])
         if received:
-            raise self.processes.said(Interrupted(f"{self.run.path}: has finished; stopped after it", received))
+            raise self.processes.on_every_rank(
+                Interrupted(f"{self.run.path}: has finished; stopped after it", received)
+            )
         return result
 
     def _environment(self) -> dict[str, Any]:
@@ -178,18 +181,20 @@ class _Launch:
     def _open_data(self, recipe: Recipe) -> OpenedData:
         """The first process reads every token; the others then open what is prepared, on their own machines too."""
         opened: list[OpenedData] = []
-        self.processes.first(lambda: opened.append(self._verified_data(recipe)))
-        self.processes.together(
-            lambda: None if opened else opened.append(self.shelf.open(recipe.data, ignore_progress))
+        self.processes.on_rank_zero(lambda: opened.append(self._verified_data(recipe)))
+        self.processes.all_gather(
+            lambda: None if opened else opened.append(self.data_cache.open(recipe.data, ignore_progress))
         )
-        first, *others = self.processes.together(lambda: identity_of(opened[0]))
+        first, *others = self.processes.all_gather(lambda: identity_of(opened[0]))
         for rank, identity in enumerate(others, start=1):
             if identity != first:
-                raise self.processes.said(UserError(f"data: process {rank} has {identity}; process 0 has {first}"))
+                raise self.processes.on_every_rank(
+                    UserError(f"data: process {rank} has {identity}; process 0 has {first}")
+                )
         return opened[0]
 
     def _verified_data(self, recipe: Recipe) -> OpenedData:
-        data = self.shelf.open(recipe.data, self.observer.preparing)
+        data = self.data_cache.open(recipe.data, self.observer.preparing)
         tokenizer, vocab_size = data.tokenizer, recipe.explicit_model.vocab_size
         if tokenizer.vocab_size > vocab_size:
             raise UserError(
@@ -198,7 +203,7 @@ class _Launch:
             )
         recipe.held_out(data).check()
         # The run vouches for the checksums, and a stray token would stop it later.
-        self.shelf.check(recipe.data, self.observer.preparing)
+        self.data_cache.check(recipe.data, self.observer.preparing)
         return data
 
     def _check_same_data(self, data: OpenedData) -> None:
@@ -222,7 +227,7 @@ class _Launch:
 
 
 def _use_in_words(recipe: Recipe, data: MixedData) -> str:
-    """How much of each source a run reads: a small one may come again and again, or be missing in validations."""
+    """Describe the use of each source: a small one may be repeated, or be missing in validations."""
     use = data.use(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
     n_held_out = Counter(recipe.held_out(data).sources)
     return "data: " + " | ".join(
@@ -282,7 +287,7 @@ def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
 
 
 def last_continuation(run: RunDir, recipe: Recipe) -> str | None:
-    """What a reader of the result should know of the last time that settings were changed; None: they never were."""
+    """Describe the last change of settings for the result; None without one."""
     if not (known := run.continuations()):
         return None
     last = known[-1]

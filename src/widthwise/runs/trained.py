@@ -95,7 +95,7 @@ def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: No
 
 
 def spent_by(run: RunDir, recipe: Recipe, step: int) -> Spent:
-    """What a run and the one that it comes from had cost by a step."""
+    """Return the costs by a step, those of the parent run included."""
     return inherited(run.metrics()).until(recipe, step)
 
 
@@ -152,7 +152,7 @@ class Source:
 
     @property
     def spent(self) -> Spent:
-        """What the run had cost by the step of the checkpoint."""
+        """Costs of the run by the step of the checkpoint."""
         return spent_by(self.run, self.recipe, self.step)
 
     @property

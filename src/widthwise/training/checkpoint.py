@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one process contributes to a checkpoint."""
+    """The tensors that one rank contributes to a checkpoint."""
 
     tensors: dict[str, dict[str, Tensor]]
     """File -> tensors, empty of a process whose shard another one writes."""
@@ -70,7 +70,7 @@ class Snapshot:
                 name: held(each) for name, each in _optimizer_tensors(model, optimizer).items()
             },
         }
-        return cls(tensors | ({RNG: _rng_states()} if processes.is_first else {}))
+        return cls(tensors | ({RNG: _rng_states()} if processes.is_rank_zero else {}))
 
     def copied(self) -> "Snapshot":
         """The same in memory of its own, on the CPU, which training no longer changes."""
@@ -133,14 +133,14 @@ def write(
         fsync_folder(folder)
 
     try:
-        processes.first(_refusing(begin))
+        processes.on_rank_zero(_refusing(begin))
         records: dict[str, FileRecord] = {}
-        for written in processes.together(_refusing(lambda: snapshot.write(partial))):
+        for written in processes.all_gather(_refusing(lambda: snapshot.write(partial))):
             records |= written
-        processes.first(_refusing(finish))
+        processes.on_rank_zero(_refusing(finish))
     except UserError as error:
-        processes.first(lambda: shutil.rmtree(partial, ignore_errors=True))
-        raise processes.said(
+        processes.on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
+        raise processes.on_every_rank(
             UserError(f"{path}: cannot be written ({error}); the checkpoints before it are intact")
         ) from None
     return path
@@ -274,7 +274,7 @@ class Saver:
     def __init__(self, processes: Processes, in_background: bool):
         """in_background: copies what is to be written, and leaves the writing to a thread."""
         self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
-        self._processes = processes.apart() if in_background else processes
+        self._processes = processes.for_background_thread() if in_background else processes
         self._pending: Future[None] | None = None
 
     def save(self, snapshot: Snapshot, write: Callable[[Snapshot, Processes], None]) -> None:

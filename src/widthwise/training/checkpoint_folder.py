@@ -80,8 +80,8 @@ def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | Non
     Each of several processes reads its part of the files.
     """
     damages: list[Damage] = []
-    for path in processes.first(lambda: checkpoint_paths(folder)):
-        found = processes.together(lambda path=path: find_damage(path, processes.rank, processes.world_size))
+    for path in processes.on_rank_zero(lambda: checkpoint_paths(folder)):
+        found = processes.all_gather(lambda path=path: find_damage(path, processes.rank, processes.world_size))
         reason = next((each for each in found if each is not None), None)
         if reason is None:
             return path, damages
@@ -90,12 +90,12 @@ def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | Non
 
 
 def manifest_of(path: Path) -> CheckpointManifest:
-    """What a checkpoint says of itself. Raises UserError where it has no readable manifest."""
+    """Read the manifest of a checkpoint. Raises UserError where there is none or it is damaged."""
     return parse(CheckpointManifest, read_json(path / MANIFEST), f"{path / MANIFEST}")
 
 
 def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
-    """What is wrong with a checkpoint, or None. Reads every byte of every n_parts-th file, from number `part` on."""
+    """Return the damage of a checkpoint, or None. Reads every byte of every n_parts-th file, from number `part` on."""
     try:
         manifest = manifest_of(path)
         identity = (manifest.format_version, name_of(manifest.step), set(manifest.files))
@@ -113,7 +113,7 @@ def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
 
 
 def seal_of(path: Path) -> Seal | None:
-    """What a valid checkpoint belongs to, if it says so."""
+    """Return the seal of a valid checkpoint, if it has one."""
     return manifest_of(path).seal
 
 
@@ -125,18 +125,18 @@ def remove_partial(folder: Path) -> None:
 
 
 def name_of(step: int) -> str:
-    """What the checkpoint of a step is called."""
+    """Return the folder name of a step's checkpoint."""
     return f"step_{step:08d}"
 
 
 def partial_of(folder: Path, step: int) -> Path:
-    """Where it is written before it gets its name."""
+    """Return the folder in which it is written before it is renamed."""
     return folder / f".{name_of(step)}.partial"
 
 
 @dataclass(frozen=True)
-class KeepRules:
-    """Which good checkpoints of a run are kept."""
+class Retention:
+    """Retention of the good checkpoints of a run."""
 
     last: int
     """The newest, so many."""
@@ -176,7 +176,7 @@ class KeepRules:
         return self.best(map(step_of, checkpoint_paths(folder)))
 
 
-def prune(folder: Path, rules: KeepRules, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
+def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
     """Deletes the good checkpoints that no rule keeps. Call when the newest is complete.
 
     damages: what `latest_valid` found; those are deleted too, unless they have been written anew since. recipe: that of
@@ -191,7 +191,7 @@ def prune(folder: Path, rules: KeepRules, damages: Iterable[Damage] = (), recipe
 
 
 def _may_go(path: Path, recipe: str | None) -> bool:
-    """Whether a checkpoint is this run's, or too damaged or too old to say whose it is."""
+    """Return True for a checkpoint of this run, or one too damaged or too old to tell."""
     try:
         seal = seal_of(path)
     except UserError:

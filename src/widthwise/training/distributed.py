@@ -32,7 +32,7 @@ from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunFailed
-from widthwise.training.launch import OfOneProcess
+from widthwise.training.launch import RankLocalError
 from widthwise.training.processes import Processes
 
 T = TypeVar("T")
@@ -42,8 +42,8 @@ PATIENCE = timedelta(hours=12)
 LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNORECASE)
 """Words of the RuntimeError of a message that did not arrive."""
 SECONDS_TO_ANSWER = 5.0
-IS_SAID = "is_said"
-"""Attribute of an error that every process has."""
+IS_ON_EVERY_RANK = "is_on_every_rank"
+"""Attribute of an error that every rank raises."""
 _n_groups, _n_meshes = count(), count()
 _groups: dict[tuple[int, float], "Group"] = {}
 """By what they were made for: torch remembers a mesh, with its connections, for as long as the process lives."""
@@ -53,7 +53,7 @@ _groups: dict[tuple[int, float], "Group"] = {}
 def group(config: TrainConfig) -> Iterator["Group"]:
     """The processes of this launch; joins them, or goes on with those that are joined already.
 
-    An error that only this process has is raised as OfOneProcess, which says so.
+    An error that only this process has is raised as RankLocalError, which says so.
     """
     is_ours = not dist.is_initialized()
     if is_ours:
@@ -62,16 +62,16 @@ def group(config: TrainConfig) -> Iterator["Group"]:
     processes = _groups[key] = _groups.get(key) or Group(*key)
     try:
         yield processes
-    except OfOneProcess:
+    except RankLocalError:
         raise
     except (UserError, RunFailed) as error:
-        if processes.is_first or hasattr(error, IS_SAID):
+        if processes.is_rank_zero or hasattr(error, IS_ON_EVERY_RANK):
             raise
-        raise OfOneProcess(f"process {processes.rank}: {error}") from None
+        raise RankLocalError(f"process {processes.rank}: {error}") from None
     except RuntimeError as error:
         if not LOST.search(str(error)):
             raise
-        raise OfOneProcess(f"process {processes.rank}: {processes.who_is_missing(error)}") from None
+        raise RankLocalError(f"process {processes.rank}: {processes.who_is_missing(error)}") from None
     if is_ours:
         _groups.clear()
         dist.destroy_process_group()
@@ -101,15 +101,15 @@ def _join(config: TrainConfig) -> None:
 
 
 def _own_gpu() -> int:
-    """The GPU of this process. Raises OfOneProcess where the machine has fewer than processes."""
+    """The GPU of this process. Raises RankLocalError where the machine has fewer than processes."""
     own, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if own >= n_gpus:
-        raise OfOneProcess(f"LOCAL_RANK: got {own}; this machine shows {n_gpus} GPUs, one for each process")
+        raise RankLocalError(f"LOCAL_RANK: got {own}; this machine shows {n_gpus} GPUs, one for each process")
     return own
 
 
 def _patience_of_device(hang_seconds: float) -> timedelta:
-    """How long the device waits for others: on a GPU longer than the CPU, which can say who is missing."""
+    """Return the device's timeout: longer on a GPU than on the CPU, which can name the missing rank."""
     return timedelta(seconds=hang_seconds + (60 if torch.cuda.is_available() else 0))
 
 
@@ -123,13 +123,13 @@ class Group(Processes):
         self._seconds, self._store = hang_seconds, _get_default_store()
         # For what may take one process long, and for what all come to at about the same time.
         self._messages, self._pulse = _messages(PATIENCE), _messages(timedelta(seconds=hang_seconds))
-        self._apart: _Apart | None = None
+        self._background: _BackgroundGroup | None = None
 
     @property
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
-    def divide(self, model: Decoder) -> None:
+    def shard_model(self, model: Decoder) -> None:
         # Of a further head only its layer: it shares the reduction of the slots with the model, and reads its head.
         for layer in (*model.layers, *(depth.layer for depth in model.depths)):
             fully_shard(layer, mesh=self._mesh)
@@ -137,35 +137,35 @@ class Group(Processes):
         for method in ("loss", "hidden", "stream", "logits"):
             register_fsdp_forward_method(model, method)
 
-    def accumulate(self, model: Decoder, is_last: bool) -> None:
+    def set_gradient_sync(self, model: Decoder, is_last: bool) -> None:
         cast(FSDPModule, model).set_requires_gradient_sync(is_last)
 
-    def said(self, error: E) -> E:
-        setattr(error, IS_SAID, True)
+    def on_every_rank(self, error: E) -> E:
+        setattr(error, IS_ON_EVERY_RANK, True)
         return error
 
-    def alike(self, work: Callable[[], T]) -> T:
+    def same_on_every_rank(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except Exception as error:
-            raise self.said(error) from None
+            raise self.on_every_rank(error) from None
 
-    def first(self, work: Callable[[], T]) -> T:
-        outcome = [_attempt(work) if self.is_first else b""]
+    def on_rank_zero(self, work: Callable[[], T]) -> T:
+        outcome = [_attempt(work) if self.is_rank_zero else b""]
         dist.broadcast_object_list(outcome, src=0, group=self._messages)
         return self._delivered(outcome)[0]
 
-    def together(self, work: Callable[[], T]) -> list[T]:
+    def all_gather(self, work: Callable[[], T]) -> list[T]:
         return self._delivered(self._exchanged(_attempt(work), self._messages))
 
     def _delivered(self, packed: list[bytes]) -> list[Any]:
         outcomes = [pickle.loads(each) for each in packed]  # from processes of this launch
         for outcome in outcomes:
             if isinstance(outcome, _Failure):
-                raise self.said(outcome.error)
+                raise self.on_every_rank(outcome.error)
         return outcomes
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather_tensors(self, value: T) -> list[T]:
         # On the CPU on their way, or they would arrive on the device that they left.
         values = self._exchanged(tree_map_only(Tensor, Tensor.cpu, value), self._pulse)
         return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), values)
@@ -175,19 +175,19 @@ class Group(Processes):
         dist.all_gather_object(values, value, group=group)
         return values
 
-    def largest(self, *numbers: float) -> list[float]:
+    def all_reduce_max(self, *numbers: float) -> list[float]:
         largest = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._pulse)
         return largest.tolist()
 
-    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         flat = torch.cat([each.detach().double().flatten() for each in tensors])
         dist.all_reduce(flat)
         parts = flat.split([each.numel() for each in tensors])
         return [part.view(each.shape).to(each.dtype) for part, each in zip(parts, tensors)]
 
     def who_is_missing(self, error: RuntimeError) -> str:
-        """Why a message did not arrive, in words. Every process that waited in vain says so within a few seconds."""
+        """Describe why a message did not arrive. Every rank that waited in vain reports itself within a few seconds."""
         heard = {self.rank}
         # In a thread, because a store on a machine that is gone never answers.
         asking = threading.Thread(target=self._ask_who_waits, args=(heard,), daemon=True)
@@ -212,13 +212,13 @@ class Group(Processes):
         except RuntimeError:
             heard.update(range(1, self.world_size))  # the store has ended, and with it the first process
 
-    def apart(self) -> "Group":
-        self._apart = self._apart or _Apart(self)
-        return self._apart
+    def for_background_thread(self) -> "Group":
+        self._background = self._background or _BackgroundGroup(self)
+        return self._background
 
 
-class _Apart(Group):
-    """The same processes with messages of their own."""
+class _BackgroundGroup(Group):
+    """The same processes with messages of their own, for a background thread."""
 
     def __init__(self, group: Group):
         vars(self).update(vars(group))

@@ -1,22 +1,27 @@
-"""Growth of a model that is being trained, with the state of its optimizer.
+"""Growth of a model that is being trained, with the state of its optimizer, and the learning rates that follow.
 
 Tensors are carried over one at a time: of processes that share a model, none ever holds more than one of them whole.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from widthwise.growth.optimizer_state import State, grown_states
+from widthwise.growth.plan import GrowthPlan
 from widthwise.model.decoder import Decoder
-from widthwise.model.shards import held_rows, is_shared, set_whole, whole, with_rows
-from widthwise.recipe.growth_events import Growth
+from widthwise.model.shards import held, held_rows, is_shared, set_whole, whole, with_rows
+from widthwise.recipe.growth_events import Growth, Pace, Phase
+from widthwise.recipe.recipe import Recipe
 
-Trained = tuple[Decoder, torch.optim.Optimizer]
+ModelAndOptimizer = tuple[Decoder, torch.optim.Optimizer]
 
 
-def grow(old: Trained, new: Trained, growth: Growth, run_seed: int) -> None:
+def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_seed: int) -> None:
     """Fills a larger model that has no weights yet, and an optimizer that has made no step.
 
     What is drawn follows from the run's seed and the number of the event. All is made on the CPU, so that a seed names
@@ -87,3 +92,47 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
     if not value.shape or not is_shared(parameter):
         return value.to(parameter.device, copy=True)
     return with_rows(parameter, value[held_rows(parameter)].to(parameter.device, copy=True))
+
+
+@dataclass(frozen=True)
+class EntryRates:
+    """Gives the new and the old entries of a model rates of their own, whatever its optimizer is.
+
+    The update of AdamW and of Muon is the rate times what follows from gradients and moments, which know no rate, and
+    times the weight for decay. So a part of the update is exactly the update at that part of the rate, entry by entry,
+    and all of it and none of it are exact bit by bit. Moments of entries that stay still go on as if they moved. All
+    follows from the step, so that a run can be resumed anywhere; each process does it to the rows that it holds.
+    """
+
+    model: Decoder
+    pace: Pace
+    plan: GrowthPlan
+
+    @classmethod
+    def of(cls, recipe: Recipe, phase: Phase, model: Decoder) -> "EntryRates | None":
+        """The rates after the growth that a phase began with, in this run or by `widthwise grow`; None without one."""
+        if phase.growth is not None:
+            return cls(model, phase.growth.pace, phase.growth.plan)
+        plan = None if recipe.rewarmup is None else recipe.rewarmup.plan(phase.model)
+        return None if recipe.rewarmup is None or plan is None else cls(model, recipe.rewarmup.pace, plan)
+
+    @contextmanager
+    def applied(self, step: int) -> Iterator[None]:
+        """Whatever moves the weights in the block moves them by as much as their rates at this step say."""
+        new, old = self.pace.of_new(step), self.pace.of_old(step)
+        if new == old == 1.0:
+            yield
+            return
+        parameters = dict(self.model.named_parameters())
+        before = {name: held(each.detach()).clone() for name, each in parameters.items()}
+        yield
+        for name, each in parameters.items():
+            moved = held(each.detach())
+            share = torch.where(self._is_new[name], new, old).to(moved.dtype)
+            moved.copy_(torch.lerp(before[name], moved, share))
+
+    @cached_property
+    def _is_new(self) -> Mapping[str, Tensor]:
+        """bool, by parameter: the new ones among the entries that this process holds."""
+        new, parameters = self.plan.is_new(), dict(self.model.named_parameters())
+        return {name: new[name][held_rows(each)].to(held(each).device) for name, each in parameters.items()}

@@ -9,7 +9,7 @@ from widthwise.training.processes import ALONE, Processes
 
 
 @contextmanager
-def joined(config: TrainConfig) -> Iterator[Processes]:
+def launched_processes(config: TrainConfig) -> Iterator[Processes]:
     """The processes that were started together, for the length of the block.
 
     Raises UserError where they cannot share the batch or the model as the recipe says.

@@ -12,18 +12,16 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.checkpoint import Saver
-from widthwise.training.checkpoint_folder import KeepRules, prune
-from widthwise.training.learner import Learner
-from widthwise.training.means import dead_scores
+from widthwise.training.checkpoint_folder import Retention, prune
+from widthwise.training.launch import SignalWatch, stopped_by
 from widthwise.training.metrics import PeakMemory, Stopwatch, keep_freed_memory, speed_record
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.spikes import Diverged, check_step, checked_loss
-from widthwise.training.state import Journal, RunState
-from widthwise.training.step import PendingSteps, ReadStep
-from widthwise.training.stopping import SignalWatch, stopped_by
-from widthwise.training.validation import Validation, validate
-from widthwise.training.validation_sets import Sampler, ValidationSets
+from widthwise.training.state import MetricsLogger, RunState
+from widthwise.training.step_statistics import dead_scores
+from widthwise.training.train_state import AsyncLosses, ReadStep, TrainState
+from widthwise.training.validation import Sampler, Validation, ValidationSets, validate
 
 
 class TrainingLoop:
@@ -41,10 +39,10 @@ class TrainingLoop:
             keep_freed_memory()
         self._memory = PeakMemory(processes.device)
         torch.manual_seed(self.config.seed)
-        self.learner = Learner.untrained(recipe, recipe.phases[0], processes)
+        self.train_state = TrainState.untrained(recipe, recipe.phases[0], processes)
         self.held_out = recipe.held_out(data, processes.world_size)
-        self.sets = ValidationSets.opened_by_all(recipe.validation, self.held_out, self.learner.model, processes)
-        self.sampler = processes.alike(self._sampler)
+        self.sets = ValidationSets.opened_by_all(recipe.validation, self.held_out, self.train_state.model, processes)
+        self.sampler = processes.same_on_every_rank(self._sampler)
         self.loader = Loader(
             data.train,
             seq_len=recipe.seq_len,
@@ -56,42 +54,42 @@ class TrainingLoop:
         self.state = RunState(self.config.loss_window_steps)
         self._started = time.perf_counter()
         self._stopwatch = Stopwatch()
-        self._pending = PendingSteps()
+        self._async_losses = AsyncLosses()
         self._newest: ReadStep | None = None
         self._saver, self._saved_step = Saver(processes, self.config.checkpoint_in_background), 0
-        self.journal = Journal(run, recipe, observer, processes, self.note)
+        self.metrics_logger = MetricsLogger(run, recipe, observer, processes, self.note)
         self._damaged: list[checkpoint_folder.Damage] = []
 
     def _sampler(self) -> Sampler | None:
         sample = self.config.sample
-        return None if sample is None else Sampler(sample, self.held_out, self.learner.model)
+        return None if sample is None else Sampler(sample, self.held_out, self.train_state.model)
 
     def restore(self) -> None:
         """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""
         processes = self.processes
         path, self._damaged = checkpoint_folder.latest_valid(self.run.checkpoints, processes)
         if path is not None:
-            processes.first(lambda: self.run.check_seal(checkpoint_folder.seal_of(path), path.name))
+            processes.on_rank_zero(lambda: self.run.check_seal(checkpoint_folder.seal_of(path), path.name))
             phase = self.recipe.phase_at(checkpoint_folder.step_of(path))
             if phase.start > 0:
-                self.learner = Learner.untrained(self.recipe, phase, processes)
+                self.train_state = TrainState.untrained(self.recipe, phase, processes)
             self._load(path)
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
-        self.journal.take_up(self.state.step)
+        self.metrics_logger.rewind(self.state.step)
         self._started -= self.state.wall_seconds
 
     def _load(self, path: Path) -> None:
-        learner = self.learner
-        loaded = self.processes.together(lambda: checkpoint.load(path, learner.model, learner.optimizer))
+        train_state = self.train_state
+        loaded = self.processes.all_gather(lambda: checkpoint.load(path, train_state.model, train_state.optimizer))
         self.state = loaded[self.processes.rank]
         self._saved_step = self.state.step
         if self.state.loader:
             self.loader.load_state_dict(self.state.loader)
         else:  # a run that begins with a checkpoint has seen no data then
             self.loader.step = 0
-        learner.objective.load_state(self.state.width_prices)
-        learner.gate.load(self.state)
+        train_state.objective.load_state(self.state.width_prices)
+        train_state.gate.load(self.state)
 
     def note(self, text: str) -> None:
         """Tells the user, and keeps the text for the result; a text is said once in a run."""
@@ -99,23 +97,25 @@ class TrainingLoop:
             self.observer.message(text)
             self.state.notes.append(text)
 
-    def go(self, watch: SignalWatch) -> Validation:
+    def train(self, watch: SignalWatch) -> Validation:
         """Trains to the last step and returns its validation.
 
         Raises RunFailed (diverging loss) and Interrupted (signal).
         """
         with self._saver:
-            self._train(watch)
+            self._train_steps(watch)
         found = self._validate()
-        self._prune(*self.processes.first(self._sealed), self.keep_rules, self.processes)  # the last may be the best
+        self._prune(
+            *self.processes.on_rank_zero(self._sealed), self.retention, self.processes
+        )  # the last may be the best
         return found
 
-    def _train(self, watch: SignalWatch) -> None:
+    def _train_steps(self, watch: SignalWatch) -> None:
         self.observer.opened(self.run.path)
         self.observer.starting(self.name, self.state.step, self.config.steps)
-        self.learner.set_progress(self.state.step)
+        self.train_state.set_progress(self.state.step)
         self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step
-        self._say_that_a_step_runs()
+        self._announce_first_step()
         while self.state.step < self.config.steps:
             try:
                 self._enter_phase_if_due()
@@ -126,11 +126,13 @@ class TrainingLoop:
                 self._stop(spike)
             if received:
                 self._saver.wait()
-                raise self.processes.said(stopped_by(received, self.run.path, self.state.step, self.config.steps))
+                raise self.processes.on_every_rank(
+                    stopped_by(received, self.run.path, self.state.step, self.config.steps)
+                )
             self._validate_if_due()
         self._saver.wait()
 
-    def _say_that_a_step_runs(self) -> None:
+    def _announce_first_step(self) -> None:
         """Before the first step with a model, which takes longer than those after it."""
         if self.state.step < self.config.steps:
             how = " (compiling)" if self.config.compile else ""
@@ -138,7 +140,7 @@ class TrainingLoop:
 
     def _agreed_signal(self, watch: SignalWatch) -> int:
         """The number of the signal that any process has received, or 0. They come at other moments to each."""
-        return int(self.processes.largest(watch.received or 0)[0])
+        return int(self.processes.all_reduce_max(watch.received or 0)[0])
 
     @property
     def wall_seconds(self) -> float:
@@ -149,8 +151,8 @@ class TrainingLoop:
         self._stopwatch.begin_step()
         batch = next(self.loader)
         self.state.step += 1
-        outcome = self.learner.make_step(self.state.step, batch, self.held_out.boundaries)
-        self._pending.add(outcome)
+        outcome = self.train_state.train_step(self.state.step, batch, self.held_out.boundaries)
+        self._async_losses.add(outcome)
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
             self._collect()  # inside the measured time, because it waits for the device
@@ -165,19 +167,19 @@ class TrainingLoop:
         phase = self.recipe.phase_at(step + 1)
         if phase.start != step or step == 0:
             return
-        is_recorded = self.journal.last_step("growth") == step  # before a kill
+        is_recorded = self.metrics_logger.last_step("growth") == step  # before a kill
         before = None if is_recorded else self._validate()
-        self.learner = self.learner.grown(phase)
-        self.learner.set_progress(step)
-        self._say_that_a_step_runs()
+        self.train_state = self.train_state.grown(phase)
+        self.train_state.set_progress(step)
+        self._announce_first_step()
         if before is not None:
-            self.journal.write_with_costs(
+            self.metrics_logger.write_with_costs(
                 step,
                 "growth",
                 params_before=self.recipe.model_at(step).cost().params,
                 params_after=phase.model.cost().params,
                 loss_before=before.loss,
-                loss_after=validate(self.learner.model, self.held_out, self.processes).loss,
+                loss_after=validate(self.train_state.model, self.held_out, self.processes).loss,
             )
 
     def _is_due(self, every: int | None) -> bool:
@@ -185,9 +187,9 @@ class TrainingLoop:
 
     def _collect(self) -> None:
         """Waits for the device and takes over the losses of the steps since the last time."""
-        for each in self._pending.read(self.state.step):
+        for each in self._async_losses.read(self.state.step):
             for event, values in each.records().items():
-                self.journal.write(each.step, event, **values)
+                self.metrics_logger.write(each.step, event, **values)
             check_step(self.config, each.step, each.loss, each.grad_norm, each.outcome.n_skipped)
             if not each.outcome.n_skipped:
                 self.state.add_loss(each.loss)
@@ -197,24 +199,24 @@ class TrainingLoop:
         loss = checked_loss(self.config, self.state)
         self.state.lowest_loss = loss if self.state.lowest_loss is None else min(loss, self.state.lowest_loss)
         self.state.unlogged_losses.clear()
-        learner, step_seconds, newest = self.learner, self._stopwatch.step_seconds(), self._newest
+        train_state, step_seconds, newest = self.train_state, self._stopwatch.step_seconds(), self._newest
         assert newest is not None  # a step is collected before it is logged
-        record = learner.record(newest.outcome)
+        record = train_state.record(newest.outcome)
         for warning in dead_scores(record):
             self.note(warning)
-        self.journal.write(
+        self.metrics_logger.write(
             self.state.step,
             "train",
             loss=loss,
-            lr=learner.lr(self.state.step),
+            lr=train_state.lr(self.state.step),
             grad_norm=newest.grad_norm,
-            tokens=self.journal.spent(self.state.step).tokens,
+            tokens=self.metrics_logger.spent(self.state.step).tokens,
             **speed_record(
                 step_seconds,
                 self._memory.n_bytes(),
                 self.processes,
                 self.recipe.tokens_per_step,
-                learner.flops_per_token,
+                train_state.flops_per_token,
             ),
             **record,
         )
@@ -222,11 +224,11 @@ class TrainingLoop:
     def _stop(self, spike: Diverged) -> NoReturn:
         """Raises RunFailed, after the last checkpoint is written."""
         self._saver.wait()
-        lr, steps = self.learner.lr(spike.step), self.config.steps
+        lr, steps = self.train_state.lr(spike.step), self.config.steps
         failure = spike.failure(self.run.path, steps, lr, self._saved_step)
         message = str(failure).removeprefix(f"{self.run.path}: ")
-        self.journal.write(spike.step, "stopped", reason=spike.reason, message=message)
-        raise self.processes.said(failure) from None
+        self.metrics_logger.write(spike.step, "stopped", reason=spike.reason, message=message)
+        raise self.processes.on_every_rank(failure) from None
 
     def _save_if_due(self, must_save: bool) -> None:
         """Saves a checkpoint unless the loss says that it would be of a failed run."""
@@ -236,33 +238,35 @@ class TrainingLoop:
         if self.state.unlogged_losses:
             checked_loss(self.config, self.state)
         self.state.loader = self.loader.state_dict()
-        self.state.width_prices = self.learner.objective.state()
-        self.learner.gate.save_to(self.state)
+        self.state.width_prices = self.train_state.objective.state()
+        self.train_state.gate.save_to(self.state)
         self.state.wall_seconds = self.wall_seconds
-        folder, seal = self.processes.first(self._sealed)
-        step, state, rules = self.state.step, self.state.as_data(), self.keep_rules
+        folder, seal = self.processes.on_rank_zero(self._sealed)
+        step, state, rules = self.state.step, self.state.as_data(), self.retention
 
         def write(snapshot: checkpoint.Snapshot, processes: Processes) -> None:
             checkpoint.write(folder, step, snapshot, state, seal, processes)
             self._prune(folder, seal, rules, processes)
 
-        self._saver.save(checkpoint.Snapshot.of(self.learner.model, self.learner.optimizer, self.processes), write)
+        self._saver.save(
+            checkpoint.Snapshot.of(self.train_state.model, self.train_state.optimizer, self.processes), write
+        )
         self._saved_step = step
 
     def _sealed(self) -> tuple[Path, Seal]:
-        """Where a checkpoint of this moment goes, and what it belongs to."""
-        self.journal.follow()
+        """Return the folder and the seal of a checkpoint saved now."""
+        self.metrics_logger.follow()
         self.run.metrics_file.fsync()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
-    def _prune(self, folder: Path, seal: Seal, rules: KeepRules, processes: Processes) -> None:
+    def _prune(self, folder: Path, seal: Seal, rules: Retention, processes: Processes) -> None:
         damaged, self._damaged = self._damaged, []
-        processes.first(lambda: prune(folder, rules, damaged, seal.recipe))
+        processes.on_rank_zero(lambda: prune(folder, rules, damaged, seal.recipe))
 
     @property
-    def keep_rules(self) -> KeepRules:
-        """Which checkpoints are kept, as the records are now."""
-        return KeepRules.of(self.config, self.journal.held_out_losses)
+    def retention(self) -> Retention:
+        """Retention by the records so far."""
+        return Retention.of(self.config, self.metrics_logger.held_out_losses)
 
     def _validate_if_due(self) -> None:
         at_end = self.state.step in (0, self.config.steps)  # the end has its own
@@ -271,14 +275,16 @@ class TrainingLoop:
 
     @property
     def _has_validated(self) -> bool:
-        """Whether the validation of this step is on record, perhaps from before a kill; step 0 keeps none."""
-        return self.journal.last_step("validation") >= self.state.step
+        """True where the validation of this step is on record, perhaps from before a kill; step 0 keeps none."""
+        return self.metrics_logger.last_step("validation") >= self.state.step
 
     def _validate(self) -> Validation:
         """Validates at this step, and records it once."""
-        found = self.sets.validate(self.learner.model, self.processes)
+        found = self.sets.validate(self.train_state.model, self.processes)
         if not self._has_validated:
             if self.sampler is not None:
-                self.journal.write_samples(self.state.step, self.sampler.records(self.learner.model, self.state.step))
-            self.journal.write_with_costs(self.state.step, "validation", **found.record())
+                self.metrics_logger.write_samples(
+                    self.state.step, self.sampler.records(self.train_state.model, self.state.step)
+                )
+            self.metrics_logger.write_with_costs(self.state.step, "validation", **found.record())
         return found

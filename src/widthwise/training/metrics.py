@@ -1,4 +1,4 @@
-"""How fast a run is and how much memory it takes."""
+"""Speed and memory of a run."""
 
 import ctypes
 import os
@@ -69,11 +69,11 @@ class PeakMemory:
 def speed_record(
     step_seconds: float, memory_bytes: int | None, processes: Processes, tokens_per_step: int, flops_per_token: float
 ) -> dict[str, float | int | None]:
-    """What a training record says of the machine: the slowest process's time, the largest memory known of one.
+    """Return the machine's entries of a training record: time of the slowest rank, largest known memory of a rank.
 
     mfu is that of all devices. tokens_per_step: of all processes; flops_per_token: training FLOPs.
     """
-    slowest, largest = processes.largest(step_seconds, memory_bytes or 0)
+    slowest, largest = processes.all_reduce_max(step_seconds, memory_bytes or 0)
     tokens_per_second = tokens_per_step / slowest
     of_one = tokens_per_second / processes.world_size
     return {

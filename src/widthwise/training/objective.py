@@ -1,4 +1,4 @@
-"""What an optimizer step minimises: the loss of its passes over a batch, and a price on the width that tokens use."""
+"""The objective of a step: the loss of its passes over a batch, and a price on the width that tokens use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_training import NestedConfig, WidthBudgetConfig
-from widthwise.training.means import ChoiceMeans
+from widthwise.training.step_statistics import ChoiceMeans
 
 
 class Objective:
@@ -39,8 +39,8 @@ class Objective:
         return (None,) if self._nested is None else self._nested.draw()
 
     def teacher(self, first: Loss) -> Teacher | None:
-        """What the further passes over the same tokens learn from the first, whose `hidden` is kept for it; None where
-        they learn from targets alone."""
+        """Return the teacher of the later passes, made of the first pass's `hidden`; None where they learn from targets
+        alone."""
         if self.pull is None or first.hidden is None:
             return None
         return Teacher(first.hidden, self.pull.weight, self.pull.temperature)
@@ -103,7 +103,7 @@ class WidthBudget:
         """(n_terms,) the current price of each term."""
 
     def term(self, choices: Sequence[Choices]) -> Tensor:
-        """What joins the objective of a forward pass: a scalar with the gradient of the layers' fractions."""
+        """Return the budget's term of a forward pass: a scalar with the gradient of the layers' fractions."""
         fractions = self.used(choices)
         means = torch.stack([fraction.mean() for fraction in fractions]).double()
         term = self._weights @ self.config.term(self._averages @ means, self.prices)
@@ -127,7 +127,7 @@ class WidthBudget:
         self.prices = self.prices.new_tensor(prices)
 
     def record(self) -> dict[str, Any]:
-        """What a training record says. width_price: the price of the next step, or one for each dynamic layer."""
+        """Return the entries of a training record. width_price: of the next step, or one for each dynamic layer."""
         if not self.config.has_price:
             return {}
         prices = self.state()

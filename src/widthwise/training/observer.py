@@ -20,7 +20,7 @@ class Observer(Protocol):
         """
 
     def busy(self, what: str) -> None:
-        """What the run does before its next step is done, where that may take long: `step 1 running (compiling)`."""
+        """A phase that may take long began before the next step: `step 1 running (compiling)`."""
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         """The run of this name goes on after `step` of `n_steps`; a new run after step 0."""
@@ -42,7 +42,7 @@ class Observer(Protocol):
         ...
 
 
-class Relay:
+class ForwardingObserver:
     """Passes everything on to another observer: the base of those that do something besides."""
 
     def __init__(self, observer: Observer):
@@ -79,8 +79,8 @@ class Relay:
         return self._observer.beside()
 
 
-class Silence(Observer):
+class SilentObserver(Observer):
     """An observer that shows nothing."""
 
-    def beside(self) -> "Silence":
+    def beside(self) -> "SilentObserver":
         return self

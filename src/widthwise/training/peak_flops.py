@@ -1,4 +1,4 @@
-"""How many FLOPs per second a GPU can do at most."""
+"""Peak FLOPs per second of GPUs."""
 
 PEAK_BF16_FLOPS_PER_SECOND = {
     "A100": 312e12,

@@ -1,4 +1,4 @@
-"""The processes that train a model together. Here the one that is alone; several are in `distributed.py`."""
+"""The interface of the processes that train a model together, for a single one; several are in `distributed.py`."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -13,64 +13,61 @@ E = TypeVar("E", bound=Exception)
 
 
 class Processes:
-    """A process that is alone: it has nobody to agree with. What it offers is what several processes must do together.
-
-    Every method but the properties is called by all processes, in the same order.
-    """
+    """A single process, and the interface of several. Every rank calls the methods, in the same order."""
 
     rank, world_size, shard, n_shards = 0, 1, 0, 1
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """Device that this process computes on."""
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process speaks, locks and writes for all."""
+    def is_rank_zero(self) -> bool:
+        """True in the process that prints, locks and writes for all."""
         return self.rank == 0
 
     @property
     def writes_shards(self) -> bool:
-        """Whether this process is of the first copy of the model, whose shards a checkpoint holds."""
+        """True in the ranks of the first replica, whose shards a checkpoint holds."""
         return self.rank < self.n_shards
 
-    def divide(self, model: Decoder) -> None:
-        """Divides the parameters of a model without memory among the processes."""
+    def shard_model(self, model: Decoder) -> None:
+        """Shard the parameters of a model on the meta device."""
 
-    def accumulate(self, model: Decoder, is_last: bool) -> None:
-        """Before a forward pass: whether the gradients are complete with it, and are to be averaged over processes."""
+    def set_gradient_sync(self, model: Decoder, is_last: bool) -> None:
+        """Call before a forward pass. is_last: its backward pass averages the gradients over ranks."""
 
-    def said(self, error: E) -> E:
-        """Marks an error that all processes have, so that one of them says it."""
+    def on_every_rank(self, error: E) -> E:
+        """Mark an error that every rank raises, so that one of them reports it."""
         return error
 
-    def alike(self, work: Callable[[], T]) -> T:
-        """What every process does for itself with the same outcome. An error is then said once."""
+    def same_on_every_rank(self, work: Callable[[], T]) -> T:
+        """Do the same work on every rank, with the same outcome on each; an error is reported once."""
         return work()
 
-    def first(self, work: Callable[[], T]) -> T:
-        """What the first process does; all get its value, or its error."""
+    def on_rank_zero(self, work: Callable[[], T]) -> T:
+        """Do the work on rank 0 and broadcast its value, or its error."""
         return work()
 
-    def together(self, work: Callable[[], T]) -> list[T]:
-        """What every process does; all get the values of all by rank, or the error of the first that has one."""
+    def all_gather(self, work: Callable[[], T]) -> list[T]:
+        """Do the work on every rank and gather the values by rank; all raise the first error of any."""
         return [work()]
 
-    def gather(self, value: T) -> list[T]:
-        """The values of all processes, by rank; tensors in them are on the device of the process that asks."""
+    def all_gather_tensors(self, value: T) -> list[T]:
+        """Gather a value with tensors by rank; the tensors move to the device of this process."""
         return [value]
 
-    def largest(self, *numbers: float) -> list[float]:
-        """The largest of each number over the processes. Waits for all, and names who does not come."""
+    def all_reduce_max(self, *numbers: float) -> list[float]:
+        """Return the largest of each number over the ranks. Waits for all, and names the missing ones."""
         return list(numbers)
 
-    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Each tensor summed over the processes, without waiting for the device."""
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sum each tensor over the ranks, without waiting for the device."""
         return list(tensors)
 
-    def apart(self) -> "Processes":
-        """The same processes for another thread, whose messages do not get between those of this one."""
+    def for_background_thread(self) -> "Processes":
+        """Return the same processes with messages of their own, for use in another thread."""
         return self
 
 

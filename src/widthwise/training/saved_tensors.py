@@ -24,7 +24,7 @@ BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class TensorType(NamedTuple):
-    """What a tensor is, but for its values."""
+    """Type and shape of a tensor."""
 
     dtype: str
     """As safetensors call it, a key of BYTES_OF."""
@@ -108,7 +108,7 @@ class SavedTensors:
         return torch.Size([n_rows, *shapes[0][1:]][: len(shapes[0])])
 
     def types(self) -> dict[str, TensorType]:
-        """What every tensor is, widest first, so that each begins where its type may."""
+        """Return type and shape of every tensor, widest first, so that each is aligned."""
         found = {name: TensorType(self._files[0].get_slice(name).get_dtype(), self.shape(name)) for name in self.names}
         return dict(sorted(found.items(), key=lambda item: (-BYTES_OF[item[1].dtype], item[0])))
 

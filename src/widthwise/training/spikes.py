@@ -1,4 +1,4 @@
-"""What a run does about spikes: which steps make their update, and when it has diverged."""
+"""Loss spikes: which steps make their update, and when a run has diverged."""
 
 import math
 import statistics
@@ -27,7 +27,7 @@ class Diverged(Exception):
         self.step, self.reason = step, reason
 
     def failure(self, run: Path, n_steps: int, lr: float, saved_step: int) -> RunDiverged:
-        """What the user is told where the run stops. saved_step: of its last checkpoint, or 0."""
+        """Return the error that stops the run. saved_step: of its last checkpoint, or 0."""
         kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "there is no checkpoint"
         message = (
             f"{run}: stopped at step {self.step} of {n_steps}: {self.reason}; the learning rate was {lr:.4g}, try a "
@@ -52,7 +52,7 @@ class Gate:
         if not self._policy.looks_at_steps:
             return 0
         found = grad_norm.item()
-        (norm,) = self._processes.largest(found if math.isfinite(found) else math.inf)
+        (norm,) = self._processes.all_reduce_max(found if math.isfinite(found) else math.inf)
         if self._policy.admits(norm, self._norms):
             self._norms.append(norm)
             self._n_skipped = 0
@@ -75,13 +75,13 @@ ALWAYS_OPEN = Gate(StopAtSpike(), ALONE)
 
 
 def skipped_record(loss: float, grad_norm: float) -> dict[str, float | None]:
-    """What is recorded of a step that made no update. A number that is not finite is None."""
+    """Return the record of a step without an update. A number that is not finite is None."""
     found = {"loss": loss, "grad_norm": grad_norm}
     return {key: value if math.isfinite(value) else None for key, value in found.items()}
 
 
 def notes_on_spikes(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How often a run met spikes, for its result. records: of metrics.jsonl."""
+    """Describe the skipped steps of a run, for its result. records: of metrics.jsonl."""
     notes, steps = [], [record["step"] for record in records if record["event"] == "skipped"]
     if steps:
         first = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
@@ -89,8 +89,8 @@ def notes_on_spikes(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def doubts_of_course(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What casts doubt on the last loss of a run: a spike of the training loss, a better validation before.
+def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List doubts about the last loss of a run: a spike of the training loss, a better validation before.
 
     records: of metrics.jsonl.
     """

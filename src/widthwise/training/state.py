@@ -1,4 +1,4 @@
-"""Where a run stands: its state, what it has cost by then, and the records of its past."""
+"""Progress of a run: its state, its costs so far, and the logger of its records."""
 
 import copy
 from collections import deque
@@ -75,20 +75,20 @@ class Spent(NamedTuple):
     """Every step counted with the model that made it."""
 
     def until(self, recipe: Recipe, step: int) -> "Spent":
-        """What is spent by a later step if the run goes on with a recipe."""
+        """Return the costs by a later step under a recipe."""
         flops = recipe.training_flops_until(step) - recipe.training_flops_until(self.step)
         tokens = (step - self.step) * recipe.tokens_per_step
         return Spent(step, self.tokens + tokens, self.training_flops + flops)
 
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
-    """What was spent when a run began: nothing, unless it began where another one stood. records: of metrics.jsonl."""
+    """Return the costs inherited from a parent run, zero without one. records: of metrics.jsonl."""
     found = [record for record in records if record["event"] in DESCENTS]
     return Spent(**{key: found[-1][key] for key in Spent._fields}) if found else Spent()
 
 
-class Journal:
-    """Every process has one, and all call it alike; the first one writes."""
+class MetricsLogger:
+    """Writes the records of a run. Every rank calls it alike; rank 0 writes."""
 
     def __init__(
         self, run: RunDir, recipe: Recipe, observer: Observer, processes: Processes, note: Callable[[str], None]
@@ -100,8 +100,8 @@ class Journal:
         """Step -> loss of each validation on record."""
         self._account = Spent()
 
-    def take_up(self, step: int) -> None:
-        """Goes on after a step: drops the records of later ones."""
+    def rewind(self, step: int) -> None:
+        """Drop the records of steps after this one."""
 
         def rewound() -> list[dict[str, Any]]:
             self._run.metrics_file.rewind(step)
@@ -109,7 +109,7 @@ class Journal:
                 samples.rewind(step)
             return self._run.metrics()
 
-        records = self._processes.first(rewound)
+        records = self._processes.on_rank_zero(rewound)
         self._steps = {record["event"]: record["step"] for record in records}
         self.held_out_losses = {r["step"]: r["loss"] for r in records if r["event"] == "validation"}
         self._account = inherited(records)
@@ -117,7 +117,7 @@ class Journal:
     def write(self, step: int, event: str, **values: Any) -> None:
         """Adds a record."""
         record = {"step": step, "event": event, **values}
-        self._processes.first(lambda: self._append(record))
+        self._processes.on_rank_zero(lambda: self._append(record))
         self._steps[event] = step
         if event == "validation":
             self.held_out_losses[step] = values["loss"]
@@ -131,7 +131,7 @@ class Journal:
             self._run.samples_file.rewind(step - 1)
             self._run.samples_file.append(records)
 
-        self._processes.first(replace)
+        self._processes.on_rank_zero(replace)
 
     def write_with_costs(self, step: int, event: str, **values: Any) -> None:
         """Adds a record with the tokens and the compute spent by then."""

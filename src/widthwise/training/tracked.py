@@ -16,7 +16,7 @@ from widthwise.data.extras import require
 from widthwise.files import read_json_mapping, read_text, write_atomic
 from widthwise.run_dir import RunDir
 from widthwise.training.launch import is_silent
-from widthwise.training.observer import Observer, Relay, Silence
+from widthwise.training.observer import ForwardingObserver, Observer, SilentObserver
 from widthwise.yaml_io import parse_yaml
 
 PROJECT = "widthwise"
@@ -128,7 +128,7 @@ class WandbTracker(Tracker):
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
-    """What a record of metrics.jsonl says, by path: `{"event": "train", "loss": 2.5, ...}` -> `{"train/loss": 2.5}`.
+    """Flatten a record of metrics.jsonl by path: `{"event": "train", "loss": 2.5, ...}` -> `{"train/loss": 2.5}`.
 
     Entries of lists are counted from 1, as layers are. Nulls are left out: no program can draw them.
     """
@@ -162,7 +162,7 @@ def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observe
 
     Raises UserError for a name that there is not, and where the extra of a tracker is not installed.
     """
-    shown = observer or Silence()
+    shown = observer or SilentObserver()
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"track: got {name!r}; allowed: {', '.join(TRACKERS)}")
@@ -179,7 +179,7 @@ def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observe
             each.close()
 
 
-class _Tracked(Relay):
+class _Tracked(ForwardingObserver):
     """Shows what another observer shows, and sends records to trackers."""
 
     def __init__(self, observer: Observer, names: Sequence[str], family: "list[_Tracked]"):

@@ -1,9 +1,12 @@
-"""Loss on held-out text."""
+"""Loss on held-out text, and the texts, tasks and samples that the recipe's `validation` adds."""
 
+import hashlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +14,26 @@ import torch
 from torch import Tensor
 
 from widthwise.analysis.dynamic_width import WidthMeter
-from widthwise.data.loader import HeldOut
-from widthwise.evaluation.local_tasks import TaskScores
+from widthwise.computing import Precision
+from widthwise.config_io import UserError
+from widthwise.data.documents import Document
+from widthwise.data.loader import HeldOut, TokenisedText, unended
+from widthwise.data.prepared import PreparedData, checked_parts, is_prepared
+from widthwise.data.readers import open_source
+from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.evaluation.local_tasks import EncodedTask, TaskScores, encode_task, load_task, score_task
+from widthwise.evaluation.scorer import Scorer
 from widthwise.kernels.precision import autocast
 from widthwise.model.choices import Choices
+from widthwise.model.compiling import uncompiled
 from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
+from widthwise.model.generate import SamplingConfig, check_length, stream_tokens
 from widthwise.model.shards import reshard
-from widthwise.training.means import ChoiceMeans
+from widthwise.recipe.train_section import SampleConfig, ValidationConfig, ValidationTask, ValidationText
 from widthwise.training.processes import ALONE, Processes
+from widthwise.training.step_statistics import ChoiceMeans
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
             documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
             with autocast(device, held_out.precision):
                 found = model.loss(tokens, targets, documents=documents, positions=positions)
-            for batch, (losses, chosen, of_depths) in zip(batches, processes.gather(_kept(found))):
+            for batch, (losses, chosen, of_depths) in zip(batches, processes.all_gather_tensors(_kept(found))):
                 n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
                 with autocast(device, held_out.precision):
                     widths.add(chosen)
@@ -120,8 +134,8 @@ def _rounds(held_out: HeldOut, n_processes: int) -> Iterator[list[Tensor]]:
 
 
 def _kept(found: Loss) -> tuple[Tensor, tuple[Choices, ...], tuple[Tensor, ...]]:
-    """What one process tells the others of its batch: mean losses of the windows, choices, mean losses of the windows
-    by each further head."""
+    """Return a batch's results for the other ranks: mean losses of the windows, choices, mean losses of the windows by
+    each MTP head."""
     of_depths = tuple(losses.mean(dim=1, dtype=torch.float64) for losses in found.mtp_losses)
     return found.losses.mean(dim=1, dtype=torch.float64), found.choices, of_depths
 
@@ -129,3 +143,163 @@ def _kept(found: Loss) -> tuple[Tensor, tuple[Choices, ...], tuple[Tensor, ...]]
 def _lists(means: list[Tensor | None]) -> list[list[float] | None] | None:
     lists = [None if mean is None else mean.tolist() for mean in means]
     return lists if any(lists) else None
+
+
+@dataclass(frozen=True)
+class ValidationSets:
+    """The texts and tasks of `validation` in the recipe, opened."""
+
+    held_out: HeldOut
+    """The held-out part of the data, which says how all texts are read."""
+    texts: dict[str, HeldOut]
+    tasks: dict[str, EncodedTask]
+
+    @classmethod
+    def opened(cls, config: ValidationConfig, held_out: HeldOut, model: Decoder) -> "ValidationSets":
+        """Reads and tokenises everything. model: which is to be validated first.
+
+        Raises UserError, which names text or task, for what cannot be read, is too short, or has other tokens.
+        """
+        texts = {name: _text(f"validation.texts.{name}", text, held_out) for name, text in config.texts.items()}
+        scorer = _scorer(model, held_out)
+        tasks = {name: _task(f"validation.tasks.{name}", task, scorer) for name, task in config.tasks.items()}
+        return cls(held_out, texts, tasks)
+
+    @classmethod
+    def opened_by_all(
+        cls, config: ValidationConfig, held_out: HeldOut, model: Decoder, processes: Processes
+    ) -> "ValidationSets":
+        """As `opened`, by several processes, each for itself. Raises UserError where two do not find the same."""
+        found: list[ValidationSets] = []
+
+        def identity() -> dict[str, dict[str, str]]:
+            found.append(cls.opened(config, held_out, model))
+            return found[0].identity()
+
+        first, *others = processes.all_gather(identity)
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise processes.on_every_rank(
+                    UserError(f"validation: process {rank} finds other texts or tasks than process 0")
+                )
+        return found[0]
+
+    def identity(self) -> dict[str, dict[str, str]]:
+        """Return checksums: of each text's tokens read, of each task's questions."""
+        return {
+            "texts": {name: _fingerprint(text) for name, text in self.texts.items()},
+            "tasks": {name: encoded.task.fingerprint for name, encoded in self.tasks.items()},
+        }
+
+    def validate(self, model: Decoder, processes: Processes = ALONE) -> Validation:
+        """The validation on the held-out text, and with it those on all others.
+
+        Several processes share the batches of a text; of the questions each asks all.
+        """
+        found = validate(model, self.held_out, processes)
+        with uncompiled(model):  # a graph for each length of a question would take longer, and run into Dynamo's limit
+            texts = {name: validate(model, text, processes) for name, text in self.texts.items()}
+            return replace(found, texts=texts, tasks=dict(self._scores(model)))
+
+    def _scores(self, model: Decoder) -> Iterator[tuple[str, TaskScores]]:
+        if not self.tasks:
+            return
+        torch.clear_autocast_cache()  # as `kernels.precision.autocast` says
+        scorer = _scorer(model, self.held_out)
+        for name, encoded in self.tasks.items():
+            yield name, score_task(scorer, encoded)
+        reshard(model)
+
+
+def _scorer(model: Decoder, held_out: HeldOut) -> Scorer:
+    dtype = torch.bfloat16 if held_out.precision == "bf16" else None
+    return Scorer(model, held_out.data.tokenizer, held_out.seq_len, held_out.batch_size, dtype)
+
+
+def _task(where: str, config: ValidationTask, scorer: Scorer) -> EncodedTask:
+    try:
+        return encode_task(scorer, load_task(Path(config.file), config.delimiter, config.limit))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
+    seq_len = held_out.seq_len
+    if config.max_tokens is not None and config.max_tokens < seq_len:
+        raise UserError(f"{where}.max_tokens: got {config.max_tokens}; must be at least seq_len = {seq_len}")
+    try:
+        tokens = _tokens(config, held_out.data.tokenizer)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if tokens.n_tokens <= seq_len:
+        raise UserError(f"{where}: {config.source} holds {tokens.n_tokens} tokens; must be at least {seq_len + 1}")
+    apart = held_out.boundaries
+    if (apart.masks or apart.resets) and (index := unended(tokens, apart.eos_id)) is not None:
+        raise UserError(f"{where}: document {index} of {config.source} does not end in the end-of-text token")
+    text = TokenisedText(tokens, held_out.data.tokenizer)
+    return replace(held_out, data=text, max_tokens=config.max_tokens)
+
+
+def _tokens(config: ValidationText, tokenizer: Tokenizer) -> TokenFile:
+    """The tokens of a validation text. Raw text is tokenised into files that have no name any more and end with the
+    process. Raises UserError where the text was prepared with another tokenizer."""
+    if not is_prepared(Path(config.source)):
+        most = None if config.max_tokens is None else config.max_tokens + 1
+        with tempfile.TemporaryDirectory() as folder:
+            return _tokenised(open_source(config.source, config.field), tokenizer, Path(folder) / "text", most)
+    data = PreparedData.open(config.source)
+    if data.tokenizer.id != tokenizer.id:
+        own, other = tokenizer.spec, data.tokenizer.spec
+        raise UserError(f"{config.source} was tokenised by {other}, not by the tokenizer of the run ({own})")
+    for _ in checked_parts(data.held_out, tokenizer.vocab_size):
+        pass  # a stray token would stop the run later
+    return data.held_out
+
+
+def _tokenised(documents: Iterable[Document], tokenizer: Tokenizer, prefix: Path, most: int | None) -> TokenFile:
+    """Every document with the end-of-text token behind it, until there are `most` tokens."""
+    dtype, n_tokens = token_dtype(tokenizer.vocab_size), 0
+    with ShardWriter(prefix, dtype) as writer:
+        for document in documents:
+            ids = np.array([*tokenizer.encode(document.text), tokenizer.eos_id], dtype=dtype)
+            writer.add(ids, np.array([len(ids)]))
+            n_tokens += len(ids)
+            if most is not None and n_tokens >= most:
+                break
+    return TokenFile(prefix)
+
+
+def _fingerprint(text: HeldOut) -> str:
+    digest: Any = hashlib.sha256()
+    for batch in text.batches():
+        digest.update(batch.numpy().astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+class Sampler:
+    """Continues the prompts of a recipe. Training goes on as if it had not been there."""
+
+    def __init__(self, config: SampleConfig, held_out: HeldOut, model: Decoder):
+        """held_out: says the tokenizer and the precision. Raises UserError where texts would not fit into the model."""
+        self._config, self._tokenizer = config, held_out.data.tokenizer
+        self._precision: Precision = held_out.precision
+        self._prompts = [self._tokenizer.encode(text) or [self._tokenizer.eos_id] for text in config.prompts]
+        self._sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+        try:
+            check_length(model, max(map(len, self._prompts)), config.n_tokens)
+        except UserError as error:
+            raise UserError(f"train.sample: {error}") from None
+
+    def records(self, model: Decoder, step: int) -> list[dict[str, Any]]:
+        """A record for each prompt. All processes that share the model call this, and all make every token: where one
+        ended a text before another did, the other would wait for it."""
+        config, sampling, eos_id = self._config, self._sampling, self._tokenizer.eos_id
+        with evaluating(model) as device, uncompiled(model), autocast(device, self._precision):
+            drawn = stream_tokens(model, self._prompts, config.n_tokens, sampling, config.seed)
+            rows = torch.stack(list(drawn), dim=1).tolist()
+        reshard(model)
+        ends = [row.index(eos_id) if eos_id in row else len(row) for row in rows]
+        return [
+            {"step": step, "event": "sample", "prompt": prompt, "text": self._tokenizer.decode(row[:end])}
+            for prompt, row, end in zip(config.prompts, rows, ends)
+        ]

@@ -18,7 +18,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.discovery import Curve, Discovery, Found
-from widthwise.training.observer import Silence
+from widthwise.training.observer import SilentObserver
 
 RECIPE: dict[str, Any] = {
     **TINY,
@@ -45,7 +45,7 @@ def plan(folder: Path, method: dict[str, Any], recipe: dict[str, Any] | None = N
 
 
 def found(tmp_path: Path, method: dict[str, Any], **options: Any) -> Discovery:
-    return discover(plan(tmp_path, method, **options), tmp_path / "out", Silence())
+    return discover(plan(tmp_path, method, **options), tmp_path / "out", SilentObserver())
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ class TestGrowingDeeper:
 def test_blocks_are_added_to_an_hourglass_and_are_a_curve_of_their_own(tmp_path):
     model = {**RECIPE["model"], "ffn": {"kind": "hourglass", "ratio": 1.0, "n_blocks": 2}}
     planned = plan(tmp_path, {**GROWING, "parts": ["blocks"]}, {**RECIPE, "model": model})
-    found = discover(planned, tmp_path / "out", Silence()).found
+    found = discover(planned, tmp_path / "out", SilentObserver()).found
     layers = found.stages[-1].layers
     assert [layer.blocks for layer in found.stages[0].layers] == [2, 2, 2]
     n_blocks = [layer.blocks or 0 for layer in layers]

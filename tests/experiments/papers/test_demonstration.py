@@ -12,7 +12,7 @@ from widthwise.growth.plan import GrowthPlan
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe
 from widthwise.records.record import finite
-from widthwise.training.observer import Silence
+from widthwise.training.observer import SilentObserver
 
 SMALL = read_item("expansions_table_1").small
 assert isinstance(SMALL, Demonstrating)
@@ -71,7 +71,7 @@ def test_it_is_stored_and_found_again(tmp_path):
     data = {"recipe": "expansions_table_1", "expansions": expansions, "seeds": [3, 4]}
     experiment = parse(Demonstrating, data, "item")
     assert experiment.measured(tmp_path) is None
-    experiment.run(tmp_path, Silence(), n_jobs=None)
+    experiment.run(tmp_path, SilentObserver(), n_jobs=None)
     found = experiment.measured(tmp_path)
     assert found is not None
     assert found.n_seeds == 2

@@ -15,7 +15,7 @@ from widthwise.experiments.papers.work import Comparing
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import finite
 from widthwise.reports.paper import all_items
-from widthwise.training.observer import Silence
+from widthwise.training.observer import SilentObserver
 
 ITEMS = read_items()
 SMALL = {type(item.small): name for name, item in ITEMS.items() if item.small is not None}
@@ -104,7 +104,7 @@ def test_the_costs_of_experts_virtual_and_dynamic_widths_are_those_of_the_formul
 def test_the_tiny_experiment_of_an_item_measures_what_the_small_one_would(name, tmp_path):
     item = ITEMS[name]
     assert item.small is not None
-    item.small.tiny.run(tmp_path / item.small.tiny.name, Silence(), 1)
+    item.small.tiny.run(tmp_path / item.small.tiny.name, SilentObserver(), 1)
     record = item_record(name, item, tmp_path)
     assert record.experiment is not None
     assert record.experiment.scale == "tiny"

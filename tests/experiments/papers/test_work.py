@@ -8,7 +8,7 @@ from widthwise.config_io import parse, to_data
 from widthwise.experiments.papers.item import read_item
 from widthwise.experiments.papers.work import MODELS, Analysing, Evaluating
 from widthwise.records.evaluation import EvaluationTable
-from widthwise.training.observer import Silence
+from widthwise.training.observer import SilentObserver
 
 X = "x-0.75-0.3"
 
@@ -23,7 +23,7 @@ def test_models_are_trained_and_analysed(tmp_path: Path) -> None:
         Analysing, {"recipe": "variable_width_inside", "overrides": overrides, "read": read}, "item"
     ).tiny
     assert experiment.measured(tmp_path) is None
-    experiment.run(tmp_path, Silence(), n_jobs=1)
+    experiment.run(tmp_path, SilentObserver(), n_jobs=1)
     assert {path.name for path in (tmp_path / MODELS / "runs").iterdir()} == {
         f"{name}-seed{seed}" for name in (X, "uniform") for seed in (1, 2)
     }
@@ -37,7 +37,7 @@ def test_models_are_trained_and_analysed(tmp_path: Path) -> None:
 def test_models_of_a_seed_are_compared_with_the_baseline_of_that_seed(tmp_path: Path) -> None:
     experiment = read_item("variable_width_table_3").small
     assert isinstance(experiment, Evaluating)
-    assert experiment.tiny.run(tmp_path, Silence(), 1) == [tmp_path / MODELS, tmp_path]
+    assert experiment.tiny.run(tmp_path, SilentObserver(), 1) == [tmp_path / MODELS, tmp_path]
     pairs = {row.name: row.baseline for row in EvaluationTable.read(tmp_path).rows}
     expected = {f"{X}-seed1": "uniform-seed1", f"{X}-seed2": "uniform-seed2"}
     assert pairs == {"uniform-seed1": None, "uniform-seed2": None} | expected

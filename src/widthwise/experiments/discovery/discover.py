@@ -25,8 +25,8 @@ from widthwise.records.recipe_changes import changes_in_words
 from widthwise.shape.kinds import Match
 from widthwise.shape.profile import along
 from widthwise.shape.template import ModelTemplate
+from widthwise.training.launch import interruption_adds
 from widthwise.training.observer import Observer
-from widthwise.training.stopping import interruption_adds
 from widthwise.yaml_io import dump_yaml, parse_yaml, read_recipe
 
 COMPARISON = "comparison"

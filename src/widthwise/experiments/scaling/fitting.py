@@ -12,7 +12,7 @@ from widthwise.experiments.scaling.laws import LAWS, Law, leave_one_out_errors
 from widthwise.experiments.scaling.points import CurveGroup, FitData
 from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.scaling import FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, SilentObserver
 
 Fits = dict[LawName, dict[str, Fit]]
 """Kind of law -> group -> fit, if the group has enough points for one."""
@@ -27,7 +27,7 @@ def fit_groups(
     no law can be fitted to a group.
     """
     axes, groups = data.axes, data.groups
-    fits = _fits(groups, axes.x, observer or Silence())
+    fits = _fits(groups, axes.x, observer or SilentObserver())
     chosen, why = _choice(groups, fits, law)
     found = [
         saving

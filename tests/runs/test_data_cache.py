@@ -12,7 +12,7 @@ from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import ENDING
-from widthwise.runs.data_identity import DataShelf, identity_of
+from widthwise.runs.data_identity import DataCache, identity_of
 
 SYNTHETIC = DataConfig(corpus="synthetic", tokenizer="bytes")
 CHECKS = ["checking the data", "checking the tokens"]
@@ -49,34 +49,34 @@ def damage(folder: Path) -> None:
     file.write_bytes(content)
 
 
-def both(shelf: DataShelf, section, progress):
-    data = shelf.open(section, progress)
-    shelf.check(section, progress)
+def both(data_cache: DataCache, section, progress):
+    data = data_cache.open(section, progress)
+    data_cache.check(section, progress)
     return data
 
 
 def test_the_second_run_reads_nothing(stages, progress):
-    shelf = DataShelf()
-    first = both(shelf, SYNTHETIC, progress)
+    data_cache = DataCache()
+    first = both(data_cache, SYNTHETIC, progress)
     before = list(stages)
     assert before[-2:] == CHECKS
-    assert both(shelf, SYNTHETIC, progress) is first
+    assert both(data_cache, SYNTHETIC, progress) is first
     assert stages == before
     del stages[:]
-    both(pickle.loads(pickle.dumps(shelf)), SYNTHETIC, progress)  # in another process
+    both(pickle.loads(pickle.dumps(data_cache)), SYNTHETIC, progress)  # in another process
     assert not set(CHECKS) & set(stages)
 
 
 def test_of_a_mixture_every_source_counts(folder, stages, progress):
     sources = {"a": {"corpus": "synthetic", "tokenizer": "bytes", "weight": 1}, "b": {"path": str(folder), "weight": 2}}
-    shelf, section = DataShelf(), MixtureConfig.model_validate({"mixture": sources})
-    both(shelf, section, progress)
+    data_cache, section = DataCache(), MixtureConfig.model_validate({"mixture": sources})
+    both(data_cache, section, progress)
     before = list(stages)
-    assert both(shelf, section, progress).weights == {"a": 1, "b": 2}
+    assert both(data_cache, section, progress).weights == {"a": 1, "b": 2}
     assert stages == before
     damage(folder)
     with pytest.raises(UserError, match="checksum differs"):
-        both(shelf, section, progress)
+        both(data_cache, section, progress)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tiny_runs import Listener, outcome, tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
-from widthwise.training.checkpoint_folder import KeepRules, checkpoint_paths, step_of
+from widthwise.training.checkpoint_folder import Retention, checkpoint_paths, step_of
 
 RULES = ("train.keep_last=1", "train.keep_every=4", "train.keep_best=true")
 JUMPY = ("optimizer.lr=0.2", "schedule={kind: constant, warmup_steps: 1}", "train.steps=11", *RULES)
@@ -29,14 +29,14 @@ def best_of(path: Path, among: set[int]) -> int:
 def test_a_checkpoint_stays_if_any_rule_keeps_it() -> None:
     """The best by its loss: the first of equals, of those still there, and none that is not finite."""
     for rules, kept in (
-        (KeepRules(1), {9}),
-        (KeepRules(2), {9, 8}),
-        (KeepRules(1, every=3), {9, 6, 3}),
-        (KeepRules(2, every=4), {9, 8, 4}),
-        (KeepRules(1, losses={3: 2.0, 4: 1.5, 6: 1.5}), {9, 4}),
-        (KeepRules(1, losses={3: 2.0, 5: 1.0}), {9, 3}),
-        (KeepRules(1, losses={3: float("nan"), 4: float("inf")}), {9}),
-        (KeepRules(1, every=3, losses={4: 1.0}), {9, 6, 4, 3}),
+        (Retention(1), {9}),
+        (Retention(2), {9, 8}),
+        (Retention(1, every=3), {9, 6, 3}),
+        (Retention(2, every=4), {9, 8, 4}),
+        (Retention(1, losses={3: 2.0, 4: 1.5, 6: 1.5}), {9, 4}),
+        (Retention(1, losses={3: 2.0, 5: 1.0}), {9, 3}),
+        (Retention(1, losses={3: float("nan"), 4: float("inf")}), {9}),
+        (Retention(1, every=3, losses={4: 1.0}), {9, 6, 4, 3}),
     ):
         assert rules.kept([9, 8, 6, 4, 3]) == kept
 
