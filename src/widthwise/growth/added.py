@@ -18,7 +18,7 @@ from widthwise.model.norm_module import ActsAfter
 from widthwise.model.positions_module import LearnedPositions
 
 IsAdded = Callable[[str], bool]
-"""Whether the old model lacks the parameter of that name."""
+"""True if the old model lacks the parameter of that name."""
 WHOLE_PROJECTION = "w_widen"
 SUBLAYERS = ("attention", "ffn")
 """The parts of a layer that write the stream."""
@@ -45,7 +45,7 @@ def copied_plan(name: str, source: str, owner: Weight, model: Decoder, is_added:
     if is_silent(name, model, is_added):
         return drawn_plan(name, owner, model, is_added)
     derived = Revived() if is_writer(owner) else None
-    return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
+    return TensorPlan.same(source, owner.weight.shape, derived=derived, is_foreign=True)
 
 
 def _is_free(name: str, model: Decoder) -> bool:
@@ -61,7 +61,7 @@ def _is_free(name: str, model: Decoder) -> bool:
 
 
 def starter(name: str, model: Decoder, owner: Weight) -> Draw:
-    """The function that initialises this parameter in an untrained model."""
+    """Return the function that initialises this parameter in an untrained model."""
     config = model.config
     width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
     std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
@@ -109,7 +109,7 @@ def is_writer(owner: nn.Module) -> bool:
 
 
 def _norm_behind(owners: dict[str, nn.Module], sublayer: int, owner_name: str, is_added: IsAdded) -> nn.Module | None:
-    """The added norm through which a part of a sublayer writes; None if there is none or the old model had it."""
+    """Return the added norm through which a part of a sublayer writes; None if there is none or it is old."""
     for name, part in list(owners.items())[sublayer:]:
         norm = getattr(part, "norm", None)
         if name != owner_name and isinstance(norm, ActsAfter) and is_added(f"{name}.norm.weight"):

@@ -72,14 +72,14 @@ class Owner:
 
     @cached_property
     def attention(self) -> AttentionMaps | None:
-        """The head maps if the module is part of attention. Raises UserError if the attention cannot grow this way."""
+        """Head maps if the module is part of attention. Raises UserError if the attention cannot grow this way."""
         if isinstance(self.parent, Attention) and isinstance(self.old_parent, Attention):
             return AttentionMaps.of(self.old_parent.config, self.parent.config)
         return None
 
 
 def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
-    """The plan of a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
+    """Plan a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
     _check_norm(owner)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
         cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
@@ -91,7 +91,7 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Sp
 
 
 def _check_norm(owner: Owner) -> None:
-    """Raises UserError if a norm inside a sublayer would change its divisor, and with it the function."""
+    """Raise UserError if a norm inside a sublayer would change its divisor, and with it the function."""
     old, new = owner.old, owner.new
     if not (isinstance(old, Norm) and isinstance(new, Norm)) or isinstance(owner.parent, Attention):
         return  # query/key norms: their divisors already count the copies that `OrthogonalCopies` makes
@@ -103,7 +103,7 @@ def _check_norm(owner: Owner) -> None:
 
 
 def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
-    """The maps of rows and columns; of a vector, of its entries."""
+    """Return the maps of rows and columns, or of the entries of a vector."""
     old, new = owner.old, owner.new
     if isinstance(new, (Vector, Norm)):
         is_gain = not isinstance(new, Vector)
@@ -122,7 +122,7 @@ def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap)
 
 
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
-    """role: `out` if the tensor writes this axis, `in` if it reads it, `gain` if it multiplies it elementwise."""
+    """Map one axis. role: the tensor writes it (`out`), reads it (`in`), or multiplies it elementwise (`gain`)."""
     if owner.attention is not None and name != "d_model":
         return head_axis(owner.attention, owner.leaf, name, n_old)
     if name in ("d_model", "stream_width"):
@@ -149,7 +149,7 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
 
 
 def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> AxisMap:
-    """The map of stream coordinates. New ones hold 0, so gains are free there; biases of a LayerNorm must be 0."""
+    """Map stream coordinates. New ones hold 0, so gains are free there; biases of a LayerNorm must be 0."""
     if role == "in":
         return read
     is_norm_bias = owner.is_bias and isinstance(owner.norm, LayerNorm)
@@ -157,7 +157,7 @@ def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> Ax
 
 
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
-    """The output rows of a projected widening, i.e. coordinates after the prefix: old ones stay, fresh ones are 0.
+    """Map the output rows of a projected widening, coordinates after the prefix: old ones stay, fresh ones are 0.
 
     `index` counts from the start of the stream, so that the end of the old prefix is subtracted.
     """
@@ -171,7 +171,7 @@ def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
 
 
 def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> Split | TensorPlan | None:
-    """The plan of expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
+    """Plan expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
     n_parts = new.n_experts // old.n_experts
     if n_parts == 1 or new.d_expert * n_parts != old.d_expert or owner.leaf not in EXPERTS:
         return None
@@ -186,13 +186,13 @@ def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: St
 
 
 def _as_one_expert(old: Axes, new: Axes) -> Axes:
-    """The axes of a dense matrix under the names that experts use: as a mixture of one expert."""
+    """Rename the axes of a dense matrix to those of a mixture of one expert."""
     old = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
     return {name: old.get(name, 1) for name in new}
 
 
 def _copies(owner: Owner) -> tuple[int, bool]:
-    """Return how many equal entries share the gradient of one old entry, and whether their parts of it differ.
+    """Return the number of entries that share the gradient of one old entry, and True if their parts differ.
 
     Copies of one expert get equal parts, since they compute the same. The parts differ for copies of a dense
     feed-forward (different tokens), the pieces of a cut expert (different outputs) and copies of a key-value head
@@ -209,7 +209,7 @@ def _copies(owner: Owner) -> tuple[int, bool]:
 
 
 def _derived(owner: Owner) -> Derived | None:
-    """The rule for new rows that depend on other rows, if any."""
+    """Return the rule for new rows that depend on other rows, if any."""
     if owner.attention is not None:
         return _with_orthogonal_copies(owner, owner.attention)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE) and owner.leaf == "w_up":
@@ -219,7 +219,7 @@ def _derived(owner: Owner) -> Derived | None:
 
 
 def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> OrthogonalCopies | None:
-    """For queries before a norm, and for keys if one norm spans all heads and key-value heads are added."""
+    """Copy queries before a norm, and keys if one norm spans all heads and key-value heads are added."""
     old, new = attention.old, attention.new
     if new.qk_norm is None or owner.leaf not in ("w_q", "w_k"):
         return None
@@ -255,7 +255,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> Tens
 
 
 def _coefficients(old: HyperConnection, new: HyperConnection) -> AxisMap:
-    """The columns of the table [read | carry | write]; each part gets its new columns at its end."""
+    """Map the columns of the table [read | carry | write]; each part gets its new columns at its end."""
     parts, offset = [], 0
     for n_old, n_new in zip(_columns(old), _columns(new)):
         parts += [*range(offset, offset + n_old), *[-1] * (n_new - n_old)]
@@ -269,7 +269,7 @@ def _columns(site: HyperConnection) -> tuple[int, int, int]:
 
 
 def _must_be_unused(old: HyperConnection, new: HyperConnection) -> Tensor:
-    """bool (n_slots, n_coefficients): what new slots give to read blocks and to old slots, which must be 0."""
+    """Return bool (n_slots, n_coefficients): contributions of new slots to reads and old slots, which must be 0."""
     n_read, n_slots, n_write = _columns(new)
     is_new_slot = torch.arange(n_slots) >= old.config.n_slots
     to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))

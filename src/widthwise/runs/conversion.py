@@ -15,8 +15,7 @@ from widthwise.files import check_free, new_folder, write_atomic
 from widthwise.growth.certificate import certify, model_size
 from widthwise.growth.choices import Reset
 from widthwise.growth.describe import KeptConstant, expansions
-from widthwise.growth.optimizer_state import grown_factors, grown_states
-from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan, grown_factors, grown_states
 from widthwise.growth.tensor_plan import Fresh
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from widthwise.growth.optimizer_state import State, grown_states
+from widthwise.growth.plan import State, grown_states
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held_rows, is_shared, set_whole, whole, with_rows
 from widthwise.recipe.growth_events import Growth
