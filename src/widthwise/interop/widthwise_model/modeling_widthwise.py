@@ -1,4 +1,4 @@
-"""A language model whose layers have widths of their own, for transformers.
+"""A language model whose layers have different widths, for transformers.
 
 `config` is a WidthwiseConfig, and `layer` the same with the values of one layer.
 
@@ -33,7 +33,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def normalised_width(placement: str, d_read: int, d_write: int) -> int:
-    """Coordinates that the norm of a sublayer sees."""
+    """Return the number of coordinates that the norm of a sublayer covers."""
     return {"pre": d_read, "reordered": d_write, "none": 0}[placement]
 
 
@@ -71,11 +71,11 @@ class Norm(nn.Module):
         return ((y if self.bias is None else y + self.bias) * self.output_multiplier).to(x.dtype)
 
     def before(self, x: Tensor) -> Tensor:
-        """The stream -> what the sublayer works on."""
+        """The stream -> the input of the sublayer."""
         return self(x) if self.placement == "pre" else x
 
     def after(self, update: Tensor) -> Tensor:
-        """What the sublayer made -> what joins the stream."""
+        """The output of the sublayer -> its update of the stream."""
         return self(update) if self.placement == "reordered" else update
 
 
@@ -90,7 +90,7 @@ class NoNorm(nn.Module):
 
 
 def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm | NoNorm:
-    """The norm of a sublayer that reads d_read coordinates and writes d_write."""
+    """Build the norm of a sublayer that reads d_read coordinates and writes d_write."""
     width = normalised_width(placement, d_read, d_write)
     return Norm(width, **norm, placement=placement) if width else NoNorm()
 
@@ -157,7 +157,7 @@ class GroupNorm(nn.Module):
 
 
 class Ends(NamedTuple):
-    """What stands between the stream and the embedding, and between it and the head."""
+    """The modules between the stream and the embedding, and between it and the head."""
 
     n_columns: int
     """Columns of the embedding matrix."""
@@ -187,7 +187,7 @@ class PlainResidual(nn.Module):
         return Ends(config.embedding_size)
 
     def read(self, stream: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the sublayer, and what `write` needs."""
+        """Return the input of the sublayer, and the state for `write`."""
         if self.resize != "carry":
             kept, widened = stream[..., : self.d_before], stream[..., self.d_before : self.d_read]
             widened = torch.zeros_like(widened) if self.resize == "zero" else self.w_widen(kept).to(stream.dtype)
@@ -264,7 +264,7 @@ class HyperConnection(nn.Module):
         return torch.cat((self.scale[:1].expand(n_mixed), self.scale[1:].expand(self.n_coefficients - n_mixed)))[None]
 
     def read(self, stream: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The input of the sublayer, and what `write` needs."""
+        """Return the input of the sublayer, and the state for `write`."""
         slots = wide(stream).unflatten(-1, (self.n_slots, self.slot_width))
         coefficients = self.coefficients(slots)
         x = coefficients[..., : self.n_read].transpose(-1, -2) @ slots
@@ -284,11 +284,11 @@ RESIDUALS = {"plain": PlainResidual, "hyper_connections": HyperConnection}
 
 
 Rope = tuple[int, float, tuple[float, ...] | None]
-"""head_dim, base and the frequencies, where the base does not give them."""
+"""head_dim, base, and the frequencies if the base does not give them."""
 
 
 def rope_of(layer: Any) -> Rope | None:
-    """How the heads of a layer turn; None where they do not."""
+    """Return the rotation of the heads of a layer; None if they do not rotate."""
     frequencies = None if layer.rope_frequencies is None else tuple(layer.rope_frequencies)
     return None if layer.rope_theta is None else (layer.head_dim, layer.rope_theta, frequencies)
 
@@ -536,14 +536,14 @@ class MoE(nn.Module):
 
 
 class WidthScore(nn.Module):
-    """From a token's features (B, T, d_model) the number (B, T) that decides how many hidden units it uses."""
+    """The number (B, T) that decides how many hidden units a token with features (B, T, d_model) uses."""
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__()
         self.log_gain = nn.Parameter(torch.zeros(1)) if score.get("learn_gain") else None
 
     def forward(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        """x: what the feed-forward reads, normalised; stream: the same before the norm."""
+        """x: normalised input of the feed-forward; stream: the same before the norm."""
         found = self.before_gain(x, stream, input_ids)
         return found if self.log_gain is None else wide(self.log_gain).exp() * found
 
@@ -668,7 +668,7 @@ class WidthMask(nn.Module):
 
 
 def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
-    """(d_ff,): where each hidden unit lies, ascending; i + 1/2 for the units that a layer began with.
+    """Return (d_ff,), the ascending positions of the hidden units; i + 1/2 for the units that a layer began with.
 
     sizes: the numbers of units that the layer has had. Units of one growth lie evenly among the others.
     """
@@ -679,7 +679,7 @@ def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
 
 
 class DynamicWidth(SwiGLU):
-    """A SwiGLU in which each token uses only its first hidden units, as many as its score says."""
+    """A SwiGLU in which each token uses only its first hidden units, by its score."""
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
         super().__init__(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer))
@@ -732,7 +732,7 @@ class WidthwiseDecoderLayer(GradientCheckpointingLayer):
 
 
 class WidthwisePreTrainedModel(PreTrainedModel):
-    """What transformers asks of the classes below."""
+    """Settings of the classes below for transformers."""
 
     config_class = WidthwiseConfig
     base_model_prefix = "model"
@@ -748,8 +748,8 @@ class WidthwisePreTrainedModel(PreTrainedModel):
 
     @PreTrainedModel.tp_plan.getter
     def tp_plan(self) -> dict[str, str]:
-        """That of the config; where tp_size processes cannot share the heads of all layers evenly, each attends with
-        all of them, of which the matrices are divided nevertheless."""
+        """The plan of the config; if tp_size processes cannot share the heads of all layers evenly, each attends with
+        all of them, while the matrices are still divided."""
         plan, n_processes = self._tp_plan or {}, self.tp_size or 1
         if all(layer.num_key_value_heads % n_processes == 0 for layer in self.config.per_layer_config):
             return plan
@@ -829,7 +829,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         return pad(rows, (0, self.config.hidden_size - rows.shape[-1]))
 
     def leave(self, stream: Tensor) -> Tensor:
-        """The stream after the last layer -> what the head reads; coordinates beyond the norm pass as they are."""
+        """The stream after the last layer -> the input of the head; coordinates beyond the norm pass unchanged."""
         n, d_model = self.config.final_norm_width, self.config.embedding_size
         if self.group_norm is not None:
             stream = self.group_norm(stream)
@@ -839,7 +839,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
 
 
 def positions_of(rows: Tensor, attention_mask: Tensor | None, n_seen: int) -> Tensor:
-    """(B or 1, T): the number of real tokens in front of each, where a mask (B, S) says which are real."""
+    """Return (B or 1, T), the number of real tokens before each; a mask (B, S) is True on real ones."""
     n_new = rows.shape[1]
     if attention_mask is not None and attention_mask.dim() == 2:
         return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -n_new:]
