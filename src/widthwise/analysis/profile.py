@@ -23,7 +23,7 @@ Threshold = Annotated[float, pydantic.Field(ge=0)]
 
 
 class ProfileOptions(Config):
-    """What counts as an active unit of a feed-forward."""
+    """Thresholds for the active units of a feed-forward."""
 
     thresholds: Annotated[tuple[Threshold, ...], pydantic.Field(min_length=1)] = (
         *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),

@@ -220,7 +220,7 @@ class RotaryDecoder(Family):
         final_norm="norm",
     )
     norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
-    """Those of attention and feed-forward."""
+    """Norms of attention and feed-forward."""
 
     def biases(self, fields: Fields) -> tuple[bool, bool]:
         """Return True for biases of w_q, w_k and w_v, and for one of w_o."""

@@ -396,16 +396,9 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=False)
         self.down_proj = nn.Linear(d_ff, d_out, bias=False)
 
-    @classmethod
-    def of(cls, layer: Any, ffn: dict[str, Any]) -> "SwiGLU":
-        return cls(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer))
-
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out)."""
-        return self.within(self.norm, x)
-
-    def within(self, norm: Norm | NoNorm, x: Tensor) -> Tensor:
-        """The same with another norm."""
+    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None, **kwargs: Any) -> Tensor:
+        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: instead of its own."""
+        norm = norm or self.norm
         x = norm.before(x)
         return norm.after(self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x)))
 
@@ -435,16 +428,8 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=has_bias)
         self.down_proj = nn.Linear(d_ff, d_out, bias=has_bias)
 
-    @classmethod
-    def of(cls, layer: Any, ffn: dict[str, Any]) -> "MLP":
-        sizes = layer.layer_width, ffn["d_ff"], layer.layer_out
-        return cls(*sizes, ffn_norm(layer), ffn["activation"], ffn["bias"])
-
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        return self.within(self.norm, x)
-
-    def within(self, norm: Norm | NoNorm, x: Tensor) -> Tensor:
-        """The same with another norm."""
+    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None, **kwargs: Any) -> Tensor:
+        norm = norm or self.norm
         return norm.after(self.down_proj(self.activation(self.up_proj(norm.before(x)))))
 
 
@@ -486,7 +471,7 @@ class Hourglass(nn.Module):
         total = first(entered)
         for block in others:
             state = torch.add(entered, total, alpha=self.multiplier)
-            update = first.within(block.norm, state) if self.is_shared else block(state)
+            update = first(state, block.norm) if self.is_shared else block(state)
             total = total[..., : update.shape[-1]] + update
         return total[..., : self.d_out]
 
@@ -535,27 +520,32 @@ class MoE(nn.Module):
         return self.norm.after(update if self.shared is None else update + self.shared(x))
 
 
+SCORE_EPS = 1e-5
+PLAIN_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "const": lambda x, stream: torch.zeros_like(x[..., 0]),
+    "random": lambda x, stream: torch.rand_like(x[..., 0]).clamp(min=2**-25).logit(),
+    "rms_mean": lambda x, stream: x.mean(dim=-1) * (x.square().mean(dim=-1) + SCORE_EPS).rsqrt(),
+    "raw_mean": lambda x, stream: stream.mean(dim=-1),
+}
+"""Scores without parameters of x, the normalised features, and the stream before the norm: 0, a learned width of the
+layer; logit(u) with u ~ U(0, 1), a control; mean(x) / rms(x); mean(stream)."""
+
+
 class WidthScore(nn.Module):
     """The number (B, T) that decides how many hidden units a token with features (B, T, d_model) uses."""
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__()
+        self.kind = score["kind"]
         self.log_gain = nn.Parameter(torch.zeros(1)) if score.get("learn_gain") else None
 
     def forward(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
         """x: normalised input of the feed-forward; stream: the same before the norm."""
-        found = self.before_gain(x, stream, input_ids)
+        found = self.before_gain(wide(x), wide(stream), input_ids)
         return found if self.log_gain is None else wide(self.log_gain).exp() * found
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-
-class ConstScore(WidthScore):
-    """Always 0: a learned width of the layer, the same for all tokens."""
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return torch.zeros_like(wide(x[..., 0]))
+        return PLAIN_SCORES[self.kind](x, stream)
 
 
 class TokenScore(WidthScore):
@@ -571,13 +561,6 @@ class TokenScore(WidthScore):
         return wide(self.table)[input_ids]
 
 
-class RandomScore(WidthScore):
-    """logit(u) with u ~ U(0, 1): a control."""
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return torch.rand_like(wide(x[..., 0])).clamp(min=2**-25).logit()
-
-
 class LayerNormMeanScore(WidthScore):
     """mean(LayerNorm(x))."""
 
@@ -586,22 +569,7 @@ class LayerNormMeanScore(WidthScore):
         self.scale, self.shift = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return layer_norm(wide(x), x.shape[-1:], wide(self.scale), wide(self.shift), SCORE_EPS).mean(dim=-1)
-
-
-class RMSMeanScore(WidthScore):
-    """mean(x) / rms(x)."""
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        y = wide(x)
-        return y.mean(dim=-1) * (y.square().mean(dim=-1) + SCORE_EPS).rsqrt()
-
-
-class RawMeanScore(WidthScore):
-    """The mean of the stream before the norm."""
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return wide(stream).mean(dim=-1)
+        return layer_norm(x, x.shape[-1:], wide(self.scale), wide(self.shift), SCORE_EPS).mean(dim=-1)
 
 
 class LinearScore(WidthScore):
@@ -612,7 +580,7 @@ class LinearScore(WidthScore):
         self.v = nn.Linear(d_model, 1, bias=False)
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return linear(wide(x), wide(self.v.weight))[..., 0]
+        return linear(x, wide(self.v.weight))[..., 0]
 
 
 class MLPScore(WidthScore):
@@ -624,17 +592,13 @@ class MLPScore(WidthScore):
         self.v = nn.Linear(score["d_hidden"], 1, bias=False)
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return linear(silu(linear(wide(x), wide(self.w_in.weight))), wide(self.v.weight))[..., 0]
+        return linear(silu(linear(x, wide(self.w_in.weight))), wide(self.v.weight))[..., 0]
 
 
-SCORE_EPS = 1e-5
 SCORES: dict[str, type[WidthScore]] = {
-    "const": ConstScore,
+    **dict.fromkeys(PLAIN_SCORES, WidthScore),
     "token": TokenScore,
-    "random": RandomScore,
     "ln_mean": LayerNormMeanScore,
-    "rms_mean": RMSMeanScore,
-    "raw_mean": RawMeanScore,
     "linear": LinearScore,
     "mlp": MLPScore,
 }
@@ -689,20 +653,25 @@ class DynamicWidth(SwiGLU):
             self.score = SCORES[ffn["score"]["kind"]](ffn["score"], layer.layer_width)
             self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, norm: Norm | NoNorm | None = None, input_ids: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        norm = norm or self.norm
         if self.score is None or self.bias is None:
-            return super().forward(x)
-        stream, x = x, self.norm.before(x)
+            return super().forward(x, norm)
+        stream, x = x, norm.before(x)
         level = torch.sigmoid(self.score(x, stream, input_ids) + wide(self.bias))
         width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
         used = self.mask(width[..., None], unit_centres(self.sizes, width))
         hidden = silu(self.gate_proj(x)) * self.up_proj(x)
-        return self.norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
+        return norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
 
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
-    "swiglu": SwiGLU.of,
-    "mlp": MLP.of,
+    "swiglu": lambda layer, ffn: SwiGLU(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer)),
+    "mlp": lambda layer, ffn: MLP(
+        layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), ffn["activation"], ffn["bias"]
+    ),
     "hourglass": Hourglass,
     "moe": MoE,
     "dynamic": DynamicWidth,
