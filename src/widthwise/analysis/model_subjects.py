@@ -238,7 +238,7 @@ class HFSubject(Subject):
 
     @torch.no_grad()
     def _check(self) -> None:
-        tokens, seen = torch.arange(2, device=self._head.weight.device)[None], _Seen()
+        tokens, seen = torch.arange(2, device=self._head.weight.device)[None], _LastStates()
         self.run(tokens, seen)
         if seen.n_calls != len(self._layers):
             raise UserError(
@@ -251,7 +251,7 @@ class HFSubject(Subject):
             raise UserError(f"{self._kind}: head and last norm do not give its logits, so there is no logit lens")
 
 
-class _Seen(Watcher):
+class _LastStates(Watcher):
     """The last hidden states, and the number of calls of attention."""
 
     hidden: Tensor

@@ -204,7 +204,7 @@ def _places(model: Decoder) -> list[tuple[str, nn.Module, str]]:
     ]
 
 
-class _Watched(Site):
+class _WatchedSite(Site):
     """A site that reports its coefficients."""
 
     def __init__(self, site: HyperConnection, see: Callable[[Tensor], None]):
@@ -225,7 +225,7 @@ def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterato
     places = [(layer, attribute, getattr(layer, attribute)) for _, layer, attribute in _places(model)]
     try:
         for index, (layer, attribute, site) in enumerate(places):
-            setattr(layer, attribute, _Watched(site, partial(see, index)))
+            setattr(layer, attribute, _WatchedSite(site, partial(see, index)))
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:

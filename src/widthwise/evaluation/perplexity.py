@@ -63,7 +63,7 @@ class TextScores:
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _ScoredDocument:
     """A document and the nats of each of its tokens."""
 
     text: str
@@ -114,7 +114,7 @@ def score_documents(
         if room <= 0:
             break
     nats = scorer.rolling([ids for *_, ids in kept], stride)
-    scored = (_Scored(text, n_bytes, lengths[ids], each) for (text, n_bytes, ids), each in zip(kept, nats))
+    scored = (_ScoredDocument(text, n_bytes, lengths[ids], each) for (text, n_bytes, ids), each in zip(kept, nats))
     return _summed(scored, where)
 
 
@@ -129,16 +129,16 @@ def score_stream(scorer: Scorer, tokens: np.ndarray, stride: int | None = None, 
     return _summed(_documents(scorer, tokens[1:], nats), where)
 
 
-def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray) -> Iterator[_Scored]:
+def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray) -> Iterator[_ScoredDocument]:
     """Cut a stream after its end-of-text tokens."""
     lengths = scorer.tokenizer.token_byte_lengths()
     ends = np.flatnonzero(tokens == scorer.tokenizer.eos_id) + 1
     for ids, each in zip(np.split(tokens, ends), np.split(nats, ends)):
         if len(ids):
-            yield _Scored(scorer.tokenizer.decode(ids.tolist()), int(lengths[ids].sum()), lengths[ids], each)
+            yield _ScoredDocument(scorer.tokenizer.decode(ids.tolist()), int(lengths[ids].sum()), lengths[ids], each)
 
 
-def _summed(documents: Iterable[_Scored], where: str) -> TextScores:
+def _summed(documents: Iterable[_ScoredDocument], where: str) -> TextScores:
     parts, digest = [], hashlib.sha256()
     for document in documents:
         parts.append(document.blocks())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from widthwise.config_io import UserError
 from widthwise.growth.axis_maps import AxisMap
-from widthwise.growth.tensor_plan import AsStarted, Draw, Revived, TensorPlan
+from widthwise.growth.tensor_plan import Draw, InitialValues, RedrawnRows, TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import fill, initial_std
@@ -37,14 +37,14 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
         )
     is_zero = is_silent(name, model, is_added)
     maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
-    return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=_is_free(name, model)))
+    return TensorPlan("", maps, InitialValues(starter(name, model, owner), is_free=_is_free(name, model)))
 
 
 def copied_plan(name: str, source: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
     """Return the plan of a parameter of an added layer that is a copy of `source`, unless it silences its part."""
     if is_silent(name, model, is_added):
         return drawn_plan(name, owner, model, is_added)
-    derived = Revived() if is_writer(owner) else None
+    derived = RedrawnRows() if is_writer(owner) else None
     return TensorPlan.same(source, owner.weight.shape, derived=derived, is_foreign=True)
 
 

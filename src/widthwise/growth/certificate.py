@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from widthwise.growth.plan import GrowthPlan
-from widthwise.growth.tensor_plan import Constant, Fresh
+from widthwise.growth.tensor_plan import Constant, FreshEntries
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
@@ -56,7 +56,7 @@ def certify(
     seq_len: int,
     lr: float,
     seed: int = 0,
-    fresh: Fresh | None = None,
+    fresh: FreshEntries | None = None,
     tokens: Tensor | None = None,
 ) -> Certificate:
     """Compare a grown model with its original.
@@ -134,7 +134,7 @@ def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Logits and gradients of one model on one batch."""
 
     logits: Tensor
@@ -144,7 +144,7 @@ class Measured:
 
 def measured(
     config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int, further_heads: float = 1.0
-) -> Measured:
+) -> Measurement:
     """Return logits, and gradients of next-token loss + further_heads * MTP loss, in evaluation mode.
 
     Router losses do not arise there.
@@ -153,7 +153,7 @@ def measured(
     logits = logits_of(model, tokens, seed)
     torch.manual_seed(seed)
     model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
-    return Measured(logits, _gradients(model))
+    return Measurement(logits, _gradients(model))
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from widthwise.growth.correspondence import Correspondence, align
 from widthwise.growth.rules import Owner, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
-from widthwise.growth.tensor_plan import Fresh, Split, TensorPlan
+from widthwise.growth.tensor_plan import FreshEntries, Split, TensorPlan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
@@ -39,7 +39,7 @@ class GrowthPlan:
     tensors: dict[str, TensorPlan | Split]
     """By parameter of the grown model; tied parameters appear under their first name only."""
 
-    def tensor(self, name: str, weights: Mapping[str, Tensor], seed: int, fresh: Fresh | None = None) -> Tensor:
+    def tensor(self, name: str, weights: Mapping[str, Tensor], seed: int, fresh: FreshEntries | None = None) -> Tensor:
         """Return one grown tensor. weights: the old model's, by name; seed, fresh: see `weights`."""
         plan = self.tensors[name]
         # Without a source any tensor will do: only its dtype and device are used.
@@ -56,7 +56,7 @@ class GrowthPlan:
         return int(self.old.cost().params)
 
     def weights(
-        self, weights: Mapping[str, Tensor], seed: int = 0, fresh: Fresh | None = None
+        self, weights: Mapping[str, Tensor], seed: int = 0, fresh: FreshEntries | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the grown weights one at a time, so that the caller decides how many are held in memory.
 

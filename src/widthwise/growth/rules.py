@@ -17,12 +17,12 @@ from widthwise.config_io import UserError
 from widthwise.growth.axis_maps import AttentionMaps, AxisMap, head_axis, product
 from widthwise.growth.stream import StreamMap
 from widthwise.growth.tensor_plan import (
-    AsStarted,
-    Derived,
+    DerivedRows,
     Draw,
-    Fresh,
+    FreshEntries,
+    InitialValues,
     Mean,
-    Mirrored,
+    MirroredNoise,
     OrthogonalCopies,
     Split,
     TensorPlan,
@@ -85,7 +85,7 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Sp
         cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
         if cut is not None:
             return cut
-    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, Norm) else Fresh()
+    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, Norm) else FreshEntries()
     n_copies, copies_differ = _copies(owner)
     return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
 
@@ -208,13 +208,13 @@ def _copies(owner: Owner) -> tuple[int, bool]:
     return 1, False
 
 
-def _derived(owner: Owner) -> Derived | None:
+def _derived(owner: Owner) -> DerivedRows | None:
     """Return the rule for new rows that depend on other rows, if any."""
     if owner.attention is not None:
         return _with_orthogonal_copies(owner, owner.attention)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE) and owner.leaf == "w_up":
         n_copies = owner.parent.config.n_experts // owner.old_parent.config.n_experts
-        return Mirrored(n_copies, owner.new.out_axes["d_expert"]) if n_copies > 1 else None
+        return MirroredNoise(n_copies, owner.new.out_axes["d_expert"]) if n_copies > 1 else None
     return None
 
 
@@ -247,7 +247,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> Tens
     if isinstance(owner.new, Vector) and owner.new.out_axes == new.table:  # the static table or its scale, flattened
         slots = AxisMap.appended(old.config.n_slots, new.config.n_slots, zero=False)
         unused = _must_be_unused(old, new).flatten()
-        return TensorPlan(source, (product([slots, coefficients]),), AsStarted(start), zero_entries=unused)
+        return TensorPlan(source, (product([slots, coefficients]),), InitialValues(start), zero_entries=unused)
     if isinstance(owner.new, Control):
         columns = stream.slot_read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
         return TensorPlan(source, (coefficients, columns))

@@ -20,7 +20,7 @@ def root_mean_square(old: Tensor) -> float:
     return float(old.detach().float().square().mean().sqrt()) if old.numel() else 0.0
 
 
-class Fresh:
+class FreshEntries:
     """Normal values with the root mean square of the old entries, for the free entries of a tensor."""
 
     is_free = True
@@ -42,7 +42,7 @@ class Fresh:
         return grown
 
 
-class Mean(Fresh):
+class Mean(FreshEntries):
     """The mean of the old entries, for the gains of a norm, which must not be 0.
 
     1 where that mean is 0, as it is for the norm after a sublayer that was only just added.
@@ -53,7 +53,7 @@ class Mean(Fresh):
 
 
 @dataclass(frozen=True)
-class Constant(Fresh):
+class Constant(FreshEntries):
     """One number."""
 
     value: float
@@ -69,7 +69,7 @@ def _filled(grown: Tensor, maps: tuple[AxisMap, ...], value: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AsStarted(Fresh):
+class InitialValues(FreshEntries):
     """The values of an untrained model. start: initialises a whole tensor of the new shape."""
 
     start: Draw
@@ -84,7 +84,7 @@ class AsStarted(Fresh):
         return grown
 
 
-class Derived(ABC):
+class DerivedRows(ABC):
     """New rows that are computed from the other rows, once the free entries are filled."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Derived(ABC):
 
 
 @dataclass(frozen=True)
-class OrthogonalCopies(Derived):
+class OrthogonalCopies(DerivedRows):
     """Rows before a norm: each group of n_old rows gets m - 1 copies of itself, each times a random orthogonal matrix.
 
     For every input a copy's output has the norm of its original's, so the mean square over m times as many rows is
@@ -124,7 +124,7 @@ def _orthogonal(n: int, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Mirrored(Derived):
+class MirroredNoise(DerivedRows):
     """Rows of the copies of an expert: copies in pairs get the same noise with opposite signs, to break the symmetry.
 
     An expert is linear in these rows and its copies have equal routing weights, so the noise cancels in their sum.
@@ -146,7 +146,7 @@ class Mirrored(Derived):
         return (copies + signed).flatten(0, 2)
 
 
-class Revived(Derived):
+class RedrawnRows(DerivedRows):
     """Redrawn rows where all entries are 0, for a copied matrix whose following norm starts with zero gains.
 
     With zero gains and zero rows neither would ever get a gradient.
@@ -166,8 +166,8 @@ class TensorPlan:
     """Name of the old tensor; empty if the whole tensor is new."""
     maps: tuple[AxisMap, ...]
     """For each dimension of the grown tensor, which entries of the old one it takes."""
-    fresh: Fresh = field(default_factory=Fresh)
-    derived: Derived | None = None
+    fresh: FreshEntries = field(default_factory=FreshEntries)
+    derived: DerivedRows | None = None
     """Computes new rows that are not free, after the others are filled."""
     scale: float = 1.0
     """Factor of the old entries."""
@@ -189,7 +189,7 @@ class TensorPlan:
     def shape(self) -> tuple[int, ...]:
         return tuple(len(axis.index) for axis in self.maps)
 
-    def grow(self, old: Tensor, generator: torch.Generator, fresh: Fresh | None = None) -> Tensor:
+    def grow(self, old: Tensor, generator: torch.Generator, fresh: FreshEntries | None = None) -> Tensor:
         """Return the grown tensor in the dtype of the old one. Differentiable; sums and products are in float64.
 
         old: the source, or any tensor of the model if there is none.
@@ -299,7 +299,7 @@ class Split:
     def scale(self) -> float:
         return float(self.n_parts)
 
-    def grow(self, old: Tensor, generator: torch.Generator, fresh: Fresh | None = None) -> Tensor:
+    def grow(self, old: Tensor, generator: torch.Generator, fresh: FreshEntries | None = None) -> Tensor:
         return (self._cut(self.plan.grow(old, generator, fresh)).double() * self.scale).to(old.dtype)
 
     def _cut(self, whole: Tensor) -> Tensor:

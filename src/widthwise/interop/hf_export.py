@@ -37,7 +37,7 @@ class Surroundings:
     n_positions: int
     """The longest context in tokens."""
     token_ids: Mapping[str, int | list[int]] = field(default_factory=dict)
-    """Special tokens; see `Imported.token_ids`."""
+    """Special tokens; see `ImportedModel.token_ids`."""
     tokenizer: str | None = None
     """The content of tokenizer.json."""
     eos: str | None = None

@@ -51,7 +51,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     """The content of a Hugging Face folder."""
 
     model_type: str
@@ -68,7 +68,7 @@ class Imported:
     """Its end-of-text token, if the folder names one."""
 
 
-def import_hf(folder: Path | str) -> Imported:
+def import_hf(folder: Path | str) -> ImportedModel:
     """Read a folder that `save_pretrained` wrote. Raises UserError for a model that ours cannot equal exactly."""
     folder = Path(folder)
     where = f"{folder / CONFIG}"
@@ -81,7 +81,7 @@ def import_hf(folder: Path | str) -> Imported:
     config = read_config(architecture, fields)
     tokenizer, token_ids = folder / TOKENIZER, _token_ids(folder, data)
     has_tokenizer = tokenizer.is_file()
-    return Imported(
+    return ImportedModel(
         model_type=architecture.model_type,
         config=config,
         weights=_weights(architecture, config, TensorFolder(folder)),

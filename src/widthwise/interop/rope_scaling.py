@@ -29,7 +29,7 @@ class Scaling(Config, ABC):
         """Return a base and a rule for the wanted frequencies, or None. n_positions: longest context in tokens."""
 
 
-class Unscaled(Scaling):
+class NoScaling(Scaling):
     """The unscaled frequencies."""
 
     rope_type: Literal["default"] = "default"
@@ -55,7 +55,7 @@ class LinearScaling(Scaling):
     @classmethod
     def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
         rule = cls(factor=1 / wanted[0])  # the first plain frequency is 1
-        plain = Unscaled.fitting(base, [frequency / wanted[0] for frequency in wanted], n_positions)
+        plain = NoScaling.fitting(base, [frequency / wanted[0] for frequency in wanted], n_positions)
         return None if plain is None else (plain[0], rule)
 
 
@@ -132,10 +132,10 @@ class LongRope(Scaling):
         )
 
 
-SCALINGS = (Unscaled, LinearScaling, Llama3, LongRope)
+SCALINGS = (NoScaling, LinearScaling, Llama3, LongRope)
 """In the order of trial; the last one always fits."""
 
-AnyScaling = Annotated[Unscaled | LinearScaling | Llama3 | LongRope, pydantic.Field(discriminator="rope_type")]
+AnyScaling = Annotated[NoScaling | LinearScaling | Llama3 | LongRope, pydantic.Field(discriminator="rope_type")]
 
 
 DEFAULT_BASE = 10000.0
@@ -168,7 +168,7 @@ def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[fl
     given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
     given = {"rope_type": given.pop("type", "default"), **given}
     scaling = parse(_Rule, {"rope_parameters": given}, fields.where).rope_parameters
-    return base, None if isinstance(scaling, Unscaled) else scaling.scaled(plain_frequencies(base, head_dim))
+    return base, None if isinstance(scaling, NoScaling) else scaling.scaled(plain_frequencies(base, head_dim))
 
 
 def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
     wanted = rope.pair_frequencies
     base, scaling = next(found for kind in SCALINGS if (found := kind.fitting(rope.base, wanted, n_positions)))
     rule = scaling.model_dump(exclude_none=True)
-    legacy = None if isinstance(scaling, Unscaled) else rule
+    legacy = None if isinstance(scaling, NoScaling) else rule
     return {"rope_parameters": {"rope_theta": base, **rule}, "rope_theta": base, "rope_scaling": legacy}
 
 

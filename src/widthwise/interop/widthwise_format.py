@@ -100,7 +100,7 @@ class Widthwise(Architecture):
     def read(self, fields: Fields) -> ModelConfig:
         n_layers = fields.n_layers("num_hidden_layers")
         overrides = fields.get("per_layer_config", {})
-        if not isinstance(overrides, dict) or not all(isinstance(said, dict) for said in overrides.values()):
+        if not isinstance(overrides, dict) or not all(isinstance(given, dict) for given in overrides.values()):
             fields.refuse("per_layer_config", "a mapping of layers to mappings")
         wrong = next((key for key in overrides if not key.isdecimal() or int(key) >= n_layers), None)
         if wrong is not None:
@@ -119,7 +119,7 @@ class Widthwise(Architecture):
         self.check(config)
         layers = [_written_layer(layer) for layer in config.layers]
         usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
-        said = to_data(config)
+        given = to_data(config)
         digits = len(str(config.n_layers - 1))
         others = {
             str(i).zfill(digits): {key: value for key, value in layer.items() if value != usual[key]}
@@ -131,7 +131,7 @@ class Widthwise(Architecture):
             "max_position_embeddings": n_positions if config.positions is None else config.positions.n_positions,
             "learned_positions": config.positions is not None,
             "initializer_range": config.init.std,
-            **{theirs: said[ours] for theirs, ours in MODEL_KEYS.items()},
+            **{theirs: given[ours] for theirs, ours in MODEL_KEYS.items()},
             **usual,
             "per_layer_config": {key: value for key, value in others.items() if value},
         }
@@ -152,12 +152,12 @@ def _refuse(path: str, kind: str, known: tuple[str, ...]) -> None:
     )
 
 
-def _layer_data(fields: Fields, said: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_data(fields: Fields, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a layer under our names, from the values of all layers and those of this one."""
     data: dict[str, Any] = {}
     for key, (*folder, field) in LAYER_KEYS.items():
         node = data.setdefault(folder[0], {}) if folder else data
-        node[field] = said.get(key, fields.get(key))
+        node[field] = given.get(key, fields.get(key))
     return data
 
 

@@ -231,15 +231,15 @@ class HyperConnection(nn.Module):
 
     @staticmethod
     def ends(config: Any) -> Ends:
-        said, width, d_model = config.residual, config.hidden_size, config.embedding_size
-        embedding, b, eps = said["embedding"], said["slot_width"], config.final_norm["eps"]
+        residual, width, d_model = config.residual, config.hidden_size, config.embedding_size
+        embedding, b, eps = residual["embedding"], residual["slot_width"], config.final_norm["eps"]
         return Ends(
             width if embedding == "direct" else d_model,
             ENTRIES[embedding](embedding, d_model, width, b) if embedding in ENTRIES else None,
-            GroupNorm(kind, d_model, width, eps, said["group_norm_dim"] or d_model)
-            if (kind := said["group_norm"])
+            GroupNorm(kind, d_model, width, eps, residual["group_norm_dim"] or d_model)
+            if (kind := residual["group_norm"])
             else None,
-            SumOfGroups(d_model) if said["reduce"] == "sum" else Mixture(said["reduce"], width, d_model, b),
+            SumOfGroups(d_model) if residual["reduce"] == "sum" else Mixture(residual["reduce"], width, d_model, b),
         )
 
     def coefficients(self, slots: Tensor) -> Tensor:
