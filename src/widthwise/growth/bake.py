@@ -10,7 +10,7 @@ unchanged eps keeps its relative size.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -36,9 +36,6 @@ TOLERANCE = 1e-12
 Factor = tuple[str, float]
 """(parameter name, factor)"""
 
-NormForm = Callable[[NormConfig, int], NormConfig]
-"""(norm, divisor it has in a model that never grew) -> its standard form."""
-
 
 def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     """Return the plan that gives a model the constants its sizes imply; tensors with standard ones stay bitwise equal.
@@ -53,23 +50,21 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     Not changed: `stat_width`, frequency tables that no base generates, and `grown_from` (see `left_explicit`).
     """
     c = stream_factor(config) if one_eps else 1.0
-    new = _baked_config(config, _with_same_eps if one_eps else _with_own_eps, one_eps)
+    new = _baked_config(config, one_eps)
     models = blueprint(config), blueprint(new)
     parameters = dict(models[1].named_parameters())
     factors = dict.fromkeys(parameters, 1.0)
     of_norms = _norm_factors(*models) if c == 1.0 else stream_factors(models[1], c)
     for name, factor in (*of_norms, *_attention_factors(*models)):
         factors[name] *= factor
+    # Factors that cancel up to rounding are exactly 1, so that their tensors are not touched.
     tensors: dict[str, TensorPlan | Split] = {
-        name: TensorPlan.same(name, parameter.shape, scale=_one_if_near(factors[name]))
+        name: TensorPlan.same(
+            name, parameter.shape, scale=1.0 if math.isclose(factors[name], 1.0, rel_tol=TOLERANCE) else factors[name]
+        )
         for name, parameter in parameters.items()
     }
     return GrowthPlan(config, new, Correspondence.same(config), tensors)
-
-
-def _one_if_near(factor: float) -> float:
-    """Return exactly 1 for factors that cancel up to rounding, so that their tensors are not touched."""
-    return 1.0 if math.isclose(factor, 1.0, rel_tol=TOLERANCE) else factor
 
 
 def left_explicit(config: ModelConfig) -> list[str]:
@@ -85,39 +80,38 @@ def left_explicit(config: ModelConfig) -> list[str]:
     return found
 
 
-def _baked_config(config: ModelConfig, form: NormForm, one_eps: bool) -> ModelConfig:
+def _baked_config(config: ModelConfig, one_eps: bool) -> ModelConfig:
     mtp = config.mtp
     if mtp is not None:
         changes = {
-            "layer": _layer(mtp.layer, form, one_eps),
-            "slot_norm": form(mtp.slot_norm, config.residual.slot_shape(config.d_model)[1]),
-            "final_norm": form(mtp.final_norm, config.d_model),
+            "layer": _layer(mtp.layer, one_eps),
+            "slot_norm": _norm(mtp.slot_norm, config.residual.slot_shape(config.d_model)[1], one_eps),
+            "final_norm": _norm(mtp.final_norm, config.d_model, one_eps),
         }
         mtp = mtp.model_copy(update=changes)
     return checked_copy(
         config,
         "model",
-        layers=tuple(_layer(layer, form, one_eps) for layer in config.layers),
+        layers=tuple(_layer(layer, one_eps) for layer in config.layers),
         residual=config.residual.baked(),
-        final_norm=form(config.final_norm, config.final_norm_width),
+        final_norm=_norm(config.final_norm, config.final_norm_width, one_eps),
         mtp=mtp,
     )
 
 
-def _layer(layer: LayerConfig, form: NormForm, one_eps: bool) -> LayerConfig:
-    norms = {name: form(getattr(layer, name), norm_dim) for name, norm_dim in layer.usual_norm_dims.items()}
+def _layer(layer: LayerConfig, one_eps: bool) -> LayerConfig:
+    norms = {name: _norm(getattr(layer, name), width, one_eps) for name, width in layer.usual_norm_dims.items()}
     return layer.model_copy(update={**norms, "attention": _attention(layer.attention, one_eps)})
 
 
-def _with_own_eps(norm: NormConfig, width: int) -> NormConfig:
-    """S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor."""
+def _norm(norm: NormConfig, width: int, one_eps: bool) -> NormConfig:
+    """Return the standard form of a norm. width: the divisor it has in a model that never grew."""
+    if one_eps:
+        return norm.model_copy(update={"norm_dim": width})
     if norm.stat_width is not None or norm.norm_dim == width:
         return norm
+    # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
     return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
-
-
-def _with_same_eps(norm: NormConfig, width: int) -> NormConfig:
-    return norm.model_copy(update={"norm_dim": width})
 
 
 def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:

@@ -1,6 +1,6 @@
 """A growth in words: its expansions, and the constants that differ from its recipe."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -28,18 +28,14 @@ def expansions(plan: GrowthPlan) -> list[str]:
         (j, [_added(layer)] if source is None else changes(j, old.layers[source], layer))
         for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers))
     ]
-    lines = [*_model(old, new), *_grouped(by_layer)]
-    if old.mtp is not None and new.mtp is not None:
-        lines += [f"further heads: {text}" for text in changes(None, old.mtp.layer, new.mtp.layer)]
-    return lines
-
-
-def _grouped(by_layer: Iterable[tuple[int, list[str]]]) -> list[str]:
     layers: dict[str, list[int]] = {}
     for j, texts in by_layer:
         for text in texts:
             layers.setdefault(text, []).append(j)
-    return [f"{_named(members)}: {text}" for text, members in layers.items()]
+    lines = [*_model(old, new), *(f"{_named(members)}: {text}" for text, members in layers.items())]
+    if old.mtp is not None and new.mtp is not None:
+        lines += [f"further heads: {text}" for text in changes(None, old.mtp.layer, new.mtp.layer)]
+    return lines
 
 
 def _named(layers: list[int]) -> str:

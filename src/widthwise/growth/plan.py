@@ -44,12 +44,9 @@ class GrowthPlan:
         plan = self.tensors[name]
         # Without a source any tensor will do: only its dtype and device are used.
         old = weights[plan.source] if plan.source else next(iter(weights.values()))
-        return plan.grow(old, torch.Generator().manual_seed(self._seed_of(name, seed)), fresh)
-
-    def _seed_of(self, name: str, seed: int) -> int:
-        """Return a different seed for each tensor, and for each growth of a model that grows repeatedly."""
-        # torch's generator takes 32 bits of a seed, the lowest.
-        return zlib.crc32(f"{seed} {self._n_old_params} {name}".encode())
+        # Another seed for each tensor, and for each growth of a model that grows repeatedly; torch takes 32 bits.
+        own_seed = zlib.crc32(f"{seed} {self._n_old_params} {name}".encode())
+        return plan.grow(old, torch.Generator().manual_seed(own_seed), fresh)
 
     @cached_property
     def _n_old_params(self) -> int:
@@ -98,15 +95,10 @@ def plan_growth(
         stream = stream_map(old, new, correspondence.pairs())
         planner = _Planner(*models, correspondence, stream, copies_layers=new_layers == "copied")
         tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
-        _check_nothing_lost(models[0], tensors)
+        kept = {plan.source for plan in tensors.values() if not plan.is_foreign}
+        if lost := {name for name, _ in models[0].named_parameters()} - kept:
+            raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
         return GrowthPlan(old, new, correspondence, tensors)
-
-
-def _check_nothing_lost(old: Decoder, tensors: Mapping[str, TensorPlan | Split]) -> None:
-    kept = {plan.source for plan in tensors.values() if not plan.is_foreign}
-    lost = {name for name, _ in old.named_parameters()} - kept
-    if lost:
-        raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
 
 
 @dataclass(frozen=True)

@@ -80,26 +80,21 @@ class Owner:
 
 def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
     """Plan a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
-    _check_norm(owner)
-    if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
-        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
-        if cut is not None:
-            return cut
-    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, Norm) else FreshEntries()
-    n_copies, copies_differ = _copies(owner)
-    return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
-
-
-def _check_norm(owner: Owner) -> None:
-    """Raise UserError if a norm inside a sublayer would change its divisor, and with it the function."""
     old, new = owner.old, owner.new
-    if not (isinstance(old, Norm) and isinstance(new, Norm)) or isinstance(owner.parent, Attention):
-        return  # query/key norms: their divisors already count the copies that `OrthogonalCopies` makes
-    if old.norm_dim != new.norm_dim:
+    # The divisors of query/key norms already count the copies that `OrthogonalCopies` makes.
+    is_norm = isinstance(old, Norm) and isinstance(new, Norm) and not isinstance(owner.parent, Attention)
+    if is_norm and old.norm_dim != new.norm_dim:
         raise UserError(
             f"{owner.name}: would divide by {new.norm_dim} where it divides by {old.norm_dim}; widths that a sublayer "
             "reads and writes must grow alike"
         )
+    if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
+        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
+        if cut is not None:
+            return cut
+    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(new, Norm) else FreshEntries()
+    n_copies, copies_differ = _copies(owner)
+    return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
 
 
 def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
@@ -115,7 +110,9 @@ def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
 
 def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap) -> AxisMap:
     if isinstance(owner.parent, MoE) and not isinstance(owner.old_parent, MoE):
-        old = _as_one_expert(old, new)
+        # A dense matrix is that of a mixture of one expert.
+        dense = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
+        old = {name: dense.get(name, 1) for name in new}
     if isinstance(owner.new, Linear) and "d_widened" in new:
         return _widened(owner, stream)
     return product([_axis(owner, name, old[name], new[name], role, stream) for name in new])
@@ -183,12 +180,6 @@ def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: St
     # Gate and up stack hidden units along the rows, so that cutting an expert leaves every row where it is.
     read = stream.read(before.in_axes["d_model"], after.in_axes["d_model"])
     return TensorPlan(source, (AxisMap.same(len(before.weight)), read))
-
-
-def _as_one_expert(old: Axes, new: Axes) -> Axes:
-    """Rename the axes of a dense matrix to those of a mixture of one expert."""
-    old = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
-    return {name: old.get(name, 1) for name in new}
 
 
 def _copies(owner: Owner) -> tuple[int, bool]:

@@ -168,8 +168,12 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: TensorFold
         if tensor.name not in stored:
             raise UserError(f"{folder.folder}: has no tensor {tensor.name}, which {CONFIG} asks for")
         weights |= _parts(tensor, folder.read(stored.pop(tensor.name)), shapes, folder.folder)
-    if config.tie_embeddings and HEAD in stored:
-        _check_tied(folder, folder.read(stored.pop(HEAD)), weights["embedding.weight"])
+    head = folder.read(stored.pop(HEAD)) if config.tie_embeddings and HEAD in stored else None
+    if head is not None and not torch.equal(head, weights["embedding.weight"]):
+        raise UserError(
+            f"{folder.folder}: {HEAD} differs from the embedding, but {CONFIG} says tie_word_embeddings: true; "
+            "set it to false to import both"
+        )
     unknown = sorted(name for name in stored if not re.fullmatch(architecture.buffers, name))
     if unknown:
         raise UserError(f"{folder.folder}: has a tensor {unknown[0]}, which a {architecture.model_type} has not")
@@ -194,14 +198,6 @@ def _parts(tensor: HFTensor, stored: Tensor, shapes: Mapping[str, torch.Size], f
         raise UserError(f"{folder}: {tensor.name} has shape {found}; must be {expected}, by {CONFIG}")
     rows = stored.T if tensor.is_transposed else stored
     return {part: piece.contiguous() for part, piece in zip(tensor.parts, rows.split([size[0] for size in sizes]))}
-
-
-def _check_tied(folder: TensorFolder, head: Tensor, embedding: Tensor) -> None:
-    if head.shape != embedding.shape or not torch.equal(head, embedding):
-        raise UserError(
-            f"{folder.folder}: {HEAD} differs from the embedding, but {CONFIG} says tie_word_embeddings: true; "
-            "set it to false to import both"
-        )
 
 
 def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[int]]:
