@@ -8,8 +8,7 @@ import torch
 from profiled_models import spectrum
 from torch import Tensor
 
-from widthwise.analysis.decoder_subject import DecoderSubject
-from widthwise.analysis.hf_subject import HFSubject
+from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.analysis.subject import Subject
 from widthwise.config_io import UserError, parse
@@ -65,7 +64,7 @@ def summary(subject: Subject, texts: Tensor) -> dict[str, Any]:
     profile = Profile(subject, OPTIONS)
     for some in texts.split(3):
         profile.add(some)
-    return profile.summary()
+    return profile.summary(name="model", source="", kind="hf", step=None).to_data()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -123,7 +122,7 @@ def test_what_cannot_be_seen_is_refused():
     for kind, options, attention, message in (
         ("MixtralConfig", experts, "sdpa", r"mixtral: its layers, .* are not found; known are Llama, .*GPT-2"),
         ("LlamaConfig", SIZES, "eager", r"llama: 0 of its 3 layers call .* attn_implementation sdpa"),
-        ("GraniteConfig", scaled, "sdpa", r"granite: its logits are not its head's"),
+        ("GraniteConfig", scaled, "sdpa", r"granite: head and last norm do not give its logits"),
     ):
         with pytest.raises(UserError, match=message):
             HFSubject(hf_model(kind, options, attention))

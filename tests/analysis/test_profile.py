@@ -18,8 +18,8 @@ from profiled_models import (
 )
 from torch import Tensor
 
-from widthwise.analysis import decoder_subject, meters, subject
-from widthwise.analysis.decoder_subject import DecoderSubject
+from widthwise.analysis import meters, model_subjects, subject
+from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
@@ -32,7 +32,7 @@ def summary(model: Decoder, windows: Tensor, batch: int = 2) -> dict[str, Any]:
     profile = Profile(DecoderSubject(model), OPTIONS)
     for some in windows.split(batch):
         profile.add(some)
-    return profile.summary()
+    return profile.summary(name="model", source="", kind="hf", step=None).to_data()
 
 
 def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
@@ -51,7 +51,7 @@ def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (meters, decoder_subject):
+    for module in (meters, model_subjects):
         monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
     monkeypatch.setattr(meters, "TOKENS_AT_ONCE", 5)
     monkeypatch.setattr(subject, "SCORES_AT_ONCE", 120)
@@ -205,6 +205,8 @@ def test_what_is_kept_does_not_grow_with_the_tokens():
     for _ in range(3):
         profile.add(windows_of(2))
         sizes.append(held_bytes(profile, set()))
-    n_gram_bytes = 8 * sum(entry["width"] ** 2 for entry in profile.summary()["stream"])
+    n_gram_bytes = 8 * sum(
+        entry.width**2 for entry in profile.summary(name="model", source="", kind="hf", step=None).stream
+    )
     assert n_gram_bytes < sizes[0] < n_gram_bytes + 8 * 1000
     assert sizes == sizes[:1] * 3

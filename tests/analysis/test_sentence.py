@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from widthwise.analysis.sentence import RESERVATION, sentence
+from widthwise.analysis.findings import RESERVATION, sentence
 from widthwise.records.analysis import AnalysedModel
 
 

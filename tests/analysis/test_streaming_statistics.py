@@ -16,7 +16,7 @@ def meter_of(*pieces: np.ndarray) -> dict:
     meter = ActivationMeter(THRESHOLDS, utilisation_threshold=0.1)
     for piece in pieces:
         meter.add(torch.from_numpy(piece))
-    return meter.summary()
+    return meter.summary(layer=0, block=0).to_data()
 
 
 def test_an_activation_counts_by_its_size_and_only_above_the_threshold():
@@ -64,7 +64,7 @@ def entropy_of(states: np.ndarray, width: int) -> dict:
     found = MatrixEntropy(width, torch.device("cpu"))
     for rows in np.array_split(states, 3):
         found.add(torch.from_numpy(rows))
-    return found.summary()
+    return {key: value for key, value in found.summary(depth=0).to_data().items() if key != "depth"}
 
 
 @pytest.mark.parametrize(("n", "width"), [(50, 7), (7, 50), (9, 9)])
@@ -99,7 +99,9 @@ def test_a_valley_lies_below_a_depth_before_it_and_one_behind():
         ([0.4, 0.8, 0.5, 0.6], (2, 0.5, 0.3, 0.1)),
         ([None, 0.5, 0.2, 0.4], (2, 0.2, 0.3, 0.2)),
     ):
-        assert valley(entropies) == pytest.approx(dict(zip(("depth", "entropy", "drop", "rise"), expected)), abs=1e-12)
+        found = valley(entropies)
+        assert found is not None
+        assert (found.depth, found.entropy, found.drop, found.rise) == pytest.approx(expected, abs=1e-12)
     for entropies in ([0.9, 0.5, 0.3, 0.1], [0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5], [0.5, 0.2]):
         assert valley(entropies) is None
 

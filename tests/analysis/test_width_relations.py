@@ -22,7 +22,7 @@ def test_a_fixed_half_width_has_half_of_its_units_dead(held_out):
     for layer in complete["layers"]:
         assert (layer["mean"], layer["dead_share"], layer["sd"]) == (0.5, 0.5, 0.0)
         assert layer["gain"] is None
-    json.dumps(complete, allow_nan=False)
+    json.dumps(complete.to_data(), allow_nan=False)
 
 
 def test_losses_are_those_at_forced_widths_and_groups_make_up_the_mean(held_out):

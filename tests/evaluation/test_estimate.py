@@ -1,4 +1,4 @@
-"""Standard errors against scipy, the bootstrap and the delta method."""
+"""Standard errors against scipy, the bootstrap and the delta method, and means over texts."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
+from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio, text_means
 
 
 def test_a_mean_has_the_standard_error_of_scipy() -> None:
@@ -47,8 +47,7 @@ def test_the_interval_of_a_mean_is_that_of_a_t_test() -> None:
     values = np.random.default_rng(3).normal(size=11)
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert mean(values).interval() == pytest.approx((expected.low, expected.high), rel=1e-9)
-    record = mean(values[:1]).record_with_interval()
-    assert (record["low"], record["high"]) == (None, None)
+    assert np.isnan(mean(values[:1]).interval()).all()
 
 
 def test_a_mean_of_means_has_the_error_and_the_interval_of_welch() -> None:
@@ -70,3 +69,36 @@ def test_few_blocks_have_no_error_and_none_no_ratio() -> None:
         assert found["value"] == pytest.approx((n_blocks + 1) / 8)
         assert (found["stderr"] is not None) == has_error
     assert ratio(np.array([2.0]), np.array([0.0])).record() == {"value": None, "stderr": None}
+
+
+LOSSES = [2.9, 3.8, 3.3, 3.6]
+
+
+def _text(loss: float) -> dict:
+    perplexity = math.exp(loss)
+    return {
+        "nats_per_token": {"value": loss, "stderr": 0.01},
+        "token_perplexity": {"value": perplexity, "stderr": 0.01 * perplexity},
+        "bits_per_byte": {"value": loss / 3, "stderr": None},
+    }
+
+
+def _means() -> dict:
+    found = text_means({f"text{i}": _text(loss) for i, loss in enumerate(LOSSES)})
+    assert found is not None
+    return found
+
+
+def test_the_mean_perplexity_is_above_the_perplexity_of_the_mean_loss() -> None:
+    metrics = _means()["metrics"]
+    assert metrics["mean_nats_per_token"] == pytest.approx({"value": 3.4, "stderr": 0.005})
+    assert metrics["exp_mean_nats_per_token"] == pytest.approx(
+        {"value": math.prod(map(math.exp, LOSSES)) ** 0.25, "stderr": 0.005 * math.exp(3.4)}
+    )
+    assert metrics["mean_token_perplexity"]["value"] == pytest.approx(sum(map(math.exp, LOSSES)) / 4)
+    assert metrics["mean_token_perplexity"]["stderr"] == pytest.approx(0.01 / 4 * math.hypot(*map(math.exp, LOSSES)))
+    assert metrics["mean_bits_per_byte"] == {"value": pytest.approx(3.4 / 3), "stderr": None}
+
+
+def test_one_text_has_no_mean() -> None:
+    assert text_means({"alone": _text(3.0)}) is None

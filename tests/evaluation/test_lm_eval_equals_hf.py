@@ -8,7 +8,7 @@ from harness_cases import CHOICES, CLOZES, UNIFORM, instances, keep_harness_in, 
 from scored_models import SCHEMAS
 from thinned import hard_but
 
-from widthwise.evaluation.lm_eval_tasks import local_task
+from widthwise.evaluation.local_tasks import local_task
 from widthwise.runs.export import export_run
 from widthwise.runs.harness import metrics_of
 

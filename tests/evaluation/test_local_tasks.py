@@ -12,7 +12,7 @@ from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tin
 
 from widthwise.config_io import UserError
 from widthwise.evaluation.local_tasks import TaskScores, encode_task, load_task, score_task
-from widthwise.evaluation.paper_suites import VARIABLE_WIDTH
+from widthwise.evaluation.paper_tasks import VARIABLE_WIDTH
 
 FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
 LONG = 120

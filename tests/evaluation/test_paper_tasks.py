@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.paper_suites import HOURGLASS, SUITES, VARIABLE_WIDTH, suite_named
-from widthwise.evaluation.paper_tasks import missing_parts, suite_table
+from widthwise.evaluation.paper_tasks import HOURGLASS, SUITES, VARIABLE_WIDTH, missing_parts, plan_suite, suite_table
 
 ROW_OF_2B = {"ARC-C": 33.0, "ARC-E": 59.5, "BoolQ": 59.4, "COPA": 76.0, "HellaSwag": 55.9, "LAMBADA": 55.4,
              "OBQA": 33.8, "PIQA": 73.3, "RACE": 34.3, "SciQ": 79.5, "WinoGrande": 57.0}  # fmt: skip
@@ -70,12 +69,12 @@ def test_whatever_is_missing_of_a_suite_is_named_with_its_reason() -> None:
 
 def test_collections_have_as_many_tasks_as_the_paper_lists_and_average_all() -> None:
     for name, n_tasks in {"virtual-width-a": 16, "virtual-width-b": 13}.items():
-        suite = suite_named(name)
+        suite = SUITES[name]
         averaged = {task.name for task in suite.tasks if task.is_averaged}
         assert len(averaged) == len(suite.tasks) == n_tasks
         assert all(task.absence for task in suite.tasks if task.lm_eval is None)
     with pytest.raises(UserError, match="suite: got 'hourglas'; did you mean 'hourglass'"):
-        suite_named("hourglas")
+        plan_suite("hourglas", None, [], [], None, False)
 
 
 def test_every_task_of_a_suite_is_one_the_harness_has() -> None:

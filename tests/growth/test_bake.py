@@ -11,7 +11,7 @@ from thinned import in_turn
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth.bake import bake_plan, left_explicit
-from widthwise.growth.optimizer_state import grown_factors, grown_states
+from widthwise.growth.plan import grown_factors, grown_states
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig

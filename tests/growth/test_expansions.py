@@ -22,8 +22,7 @@ from growth_cases import (
     with_random_weights,
 )
 
-from widthwise.growth.optimizer_state import grown_states
-from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.plan import GrowthPlan, grown_states, plan_growth
 from widthwise.growth.tensor_plan import Constant
 from widthwise.merging import merge
 from widthwise.model.generate import SamplingConfig, generate

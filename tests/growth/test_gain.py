@@ -6,7 +6,7 @@ import torch
 from growth_cases import small_model, tokens_for, with_random_weights
 
 from widthwise.growth.certificate import decoder_of
-from widthwise.growth.gain import STEPS, Step, along_sign, first_order_gains
+from widthwise.growth.gain import STEPS, Step, first_order_gains
 from widthwise.growth.plan import plan_growth
 
 BATCHES = [tokens_for(seed, batch=3) for seed in range(4)]
@@ -49,7 +49,7 @@ def test_a_step_for_each_half_is_measured_by_the_other_and_units_follow_each_oth
     weights = {key: weight.double() for key, weight in plan.weights(OLD, 3)}
     first, second = (gradient_of_zeros(plan, weights, name, [batch]) for batch in BATCHES[:2])
     expected = float((first * second.sign()).sum() + (second * first.sign()).sum()) / 2
-    found = first_order_gains(plan, OLD, BATCHES[:2], 3, along_sign)[name]
+    found = first_order_gains(plan, OLD, BATCHES[:2], 3, STEPS["sign"])[name]
     assert float(found.sum()) == pytest.approx(expected, rel=1e-3)
     n_new = int(plan.tensors[name].must_be_zero()[0].sum())
     found = first_order_gains(plan, OLD, BATCHES[:2], 3)[name].view(n_new, -1)  # one unit after the other

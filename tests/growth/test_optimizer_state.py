@@ -10,8 +10,7 @@ from model_cases import decoder, random_tokens, variant
 from thinned import in_turn
 
 from widthwise.growth.bake import bake_plan
-from widthwise.growth.optimizer_state import grown_factors, grown_states
-from widthwise.growth.plan import plan_growth
+from widthwise.growth.plan import grown_factors, grown_states, plan_growth
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 
 GROWTHS = {

@@ -104,7 +104,7 @@ def test_a_suite_is_answered_from_local_files(runs: list[Path], questions: Path)
     for name in ("copa", "arc_easy"):
         shutil.copy(questions, questions.with_name(f"{name}.jsonl"))
     asked = {"suite": "variable-width", "local": str(questions.parent)}
-    with pytest.raises(UserError, match=r"11 parts cannot be had: ARC-C \(no arc_challenge.jsonl and --tasks arc_ch"):
+    with pytest.raises(UserError, match=r"11 parts are unavailable: ARC-C \(no arc_challenge.jsonl and --tasks arc_ch"):
         evaluate_run(runs[0], _asked(**asked))
     said: list[str] = []
     found = evaluate_run(runs[0], _asked(**asked, partial=True), said.append)
@@ -168,7 +168,7 @@ def test_mistakes_are_named(runs: list[Path], questions: Path, tmp_path: Path) -
         ({"suite": "hourglass", "local": str(tmp_path / "none")}, "holds no file of the suite hourglass"),
         (
             {"suite": "virtual-width-b"},
-            r"5 parts cannot be had: KOR-Bench-Easy \(lm-evaluation-harness has no such task, and the paper prints.*"
+            r"5 parts are unavailable: KOR-Bench-Easy \(lm-evaluation-harness has no such task, and the paper prints.*"
             r"McEval, Chinese SimpleQA: neither a file nor a task can give these, so this suite always needs --partial",
         ),
     ]:

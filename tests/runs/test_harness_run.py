@@ -11,8 +11,7 @@ from harness_cases import keep_harness_in, write_lines
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.lm_eval_tasks import local_task
-from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
+from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.runs.harness import harness_command_line, metrics_of, run_lm_eval
 from widthwise.runs.train import train

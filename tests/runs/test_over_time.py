@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import tiny_recipe
 
-from widthwise.analysis.decoder_subject import DecoderSubject
+from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
@@ -48,7 +48,7 @@ def test_an_analysis_looks_into_the_model_of_that_step(run: Path) -> None:
         profile.add(windows)
     assert (model["step"], model["tokens"]) == (3, 3 * TOKENS_PER_STEP)
     assert model["widths"] == [24, 8, 24]
-    entropies = [each["entropy"] for each in profile.summary()["stream"]]
+    entropies = [each.entropy for each in profile.summary(name="model", source="", kind="hf", step=None).stream]
     assert [each["entropy"] for each in model["stream"]] == pytest.approx(entropies, rel=1e-4)
     assert analyse([run], n_tokens=34)["models"][0]["widths"] == [24, 16, 24]
 

@@ -1,1 +1,1 @@
-"""What a finished model does inside, seen from outside: it is run as it is, and statistics are kept on the way."""
+"""Statistics of what a finished model computes inside, taken from outside while it runs unchanged."""

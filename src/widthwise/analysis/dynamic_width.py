@@ -1,8 +1,7 @@
-"""The widths of tokens in dynamic-width layers: how they are distributed, and what they go with."""
+"""The widths that tokens use in dynamic-width layers: their distribution, and how they relate to token and loss."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_s
 from widthwise.model.dynamic_modules import dynamic_modules, width_fractions
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.ffn.width_choice_module import WidthChoosing
+from widthwise.records.analysis import ForcedLoss, LayerWidths, TokenWidths
 
 N_BINS = 32
 NEAR = 0.01
@@ -38,16 +38,16 @@ class WidthMeter:
         ]
 
     def add(self, choices: Sequence[Choices]) -> None:
-        """Takes in the tokens of a forward pass. Call as the model was: in the same mode, with the same autocast."""
+        """Add the tokens of a forward pass, in the mode and under the autocast that the model ran in."""
         for meter, fraction in zip(self._meters, width_fractions(choices)):
             meter.add(fraction.detach().flatten())
 
-    def summary(self) -> dict[str, Any] | None:
-        """The `token_widths` of a validation record; None for a model without dynamic-width layers.
+    def summary(self) -> TokenWidths | None:
+        """Return the `token_widths` of a validation record; None for a model without dynamic-width layers.
 
-        mean_fraction weighs the layers by their FLOPs. token_variance_share: of the variance of all fractions of all
-        layers, the part that lies between the tokens of a layer; null where they do not vary. flops_per_token: forward,
-        of the dynamic matrices: all units, what tokens asked for, that rounded up to buckets, and what was computed.
+        mean_fraction weighs the layers by their FLOPs. token_variance_share: the part of the variance of all fractions
+        that lies between the tokens of a layer; None if they do not vary. flops_per_token: forward, of the dynamic
+        matrices: all units, requested units, requested units rounded up to buckets, computed units.
         """
         meters = self._meters
         if not meters:
@@ -56,13 +56,13 @@ class WidthMeter:
         within = float(np.mean([float(meter.fractions.variance) for meter in meters]))
         total = within + float(means.var())
         flops = sum(meter.layer.flops_per_unit * meter.units / meter.fractions.n for meter in meters)
-        return {
-            "n_tokens": meters[0].fractions.n,
-            "mean_fraction": float(means @ flops_shares([meter.layer for meter in meters])),
-            "token_variance_share": within / total if total > NO_SPREAD**2 else None,
-            "flops_per_token": dict(zip(("full", "asked", "bucketed", "executed"), np.asarray(flops).tolist())),
-            "layers": [meter.summary() for meter in meters],
-        }
+        return TokenWidths(
+            n_tokens=meters[0].fractions.n,
+            mean_fraction=float(means @ flops_shares([meter.layer for meter in meters])),
+            token_variance_share=within / total if total > NO_SPREAD**2 else None,
+            flops_per_token=dict(zip(("full", "asked", "bucketed", "executed"), np.asarray(flops).tolist())),
+            layers=[meter.summary() for meter in meters],
+        )
 
 
 class _LayerMeter:
@@ -76,10 +76,10 @@ class _LayerMeter:
         self._histogram = np.zeros(N_BINS, dtype=np.int64)
         self._n_floor, self._n_ceiling = 0, 0
         self.units = np.zeros(4)
-        """Sums over tokens: all, asked, bucketed, computed."""
+        """Sums over tokens: all, requested, bucketed, computed."""
 
     def add(self, fraction: Tensor) -> None:
-        """Takes in the width fractions of n tokens, (n,)."""
+        """Add the width fractions of n tokens, (n,)."""
         values = fraction.double().cpu()
         self.fractions.add(values)
         values = values.numpy()
@@ -95,87 +95,75 @@ class _LayerMeter:
             self._ffn.computed_units(width, self._progress, self._is_compiled),
         ]
 
-    def summary(self) -> dict[str, Any]:
-        """The entry of a layer.
-
-        A token uses the units whose centres lie within its width, whatever its mask; dead_share is of the units that
-        none uses. gain, bias and temperature are null where the layer has none.
-        """
+    def summary(self) -> LayerWidths:
+        """Return the entry of the layer; a token uses the units with centres within its width, whatever its mask."""
         widest = torch.tensor(self._high * self.layer.config.full_width, dtype=torch.float64)
         max_units = int(self._ffn.used_units(widest))
-        return {
-            "layer": self.layer.index + 1,
-            "d_ff": self._d_ff,
-            "mean": float(self.fractions.mean),
-            "sd": math.sqrt(self.fractions.variance),
-            "min": self._low,
-            "max": self._high,
-            "histogram": (self._histogram / self.fractions.n).tolist(),
-            "floor_share": self._n_floor / self.fractions.n,
-            "ceiling_share": self._n_ceiling / self.fractions.n,
-            "dead_share": 1 - max_units / self._d_ff,
-            "max_units": max_units,
+        return LayerWidths(
+            layer=self.layer.index + 1,
+            d_ff=self._d_ff,
+            mean=float(self.fractions.mean),
+            sd=math.sqrt(self.fractions.variance),
+            min=self._low,
+            max=self._high,
+            histogram=(self._histogram / self.fractions.n).tolist(),
+            floor_share=self._n_floor / self.fractions.n,
+            ceiling_share=self._n_ceiling / self.fractions.n,
+            dead_share=1 - max_units / self._d_ff,
+            max_units=max_units,
             **self._ffn.numbers(self._progress),
-        }
+        )
 
 
 SAMPLE_TOKENS = 16_384
-"""Tokens the analysis looks at: whole windows from the front of the validation text, at least one."""
+"""Tokens analysed: whole windows from the front of the validation text, at least one."""
 N_FORCED = 4
-"""Widths that are forced, in equal steps from the narrowest to the full one."""
+"""Forced widths, in equal steps from the narrowest to the full one."""
 
 
-def analyse_widths(model: Decoder, held_out: HeldOut, summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary of `WidthMeter`, completed by what takes passes of its own."""
-    sample = _Sample(model, held_out, SAMPLE_TOKENS)
+def analyse_widths(model: Decoder, held_out: HeldOut, summary: TokenWidths) -> TokenWidths:
+    """Complete the summary of `WidthMeter` by the statistics that need further passes."""
+    windows = torch.cat(list(held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len))))
     layers = dynamic_layers(model.config)
-    tokens = sample.windows[:, :-1].numpy()
+    tokens = windows[:, :-1].numpy()
     counts = np.zeros(model.config.vocab_size, dtype=np.int64)
     for batch in held_out.batches():
         counts += np.bincount(batch[:, :-1].flatten().numpy(), minlength=len(counts))
-    _, *widths = sample.losses_and_widths(None)
+    _, *widths = losses_and_widths(model, held_out, windows, None)
     of_token = np.einsum("l,lwt->wt", flops_shares(layers), widths)
-    forced = {each: float(sample.losses_and_widths(each)[0].mean()) for each in forced_fractions(layers, N_FORCED)}
-    return {
-        **summary,
-        "by_frequency_decile": frequency_deciles(tokens, of_token, counts),
-        "by_token_class": class_means(tokens, of_token, held_out.data.tokenizer),
-        "forced": [{"fraction": fraction, "loss": loss} for fraction, loss in forced.items()],
-    }
+    forced = [
+        ForcedLoss(fraction=each, loss=float(losses_and_widths(model, held_out, windows, each)[0].mean()))
+        for each in forced_fractions(layers, N_FORCED)
+    ]
+    return summary.with_changes(
+        by_frequency_decile=frequency_deciles(tokens, of_token, counts),
+        by_token_class=class_means(tokens, of_token, held_out.data.tokenizer),
+        forced=forced,
+    )
 
 
-class _Sample:
-    """Windows, and a model in evaluation mode that reads them without gradients, as a validation would."""
+def losses_and_widths(model: Decoder, held_out: HeldOut, windows: Tensor, width_fraction: float | None) -> np.ndarray:
+    """Return (1 + n_dynamic_layers, n_windows, seq_len): the losses, then the width fractions of each dynamic layer.
 
-    def __init__(self, model: Decoder, held_out: HeldOut, n_tokens: int):
-        """Takes whole windows from the front of the text, of at most n_tokens, but at least one."""
-        self.model, self._held_out = model, held_out
-        self.windows = torch.cat(list(held_out.batches(max(n_tokens, held_out.seq_len))))
-        """Integers (n_windows, seq_len + 1)."""
-
-    def losses_and_widths(self, width_fraction: float | None) -> np.ndarray:
-        """(1 + n_dynamic_layers, n_windows, seq_len): the losses, then the width fractions of each dynamic layer.
-
-        width_fraction: what every layer uses instead of choosing.
-        """
-
-        found, boundaries = [], self._held_out.boundaries
-        with evaluating(self.model) as device:
-            for batch in self.windows.split(self._held_out.batch_size):
-                batch = batch.to(device)
-                tokens, targets = batch[:, :-1], batch[:, 1:]
-                told = boundaries.documents(tokens), boundaries.positions(tokens)
-                with autocast(device, self._held_out.precision):
-                    loss = self.model.loss(tokens, targets, 0.0, width_fraction, *told)
-                    found.append(torch.stack([loss.losses, *width_fractions(loss.choices)]).double().cpu())
-        return torch.cat(found, dim=1).numpy()
+    windows: integers (n_windows, seq_len + 1), read as in a validation; width_fraction: forced on every layer.
+    """
+    found, boundaries = [], held_out.boundaries
+    with evaluating(model) as device:
+        for batch in windows.split(held_out.batch_size):
+            batch = batch.to(device)
+            tokens, targets = batch[:, :-1], batch[:, 1:]
+            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+            with autocast(device, held_out.precision):
+                loss = model.loss(tokens, targets, 0.0, width_fraction, documents, positions)
+                found.append(torch.stack([loss.losses, *width_fractions(loss.choices)]).double().cpu())
+    return torch.cat(found, dim=1).numpy()
 
 
 def frequency_deciles(tokens: np.ndarray, widths: np.ndarray, counts: np.ndarray) -> list[float]:
-    """Mean width of the tenth of all tokens that are of the commonest types, of the next tenth, and so on.
+    """Return the mean width of the tenth of all tokens with the commonest types, of the next tenth, and so on.
 
-    tokens, widths: one entry a token; counts: how often each type occurs in the text. A type that lies in several
-    tenths counts in each with its mean.
+    tokens, widths: one entry a token; counts: occurrences of each type in the text. A type that lies in several tenths
+    counts in each with its mean.
     """
     order = np.argsort(-counts, kind="stable")
     n_tokens = np.bincount(tokens.ravel(), minlength=len(counts))[order]
@@ -186,7 +174,7 @@ def frequency_deciles(tokens: np.ndarray, widths: np.ndarray, counts: np.ndarray
 
 
 def class_means(tokens: np.ndarray, widths: np.ndarray, tokenizer: Tokenizer) -> dict[str, float]:
-    """Mean width by class of token; see `token_class`. tokens, widths: one entry a token."""
+    """Return the mean width by `token_class`. tokens, widths: one entry a token."""
     ids, inverse = np.unique(tokens, return_inverse=True)
     names = [token_class(int(each), tokenizer) for each in ids]
     of_token = np.array(names)[inverse.reshape(tokens.shape)]
@@ -194,9 +182,9 @@ def class_means(tokens: np.ndarray, widths: np.ndarray, tokenizer: Tokenizer) ->
 
 
 def token_class(token: int, tokenizer: Tokenizer) -> str:
-    """end of text, whitespace, letters, digits, punctuation, or other: mixtures and torn characters.
+    """Return end of text, whitespace, letters, digits, punctuation, or other (mixtures, parts of characters).
 
-    White space around a token does not count: " the" is letters.
+    Surrounding whitespace is ignored: " the" is letters.
     """
     if token == tokenizer.eos_id:
         return "end of text"

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from widthwise.analysis.subject import AttentionCall
+from widthwise.records.analysis import Activations, BlockExit, LensPoint, Sink, StreamState, Valley
 
 
 class Moments:
@@ -59,26 +59,25 @@ class ActivationMeter:
             self._n_used += (size > self._utilisation_threshold).sum(dim=0)
             self._energy += size.square().sum(dim=0, dtype=torch.float64)
 
-    def summary(self) -> dict[str, Any]:
-        """density: share of the activations above each threshold; utilisation: of each unit the share of the tokens
-        that activate it; dead_share: of the units that none activates; participation: (sum of energies)^2 / sum of
-        their squares, in units, and over d_ff. null where all activations are 0.
-        """
+    def summary(self, layer: int, block: int) -> Activations:
+        """Return the statistics. layer, block: from 0 on."""
         n_used, energy = torch.as_tensor(self._n_used), torch.as_tensor(self._energy)
         d_ff = len(n_used)
         participation = participation_ratio(energy)
-        return {
-            "d_ff": d_ff,
-            "density": (torch.as_tensor(self._n_active).double() / (self._n_tokens * d_ff)).tolist(),
-            "utilisation": (n_used.double() / self._n_tokens).tolist(),
-            "dead_share": float((n_used == 0).double().mean()),
-            "participation": participation,
-            "participation_share": None if participation is None else participation / d_ff,
-        }
+        return Activations(
+            layer=layer + 1,
+            block=block + 1,
+            d_ff=d_ff,
+            density=(torch.as_tensor(self._n_active).double() / (self._n_tokens * d_ff)).tolist(),
+            utilisation=(n_used.double() / self._n_tokens).tolist(),
+            dead_share=float((n_used == 0).double().mean()),
+            participation=participation,
+            participation_share=None if participation is None else participation / d_ff,
+        )
 
 
 def participation_ratio(energies: Tensor) -> float | None:
-    """(sum e)^2 / sum e^2: how many of them it would take if they were equal. None where all are 0."""
+    """Return (sum e)^2 / sum e^2, the effective number of energies; None if all are 0."""
     total = energies.sum()
     return float(1 / (energies / total).square().sum()) if total > 0 else None
 
@@ -98,21 +97,22 @@ class MatrixEntropy:
             self._gram.addmm_(wide.T, wide)
             self._n_tokens += len(rows)
 
-    def summary(self) -> dict[str, Any]:
-        """rank: the largest that so many tokens of this width can have; entropy: -sum p log p over the logarithm of
-        that; participation: (sum sigma^2)^2 / sum sigma^4. null where they are not defined.
+    def summary(self, depth: int) -> StreamState:
+        """Return -sum p log p over log(rank), rank being the largest that so many tokens of this width can have.
+
+        Entropy and participation are None where they are undefined.
         """
         width = len(self._gram)
         rank = min(self._n_tokens, width)
         energies = torch.linalg.eigvalsh(self._gram).clamp(min=0)
         is_defined = rank > 1 and energies.sum() > 0
         entropy = float(torch.special.entr(energies / energies.sum()).sum()) / math.log(rank) if is_defined else None
-        return {"width": width, "rank": rank, "entropy": entropy, "participation": participation_ratio(energies)}
+        participation = participation_ratio(energies)
+        return StreamState(depth=depth, width=width, rank=rank, entropy=entropy, participation=participation)
 
 
-def valley(entropies: Sequence[float | None]) -> dict[str, Any] | None:
-    """The compression valley: the depth between the first and the last with the lowest entropy, how far it lies below
-    the highest before it (drop) and behind it (rise). None where it is not below both: there is none.
+def valley(entropies: Sequence[float | None]) -> Valley | None:
+    """Return the compression valley, the inner depth of lowest entropy; None unless it lies below both sides.
 
     entropies: of all depths from 0 on. Source: Skean et al. 2025, arXiv:2502.02013.
     """
@@ -124,11 +124,11 @@ def valley(entropies: Sequence[float | None]) -> dict[str, Any] | None:
     behind = max(value for value, at in known if at > depth)
     if entropy >= min(before, behind):
         return None
-    return {"depth": depth, "entropy": entropy, "drop": before - entropy, "rise": behind - entropy}
+    return Valley(depth=depth, entropy=entropy, drop=before - entropy, rise=behind - entropy)
 
 
 TOKENS_AT_ONCE = 256
-"""Whose distributions stand in memory, at two depths."""
+"""Tokens whose distributions are held in memory, at two depths."""
 
 
 class LogitLens:
@@ -142,8 +142,10 @@ class LogitLens:
         """Between each depth and the one before, the first excepted."""
 
     def add(self, hidden: Sequence[Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
-        """hidden: of each depth (n, d_model), normalised for the head; targets: integers (n,), the tokens that come
-        next; logits: (m, d_model) -> (m, vocab_size).
+        """Add n tokens.
+
+        hidden: (n, d_model) of each depth, normalised for the head; targets: integers (n,), the next tokens; logits:
+        (m, d_model) -> (m, vocab_size).
         """
         for start in range(0, len(targets), TOKENS_AT_ONCE):
             piece = slice(start, start + TOKENS_AT_ONCE)
@@ -151,7 +153,7 @@ class LogitLens:
         self._n_tokens += len(targets)
 
     def _add(self, depths: Iterable[Tensor], targets: Tensor) -> None:
-        """depths: log-probabilities (m, vocab_size), of which no more than two are held."""
+        """Add log-probabilities (m, vocab_size) of each depth, of which no more than two are held."""
         target_log_probs, entropies, divergences = [], [], []
         before, probs_before = None, None
         for log_probs in depths:
@@ -166,13 +168,13 @@ class LogitLens:
         self._entropies += torch.stack(entropies)
         self._divergences += torch.stack(divergences)
 
-    def summary(self) -> list[dict[str, Any]]:
-        """An entry for each depth, means in nats. kl_to_next: symmetrised, null for the last depth."""
+    def summary(self) -> list[LensPoint]:
+        """Return means in nats, an entry for each depth."""
         sums = (self._target_log_probs, self._entropies, self._divergences)
         target_log_probs, entropies, divergences = ((torch.as_tensor(s) / self._n_tokens).tolist() for s in sums)
         return [
-            {"depth": depth, "target_log_prob": target_log_prob, "entropy": entropy, "kl_to_next": divergence}
-            for depth, (target_log_prob, entropy, divergence) in enumerate(
+            LensPoint(depth=depth, target_log_prob=log_prob, entropy=entropy, kl_to_next=divergence)
+            for depth, (log_prob, entropy, divergence) in enumerate(
                 zip(target_log_probs, entropies, [*divergences, None])
             )
         ]
@@ -188,17 +190,17 @@ class BlockExits:
     def add(
         self, hidden: Mapping[tuple[int, int], Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]
     ) -> None:
-        """hidden: of each (layer, block), from 0 on, (n, d_model); the rest as for the lens."""
+        """Add n tokens. hidden: (n, d_model) of each (layer, block), from 0 on; the rest as for the lens."""
         for place, states in hidden.items():
             for rows, own in zip(states.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)):
                 found = _log_probs(logits(rows)).gather(1, own[:, None]).sum(dtype=torch.float64)
                 self._sums[place] = self._sums.get(place, 0) + found
         self._n_tokens += len(targets)
 
-    def summary(self) -> list[dict[str, Any]]:
-        """An entry for each block but the last of a layer, the mean in nats; layers and blocks from 1 on."""
+    def summary(self) -> list[BlockExit]:
+        """Return means in nats, an entry for each block but the last of a layer."""
         return [
-            {"layer": layer + 1, "block": block + 1, "target_log_prob": float(total) / self._n_tokens}
+            BlockExit(layer=layer + 1, block=block + 1, target_log_prob=float(total) / self._n_tokens)
             for (layer, block), total in sorted(self._sums.items(), key=lambda item: item[0])
         ]
 
@@ -229,21 +231,15 @@ class SinkMeter:
         self._n_queries += weights.shape[0] * weights.shape[2]
 
     def add_stream(self, stream: Tensor) -> None:
-        """stream: (B, T, width), after the layer; T >= 2."""
+        """Add the stream (B, T, width) after the layer; T >= 2."""
         norms = torch.linalg.vector_norm(stream, dim=-1, dtype=torch.promote_types(stream.dtype, torch.float32))
         parts = norms.double().tensor_split((1,), dim=1)
         self._norms += torch.stack([part.sum() for part in parts]).cpu()
         self._n_tokens += torch.tensor([part.numel() for part in parts])
 
-    def summary(self) -> dict[str, Any]:
-        """heads: the mean over all queries, the first token's own among them, of the weight of the first token;
-        first_token_share: the mean over heads; norm_ratio: mean norm of the stream at first tokens over that at the
-        others, null where that is 0.
-        """
+    def summary(self, layer: int) -> Sink:
+        """Return means over all queries, the first token's own included. layer: from 1 on."""
         heads = torch.as_tensor(self._weights) / self._n_queries
         first, others = (self._norms / self._n_tokens).tolist()
-        return {
-            "first_token_share": float(heads.mean()),
-            "heads": heads.tolist(),
-            "norm_ratio": first / others if others > 0 else None,
-        }
+        ratio = first / others if others > 0 else None
+        return Sink(layer=layer, first_token_share=float(heads.mean()), heads=heads.tolist(), norm_ratio=ratio)

@@ -3,7 +3,7 @@
     profile = Profile(DecoderSubject(model), ProfileOptions(thresholds=(0.01, 0.1, 1.0)))
     for windows in batches:  # integers (B, T + 1), as `HeldOut.batches` gives them
         profile.add(windows)
-    profile.summary()
+    profile.summary(name="x", source="runs/x", kind="widthwise", step=None)
 
 `DecoderSubject` is for models of ours, `HFSubject` for those of transformers; both in evaluation mode.
 """
@@ -17,12 +17,13 @@ from torch import Tensor
 from widthwise.analysis.meters import ActivationMeter, BlockExits, LogitLens, MatrixEntropy, SinkMeter, valley
 from widthwise.analysis.subject import AttentionCall, Subject, Watcher
 from widthwise.config_io import Config, UserError
+from widthwise.records.analysis import AnalysedModel
 
 Threshold = Annotated[float, pydantic.Field(ge=0)]
 
 
 class ProfileOptions(Config):
-    """What counts as an active unit of a feed-forward."""
+    """Thresholds for the active units of a feed-forward."""
 
     thresholds: Annotated[tuple[Threshold, ...], pydantic.Field(min_length=1)] = (
         *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -51,8 +52,9 @@ class Profile(Watcher):
 
     @torch.no_grad()
     def add(self, windows: Tensor) -> None:
-        """windows: integers (B, T + 1), T >= 2: the model sees the first T of each, and the lens is asked for the token
-        after each of them. Raises UserError where the model's states are not finite.
+        """Add windows, integers (B, T + 1), T >= 2: the model reads the first T, the lens predicts the last T.
+
+        Raises UserError if the model's states are not finite.
         """
         if windows.shape[1] < 3:
             raise UserError(f"seq_len: got {windows.shape[1] - 1}; must be at least 2, a first token and another")
@@ -87,23 +89,22 @@ class Profile(Watcher):
     def see_attention(self, layer: int, call: AttentionCall) -> None:
         self._sinks[layer].add_attention(call)
 
-    def summary(self) -> dict[str, Any]:
-        """Plain data, an entry of the models of an analysis: layers and blocks from 1 on, depth 0 before the first
-        layer. See the summaries of the meters. Of a mixture of experts the units of all routed experts are block 1, and
-        those of a shared expert block 2.
+    def summary(self, **about: Any) -> AnalysedModel:
+        """Return the record of the model. about: its other fields, such as its name and source.
+
+        In a mixture of experts block 1 holds the units of all routed experts, block 2 those of a shared expert.
         """
-        stream = [{"depth": depth, **entropy.summary()} for depth, entropy in enumerate(self._entropies)]
-        return {
-            "d_model": self._subject.d_model,
-            "widths": self._subject.widths,
-            "n_tokens": self._n_tokens,
-            "activations": [
-                {"layer": layer + 1, "block": block + 1, **meter.summary()}
-                for (layer, block), meter in sorted(self._activations.items(), key=lambda item: item[0])
-            ],
-            "stream": stream,
-            "logit_lens": self._lens.summary(),
-            "block_exits": self._exits.summary(),
-            "sinks": [{"layer": layer, **meter.summary()} for layer, meter in enumerate(self._sinks, start=1)],
-            "valley": valley([entry["entropy"] for entry in stream]),
-        }
+        stream = [entropy.summary(depth) for depth, entropy in enumerate(self._entropies)]
+        meters = sorted(self._activations.items(), key=lambda item: item[0])
+        return AnalysedModel(
+            **about,
+            d_model=self._subject.d_model,
+            widths=self._subject.widths,
+            n_tokens=self._n_tokens,
+            activations=[meter.summary(layer, block) for (layer, block), meter in meters],
+            stream=stream,
+            logit_lens=self._lens.summary(),
+            block_exits=self._exits.summary(),
+            sinks=[meter.summary(layer) for layer, meter in enumerate(self._sinks, start=1)],
+            valley=valley([entry.entropy for entry in stream]),
+        )

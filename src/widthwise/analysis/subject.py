@@ -1,4 +1,4 @@
-"""The view of a finished model that statistics work on, ours or another library's: what they are shown of one pass."""
+"""The interface between a finished model, ours or another library's, and the statistics of its forward pass."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,23 +21,22 @@ IN_BLOCKS = torch.ops.widthwise.attention.default
 
 
 class AttentionCall(NamedTuple):
-    """What attention was asked for. Heads have positions, norms and padding behind them."""
+    """The arguments of one call of attention; positions, norms and padding are applied already."""
 
     queries: Tensor
     """(B, n_heads, T, head_dim)"""
     keys: Tensor
     """(B, n_kv_heads, S, head_dim); query heads share them in groups of neighbours."""
     mask: Tensor | None
-    """What broadcasts to (B, n_heads, T, S): bool, True where a query may look, or numbers to add to the scores."""
+    """Broadcasts to (B, n_heads, T, S): bool, True where a query may attend, or numbers to add to the scores."""
     is_causal: bool
-    """Whether query i looks at keys up to i."""
+    """Query i attends to keys up to i."""
     scale: float
 
     def first_key_weights(self) -> Tensor:
-        """(B, n_heads, T), how much each query attends to key 0; in fp32 or wider.
+        """Return the attention weight of key 0 for each query, (B, n_heads, T), in fp32 or wider.
 
-        A few queries at a time, so that no more than SCORES_AT_ONCE scores, or those of one query of every head and
-        text, are held.
+        Holds at most SCORES_AT_ONCE scores, or those of one query of every head and text.
         """
         (n_texts, n_heads, n_queries, _), n_keys = self.queries.shape, self.keys.shape[2]
         n_at_once = max(1, SCORES_AT_ONCE // (n_texts * n_heads * n_keys))
@@ -49,7 +48,7 @@ class AttentionCall(NamedTuple):
         return torch.cat(weights, dim=-1)
 
     def _scores(self, start: int, stop: int) -> Tensor:
-        """(B, n_heads, stop - start, S), of the queries from `start` on; what a query may not see is -inf."""
+        """Return (B, n_heads, stop - start, S), of queries from `start` on; -inf at masked keys."""
         wide = torch.promote_types(self.queries.dtype, torch.float32)
         n_kv_heads, n_keys = self.keys.shape[1:3]
         queries = self.queries[:, :, start:stop].to(wide).unflatten(1, (n_kv_heads, -1))
@@ -65,7 +64,7 @@ class AttentionCall(NamedTuple):
 
 
 class AttentionCalls(TorchFunctionMode):
-    """While it is entered, shows every call: see(its number, from 0 on, the call). Compiled code is not seen into."""
+    """Call see(number, call) for every call of attention, counted from 0. Compiled code is opaque to it."""
 
     def __init__(self, see: Callable[[int, AttentionCall], None]):
         super().__init__()
@@ -92,22 +91,21 @@ def _call_of(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> AttentionCall:
-    """The signature is that of scaled_dot_product_attention."""
+    """Take the arguments of scaled_dot_product_attention."""
     return AttentionCall(query, key, attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def _call_in_blocks(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None
 ) -> AttentionCall:
-    """The signature is that of IN_BLOCKS."""
+    """Take the arguments of IN_BLOCKS."""
     mask = visible(queries.shape[2], keys.shape[2], documents, queries.device)
     return AttentionCall(queries, keys, mask, is_causal=False, scale=scale)
 
 
-class Watcher(ABC):
-    """Receives the tensors of one forward pass as they appear. They must not be changed, nor kept after the pass."""
+class Watcher:
+    """Receiver of the tensors of one forward pass, which it must neither change nor keep after the pass."""
 
-    @abstractmethod
     def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
         """Called after each layer in order; depth 0 is the stream before the first layer.
 
@@ -115,20 +113,19 @@ class Watcher(ABC):
         (B, T, d_model), the stream after the model's last norm.
         """
 
-    @abstractmethod
     def see_activations(self, layer: int, block: int, activations: Tensor) -> None:
-        """Layers and blocks from 0 on. activations: (n, d_ff), what the down-projection of this block multiplies, of
-        the next n tokens: once a pass, or in several pieces. The activation of a unit that a token leaves out is 0.
+        """Called once a pass or in pieces; layers and blocks from 0 on.
+
+        activations: (n, d_ff), input of the block's down-projection for the next n tokens; 0 at units that a token
+        leaves out.
         """
 
-    @abstractmethod
     def see_block(self, layer: int, block: int, hidden: Tensor) -> None:
         """Called for each block but the last of a feed-forward that is a stack; layers and blocks from 0 on.
 
         hidden: (B, T, d_model), the stream as it is after that block, after the model's last norm.
         """
 
-    @abstractmethod
     def see_attention(self, layer: int, call: AttentionCall) -> None:
         """Called once a layer; layers count from 0."""
 
@@ -148,7 +145,7 @@ class Subject(ABC):
 
     @abstractmethod
     def run(self, tokens: Tensor, watcher: Watcher) -> None:
-        """Runs the model, uncompiled and without its logits, while the watcher looks. tokens: integers (B, T)."""
+        """Run the model, uncompiled and without its logits, under the watcher. tokens: integers (B, T)."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -159,10 +156,9 @@ class Subject(ABC):
 def watched_layers(
     layers: Sequence[nn.Module], watcher: Watcher, show: Callable[[int, Any], None]
 ) -> Iterator[AttentionCalls]:
-    """In every pass of the layers, which run uncompiled meanwhile, calls show(depth, what goes into the first layer or
-    comes out of layer `depth`), and shows the watcher the attention. One pass: the layers' attention is counted on.
+    """Call show(depth, stream) in one pass of the layers, uncompiled, and show the watcher each layer's attention.
 
-    Where a layer returns a tuple, its first entry counts.
+    Depth 0 is the input of the first layer, depth l the output of layer l, or its first entry if that is a tuple.
     """
 
     def enter(module: Any, args: Any, kwargs: Any) -> None:

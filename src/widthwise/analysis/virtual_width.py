@@ -1,4 +1,4 @@
-"""How a model with hyper-connections uses its stream: weights across depth, and what each site does to each slot."""
+"""The use that a model with hyper-connections makes of its stream: weights across depth, and mixing of slots."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,46 +19,43 @@ from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.hyper_connections_module import HyperConnection
 from widthwise.model.residual.interface import Stream
 from widthwise.model.residual.interface_module import Site
+from widthwise.records.analysis import CarrySpectrum, SiteSlots, VirtualWidth
 
 SUBLAYERS = ("attention", "ffn")
 N_DECIMALS = 6
-SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
-"""What `spectra` finds, by its names in the record."""
-
-
 SITES_PER_LAYER = 2
 
 
 class DepthWeights:
-    """What the stream of each token holds of every source so far; goes along with the stream, site by site."""
+    """Weights of every source so far in the stream of each token, updated site by site."""
 
     def __init__(self, identity: Tensor):
-        """Before the first site: the embedding alone. identity: (n_slots, n_slots), in the type of coefficients."""
+        """Start with the embedding alone. identity: (n_slots, n_slots), in the dtype of the coefficients."""
         self._held = identity[None]
         self._widths = [len(identity)]
 
     def of_read(self, read: Tensor) -> list[Tensor]:
-        """read: (N, n_slots, n_read) -> for every source, the embedding first, W (N, n_read, blocks of the source)."""
+        """Return W (N, n_read, blocks) of every source, the embedding first. read: (N, n_slots, n_read)."""
         return list((read.mT @ self._held).split(self._widths, dim=-1))
 
     @property
     def of_embedding(self) -> Tensor:
-        """(N or 1, n_slots, n_slots): the product of all carries so far, by which the first slots have become these."""
+        """The product of all carries so far, (N or 1, n_slots, n_slots)."""
         return self._held[..., : self._widths[0]]
 
     def pass_site(self, deviation: Tensor, write: Tensor) -> None:
-        """deviation: (N, n_slots, n_slots), the carry minus the identity; write: (N, n_slots, n_write)."""
+        """Apply one site. deviation: (N, n_slots, n_slots), carry minus identity; write: (N, n_slots, n_write)."""
         self._held = torch.cat((self._held + deviation.mT @ self._held, write), dim=-1)
         self._widths.append(write.shape[-1])
 
 
 def reach(weights: Tensor) -> Tensor:
-    """(N, n_read, n_source) -> (N,): root mean square of the singular values, 1 for the plain residual."""
+    """Return the root mean square of the singular values, (N,); 1 for the plain residual. weights: (N, n_read, n)."""
     return torch.linalg.matrix_norm(weights) / math.sqrt(min(weights.shape[-2:]))
 
 
 def mean_distance(reaches: Sequence[float]) -> float | None:
-    """Layers between a site and what it reads, in the mean weighted by reach; None where it reads nothing.
+    """Return the mean distance in layers between a site and its sources, weighted by reach; None if it reads nothing.
 
     reaches: of all sources of the site, the embedding first and the nearest last, half a layer away.
     """
@@ -68,17 +65,17 @@ def mean_distance(reaches: Sequence[float]) -> float | None:
 
 
 N_SPECTRA = 32
-"""Tokens of a window whose carries are decomposed, which takes n_slots^3 operations for each."""
+"""Tokens of a window whose carries are decomposed, at n_slots^3 operations each."""
 
 
 def sampled(matrices: Tensor) -> Tensor:
-    """(N, n, n), of all tokens -> at most N_SPECTRA of them, evenly spread, fp64 on the CPU."""
+    """Return at most N_SPECTRA of the (N, n, n) matrices, evenly spread, in fp64 on the CPU."""
     step = -(-len(matrices) // N_SPECTRA)
     return matrices[::step].to("cpu", torch.float64)
 
 
 def spectra(carry: Tensor, product: Tensor) -> Tensor:
-    """(N, 4): spectral radius and norm of each token's carry (N, n, n), then those of its product (N, n, n)."""
+    """Return (N, 4): spectral radius and norm of each token's carry (N, n, n), then of its product (N, n, n)."""
     columns = [
         value
         for matrices in (carry, product)
@@ -88,13 +85,13 @@ def spectra(carry: Tensor, product: Tensor) -> Tensor:
 
 
 def gate_distance(gates: Tensor) -> Tensor:
-    """gates: (N, n, k), carries and writes -> (N,): how far their sizes are from the nearer of 0 and 1, in the mean."""
+    """Return (N,), the mean distance of |gates| (N, n, k), carries and writes, from the nearer of 0 and 1."""
     sizes = gates.abs()
     return torch.minimum(sizes, (sizes - 1).abs()).mean(dim=(-1, -2))
 
 
 def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
-    """The share of what a site reads that the last n_slots sources before it wrote; None where it reads nothing.
+    """Return the share of the last n_slots sources in what a site reads; None if it reads nothing.
 
     reaches: of all sources of the site, the embedding first.
     """
@@ -103,7 +100,7 @@ def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
 
 
 class VirtualWidthMeter:
-    """Statistics of the sites of a model over all tokens it is shown. Further heads are left out."""
+    """Statistics of the sites of a model over all tokens that it reads. MTP heads are left out."""
 
     def __init__(self, model: Decoder, residual: HyperConnectionsConfig):
         """residual: the residual config of the model."""
@@ -113,8 +110,9 @@ class VirtualWidthMeter:
 
     @torch.no_grad()
     def add(self, tokens: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> None:
-        """tokens: integers (B, T), as long as the model is used for. Needs n_slots^2 + n_slots * (blocks that all
-        sites write) numbers for each of these tokens, and nothing once it has seen them.
+        """Add tokens, integers (B, T), T as the model is used.
+
+        Holds n_slots^2 + n_slots * (blocks that all sites write) numbers per token meanwhile.
         """
         weight = self._model.embedding.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -129,15 +127,15 @@ class VirtualWidthMeter:
             self._model.stream(tokens, documents=documents, positions=positions)
         self._n_tokens += tokens.numel()
 
-    def summary(self) -> dict[str, Any]:
-        """Plain data, the `virtual_width` of a run's result. docs/virtual_width_analysis.md says what it means."""
-        return {
-            "n_tokens": self._n_tokens,
-            "n_slots": self._residual.n_slots,
-            "slot_width": self._residual.slot_width,
-            "dynamic": self._residual.dynamic,
-            "sites": [meter.summary() for meter in self._meters],
-        }
+    def summary(self) -> VirtualWidth:
+        """Return the `virtual_width` of a run's result, explained in docs/virtual_width_analysis.md."""
+        return VirtualWidth(
+            n_tokens=self._n_tokens,
+            n_slots=self._residual.n_slots,
+            slot_width=self._residual.slot_width,
+            dynamic=self._residual.dynamic,
+            sites=[meter.summary() for meter in self._meters],
+        )
 
 
 class _SiteMeter:
@@ -148,7 +146,7 @@ class _SiteMeter:
         self._coefficients, self._reach, self._spectra, self._distance = Moments(), Moments(), Moments(), Moments()
 
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
-        """coefficients: (..., n_slots, n_coefficients). Leaves `depth` behind this site."""
+        """Add coefficients (..., n_slots, n_coefficients), and move `depth` behind this site."""
         coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
         self._coefficients.add(coefficients)
         read, deviation, write = self._parts(coefficients)
@@ -159,34 +157,33 @@ class _SiteMeter:
         self._spectra.add(spectra(sampled(carry), sampled(depth.of_embedding)))
 
     def _parts(self, coefficients: Tensor) -> tuple[Tensor, ...]:
-        """Read, carry (minus the identity), write."""
+        """Split into read, carry (minus the identity) and write."""
         return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
 
-    def summary(self) -> dict[str, Any]:
-        """The entry of a site. Tables have a row a slot; `sd` is that of a slot's coefficients between tokens."""
+    def summary(self) -> SiteSlots:
+        """Return the entry of the site. `sd` is that of a slot's coefficients between tokens."""
         mean = self._coefficients.mean.cpu()
         read, deviation, write = self._parts(mean)
         carry = deviation + torch.eye(self._n_slots, dtype=mean.dtype)
         variances = self._parts(self._coefficients.variance.cpu())
         reaches = self._reach.mean.tolist()
         share = window_share(reaches, self._n_slots)
-        return {
-            "name": self._name,
-            "reach": _rounded(self._reach.mean),
-            "reach_sd": _rounded(self._reach.variance.sqrt()),
-            "mean_distance": mean_distance(reaches),
-            "plain_distance": mean_distance([1.0] * len(reaches)),
-            "window_share": None if share is None else round(share, N_DECIMALS),
-            "gate_distance": _rounded(self._distance.mean),
-            "spectrum": dict(zip(SPECTRUM, _rounded(self._spectra.mean))),
-            "read": _rounded(read),
-            "carry": _rounded(carry),
-            "write": _rounded(write),
-            "sd": {
-                part: _rounded(variance.mean(dim=-1).sqrt())
-                for part, variance in zip(("read", "carry", "write"), variances)
-            },
-        }
+        radius, norm, product_radius, product_norm = _rounded(self._spectra.mean)
+        sds = (_rounded(variance.mean(dim=-1).sqrt()) for variance in variances)
+        return SiteSlots(
+            name=self._name,
+            reach=_rounded(self._reach.mean),
+            reach_sd=_rounded(self._reach.variance.sqrt()),
+            mean_distance=mean_distance(reaches),
+            plain_distance=(len(reaches) + 1) / (2 * SITES_PER_LAYER),
+            window_share=None if share is None else round(share, N_DECIMALS),
+            gate_distance=_rounded(self._distance.mean),
+            spectrum=CarrySpectrum(radius=radius, norm=norm, product_radius=product_radius, product_norm=product_norm),
+            read=_rounded(read),
+            carry=_rounded(carry),
+            write=_rounded(write),
+            sd=dict(zip(("read", "carry", "write"), sds)),
+        )
 
 
 def _rounded(values: Tensor) -> Any:
@@ -194,19 +191,19 @@ def _rounded(values: Tensor) -> Any:
 
 
 def hyper_connections(model: Decoder) -> dict[str, HyperConnection]:
-    """Name, as `layers.3.attention` -> site, in the order of the stream."""
+    """Return the sites by name, such as `layers.3.attention`, in the order of the stream."""
     named = {name: getattr(layer, attribute) for name, layer, attribute in _places(model)}
     return {name: site for name, site in named.items() if isinstance(site, HyperConnection)}
 
 
 def _places(model: Decoder) -> list[tuple[str, nn.Module, str]]:
-    """Every site in the order of the stream: its name, the layer that holds it, and the attribute there."""
+    """List the sites in the order of the stream: name, layer that holds it, attribute there."""
     return [
         (f"layers.{i}.{part}", layer, f"{part}_residual") for i, layer in enumerate(model.layers) for part in SUBLAYERS
     ]
 
 
-class _Watched(Site):
+class _WatchedSite(Site):
     """A site that reports its coefficients."""
 
     def __init__(self, site: HyperConnection, see: Callable[[Tensor], None]):
@@ -223,11 +220,11 @@ class _Watched(Site):
 
 @contextmanager
 def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Calls see(index of the site, its coefficients) in every pass of the layers, which run uncompiled meanwhile."""
+    """Call see(index of the site, its coefficients) in every pass of the layers, which run uncompiled meanwhile."""
     places = [(layer, attribute, getattr(layer, attribute)) for _, layer, attribute in _places(model)]
     try:
         for index, (layer, attribute, site) in enumerate(places):
-            setattr(layer, attribute, _Watched(site, partial(see, index)))
+            setattr(layer, attribute, _WatchedSite(site, partial(see, index)))
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
@@ -236,16 +233,16 @@ def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterato
 
 
 SAMPLE_TOKENS = 4096
-"""Tokens looked at: whole windows from the front of the validation text, at least one."""
+"""Tokens analysed: whole windows from the front of the validation text, at least one."""
 
 
 def has_virtual_width(model: ModelConfig) -> bool:
-    """Whether `analyse_virtual_width` has something to say of a model."""
+    """Return True if `analyse_virtual_width` finds anything in a model."""
     return isinstance(model.residual, HyperConnectionsConfig)
 
 
-def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> dict[str, Any] | None:
-    """The `virtual_width` of a result; None for a model without hyper-connections."""
+def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> VirtualWidth | None:
+    """Return the `virtual_width` of a result; None for a model without hyper-connections."""
     residual = model.config.residual
     if not isinstance(residual, HyperConnectionsConfig):
         return None

@@ -55,7 +55,7 @@ def analyze(
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
-    from widthwise.analysis.rows import check_parquet, write_parquet
+    from widthwise.analysis.findings import check_parquet, write_parquet
     from widthwise.reports.analysis_tables import checkpoints_table, summary_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.run_dir import RunDir

@@ -1,4 +1,4 @@
-"""Rows of tokens put into forward passes, where rows that begin alike read their beginning once.
+"""The models that are evaluated, and rows of tokens in forward passes that read a shared beginning once.
 
 The choices of a question have its text in common: it goes through the model once, and its keys and values serve every
 choice. So do examples before several questions.
@@ -6,25 +6,69 @@ choice. So do examples before several questions.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from widthwise.evaluation.hf_model import HFModel
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import pad_left
 
 LEAST_SAVED = 0.25
-"""A beginning is worth a pass of its own if that leaves out so much of what its rows read."""
+"""Share of the tokens of its rows that a pass of its own for a beginning must save."""
 LEAST_SHARE = 0.75
-"""Rows share a beginning if it is at least so much of what each of them reads before its first prediction."""
+"""Share of the tokens that each row reads before its first prediction, from which on a beginning is shared."""
 CACHE_BYTES = 2**30
 """Most keys and values of a pass over rows with shared beginnings."""
+TOLERANCE = 1e-3
+"""Difference of the logits, relative to the largest, up to which they are those of the head alone."""
+
+
+class Positions(NamedTuple):
+    """Longest text that a model was made for, in tokens."""
+
+    n_positions: int
+
+
+class HFModel(nn.Module):
+    """A causal language model of transformers, called as a Decoder is: hidden states first, then logits of some.
+
+    Logits of a long text at once may not fit into memory. Where the head alone does not make the logits, as in models
+    that scale or cap them, they stand for hidden states.
+    """
+
+    def __init__(self, model: Any, n_positions: int | None):
+        """model: a `PreTrainedModel` for causal language modelling."""
+        super().__init__()
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.positions = None if n_positions is None else Positions(n_positions)
+        self._has_plain_head = self._check_head()
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.model.get_input_embeddings()
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """tokens: integers (B, T) -> (B, T, d_model), or logits (B, T, vocab_size)."""
+        if self._has_plain_head:
+            return self.model.base_model(tokens, use_cache=False).last_hidden_state
+        return self.model(tokens, use_cache=False).logits
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: result of `hidden` -> (..., vocab_size)."""
+        return self.model.get_output_embeddings()(hidden) if self._has_plain_head else hidden
+
+    @torch.no_grad()
+    def _check_head(self) -> bool:
+        tokens = torch.arange(2, device=self.embedding.weight.device)[None]
+        expected = self.model(tokens, use_cache=False).logits
+        found = self.model.get_output_embeddings()(self.model.base_model(tokens, use_cache=False).last_hidden_state)
+        return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
 class Row(NamedTuple):
-    """Tokens, each of which but the first could be predicted, and how many of the last are."""
+    """Tokens of one forward pass, and the number of the last ones that are predicted."""
 
     tokens: list[int]
     n_predicted: int
@@ -39,23 +83,10 @@ class Row(NamedTuple):
         return self.n_read - self.n_predicted
 
 
-class Batch(Protocol):
-    """Rows of one forward pass."""
+def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> "Iterator[WholeRows | SharedBeginnings]":
+    """Yield batches of at most batch_size rows, each row in one; models of transformers share no beginnings.
 
-    @property
-    def rows(self) -> Sequence[int]:
-        """Their numbers, in the order of the hidden states."""
-        ...
-
-    def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
-        """(n, d_model): the states that predict what counts, row after row. rows: all that there are."""
-        ...
-
-
-def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> Iterator[Batch]:
-    """Every row in one batch; models of transformers share nothing. batch_size: most rows of a batch.
-
-    The longest come first: what does not fit into memory fails at once, and a batch holds texts of about one length.
+    The longest come first, so that a lack of memory shows at once and a batch holds texts of about one length.
     """
     most_tokens = CACHE_BYTES // max(1, model.new_cache(1, 1).n_bytes) if isinstance(model, Decoder) else 0
     groups = _alike(rows, batch_size, most_tokens)
@@ -77,12 +108,16 @@ def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> I
 
 @dataclass(frozen=True)
 class WholeRows:
-    """Rows of which each is read from its beginning."""
+    """Rows that are each read from the beginning."""
 
     rows: Sequence[int]
+    """Row numbers, in the order of the hidden states."""
 
     def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
-        """Padded on the right, where nothing that counts can see the padding."""
+        """Return the states that predict the counted tokens, (n, d_model), row after row. rows: those of all batches.
+
+        Padding is on the right, where no counted token attends to it.
+        """
         own = [rows[i] for i in self.rows]
         inputs, _ = _pad_right([row.tokens[:-1] for row in own], device)
         hidden = model.hidden(inputs)
@@ -95,17 +130,17 @@ class _Group:
 
     rows: list[int]
     n_shared: int
-    """How many tokens all of them begin with."""
+    """Number of first tokens that all of them share."""
 
     @property
     def n_saved(self) -> int:
-        """Tokens that are not read again."""
+        """Number of tokens that are not read again."""
         return (len(self.rows) - 1) * self.n_shared
 
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """Groups of rows whose beginnings are read once a group."""
+    """Groups of rows whose beginnings are read once per group."""
 
     groups: Sequence[_Group]
 
@@ -114,7 +149,7 @@ class SharedBeginnings:
         return [i for group in self.groups for i in group.rows]
 
     def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
-        """The beginnings with padding on the left, then each row's rest behind its own."""
+        """Return the same for a pass over the beginnings, padded on the left, and one over the rests of all rows."""
         assert isinstance(model, Decoder)
         beginnings = [rows[group.rows[0]].tokens[: group.n_shared] for group in self.groups]
         rests = [rows[i].tokens[group.n_shared : -1] for group in self.groups for i in group.rows]
@@ -132,7 +167,7 @@ class SharedBeginnings:
 
 
 def _alike(rows: Sequence[Row], most_rows: int, most_tokens: int) -> list[_Group]:
-    """Neighbours that share enough, at most most_rows of them with about most_tokens in all."""
+    """Group neighbours that share enough, at most most_rows of them with about most_tokens in all."""
     groups: list[_Group] = []
     for i, row in enumerate(rows):
         n_rows = min(most_rows, most_tokens // row.n_read)
@@ -154,7 +189,7 @@ def _n_common(tokens: list[int], row: Row) -> int:
 
 
 def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T) with padding behind, and bool (B, T), True on real ones."""
+    """Return tokens (B, T) padded on the right, and bool (B, T), True on real ones."""
     tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     is_real = torch.zeros_like(tokens, dtype=torch.bool)
     for row, own in enumerate(rows):
@@ -164,5 +199,5 @@ def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Ten
 
 
 def _unless_equal(rows: Sequence[Sequence[int]], is_real: Tensor) -> Tensor | None:
-    """None where rows are equally long and nothing is padding."""
+    """Return None if rows are equally long, so that nothing is padding."""
     return None if len(set(map(len, rows))) == 1 else is_real

@@ -1,4 +1,4 @@
-"""Two models on the same texts and questions: what differs, block by block and item by item, as plain data."""
+"""Differences of two models on the same texts and questions, block by block and item by item, as plain data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,49 +8,43 @@ from typing import Any
 import numpy as np
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
+from widthwise.evaluation.estimate import SampleEstimate, finite_or_none, mean, mean_of, ratio
 from widthwise.evaluation.paper_tasks import harness_answers, is_share
 
 MEAN_OVER_TEXTS = "mean over texts"
-"""What differences of means are on."""
-
-
+"""Name of the differences of means."""
 LENGTHS = {
     "nats_per_token": ("n_tokens", 1.0),
     "bits_per_byte": ("n_bytes", 1 / math.log(2)),
     "nats_per_character": ("n_characters", 1.0),
 }
-"""Differences of a text: what they are per, and in what."""
-
-
+"""Difference of a text -> its denominator and its factor from nats."""
 Record = Mapping[str, Any]
+"""Plain data of an evaluation, or of one of its texts, tasks or suites."""
 
 
 def baselines_of(runs: Sequence[str], asked: Mapping[str, str]) -> dict[str, str]:
-    """Run -> the run that it is compared with: as asked for, otherwise the first; one that another is said to be
-    compared with has none.
+    """Map each run to its baseline: the requested one, else the first run; baselines of others have none.
 
-    runs: paths; asked: run -> baseline, each by its path or the name of its folder. Raises UserError for what is none
-    of them.
+    runs: paths; asked: run -> baseline, each by its path or folder name. Raises UserError for an unknown run.
     """
     paths = {Path(run).name: run for run in reversed(runs)} | {run: run for run in runs}
     for name in (name for pair in asked.items() for name in pair):
         if name not in paths:
             raise UserError(f"--baseline: got {name!r}; {nearest_hint(name, list(dict.fromkeys(map(str, runs))))}")
-    told = {paths[run]: paths[baseline] for run, baseline in asked.items()}
-    if twice := [run for run in told if run in told.values()]:
+    given = {paths[run]: paths[baseline] for run, baseline in asked.items()}
+    if twice := [run for run in given if run in given.values()]:
         raise UserError(f"--baseline: got {twice[0]!r} as a baseline that has one itself; give it none")
-    first = next(run for run in runs if run not in told)
-    return {run: first for run in runs if run != first and run not in told.values()} | told
+    first = next(run for run in runs if run not in given)
+    return {run: first for run in runs if run != first and run not in given.values()} | given
 
 
 def all_differences(
     evaluations: Sequence[dict[str, Any]], beside: Mapping[str, str], by_step: bool
 ) -> list[dict[str, Any]]:
-    """For each evaluation whose run has a baseline `run`, `step`, `baseline`, `baseline_step` and `differences`.
+    """Return `run`, `step`, `baseline`, `baseline_step`, `differences` of each evaluation whose run has a baseline.
 
-    beside: of `baselines_of`; by_step: whether checkpoints of one step are compared, as far as both have it; otherwise
-    there is one evaluation of each run.
+    beside: from `baselines_of`; by_step: compare checkpoints of the same step; otherwise each run has one evaluation.
     """
 
     def key(run: str, step: int | None) -> tuple[str, int | None]:
@@ -74,11 +68,11 @@ def all_differences(
 
 
 def evaluation_differences(baseline: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
-    """other - baseline of what both read and answered, block by block and item by item.
+    """Return other - baseline for all texts and tasks of both, block by block and item by item.
 
     Entries have `on` (text, task, mean or suite), `metric`, `value`, `stderr`, the ends of the interval, `low` and
-    `high`, and one-sided p, `p_better` and `p_worse` (see `one_sided`); of questions that are right or wrong also
-    `flips`. Where the questions differ, metric and numbers are null.
+    `high`, one-sided p, `p_better` and `p_worse` (see `one_sided`), and `flips` of questions that are right or wrong.
+    If the questions differ, metric and numbers are null.
     """
     entries, paired = [], {}
     for part, on, differences in (
@@ -109,13 +103,15 @@ def evaluation_differences(baseline: dict[str, Any], other: dict[str, Any]) -> l
 def _difference(
     on: str, metric: str, estimate: SampleEstimate, flipped: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    better, worse = (None if math.isnan(p) else p for p in one_sided(estimate, flipped, is_share(metric)))
-    entry = {"on": on, "metric": metric, **estimate.record_with_interval(), "p_better": better, "p_worse": worse}
+    better, worse = map(finite_or_none, one_sided(estimate, flipped, is_share(metric)))
+    low, high = map(finite_or_none, estimate.interval())
+    entry = {"on": on, "metric": metric, **estimate.record(), "low": low, "high": high}
+    entry |= {"p_better": better, "p_worse": worse}
     return entry | ({"flips": flipped} if flipped else {})
 
 
 def without_items(record: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation without its blocks and items: only the totals."""
+    """Return an evaluation without its blocks and items."""
     totals = {
         part: {name: {key: value for key, value in each.items() if key != items} for name, each in record[part].items()}
         for part, items in (("texts", "blocks"), ("tasks", "items"))
@@ -124,9 +120,9 @@ def without_items(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
-    """other - baseline, both records of `TextScores`; None where they are of different texts.
+    """Return other - baseline, both records of `TextScores`; None for different texts.
 
-    Per token only where both have the same tokens in every block.
+    Differences per token need the same tokens in every block.
     """
     if baseline["fingerprint"] != other["fingerprint"]:
         return None
@@ -150,7 +146,7 @@ def _blocks(record: Record) -> dict[str, np.ndarray]:
 def _perplexity_difference(
     baseline: Record, other: Record, before: float | None, after: float | None
 ) -> SampleEstimate:
-    """after - before, both perplexities of the same tokens, its error by the delta method; None beyond floats."""
+    """Return after - before, perplexities of the same tokens, its error by the delta method; NaN beyond floats."""
     if before is None or after is None:
         return SampleEstimate(math.nan, math.nan)
     one, two = _blocks(baseline), _blocks(other)
@@ -159,9 +155,9 @@ def _perplexity_difference(
 
 
 def mean_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
-    """other - baseline of the means over texts of two evaluations; None where one has none, or of other texts.
+    """Return other - baseline of the means over texts; None if one has none, or they are over different texts.
 
-    A mean is left out where a text has no difference of that kind, as per token with another tokenizer.
+    Omits a mean if a text has no such difference, as per token with another tokenizer.
     """
     means = baseline["text_means"], other["text_means"]
     if None in means or baseline["texts"].keys() != other["texts"].keys():
@@ -182,19 +178,17 @@ def mean_differences(baseline: Record, other: Record) -> dict[str, SampleEstimat
 
 
 def task_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
-    """other - baseline, both with the `items` and `fingerprint` of `TaskScores`; None where they are of different
-    questions."""
+    """Return other - baseline, records with the `items` and `fingerprint` of `TaskScores`; None for other questions."""
     if baseline["fingerprint"] != other["fingerprint"]:
         return None
     return {name: mean(np.array(values) - np.array(baseline["items"][name])) for name, values in other["items"].items()}
 
 
 def flips(baseline: Record, other: Record, metric: str) -> dict[str, Any] | None:
-    """The items that one model of two has right and the other wrong, both records of the same questions.
+    """Return the items that only one model has right, both records of the same questions; None for other metrics.
 
-    `gained`: numbers, from 1, of the items that only the other has right; `lost`: of those that only the baseline has.
-    `p_value`: two-sided, of McNemar's exact test that both are equally frequent (1947, Psychometrika 12). None for a
-    metric that is not right or wrong.
+    `gained`, `lost`: numbers, from 1, of the items that only the other, or only the baseline, has right. `p_value`:
+    two-sided, of McNemar's exact test that both are equally frequent (1947, Psychometrika 12).
     """
     before, after = (np.array(record["items"][metric]) for record in (baseline, other))
     if not np.isin(np.concatenate([before, after]), (0, 1)).all():
@@ -205,17 +199,16 @@ def flips(baseline: Record, other: Record, metric: str) -> dict[str, Any] | None
 
 
 def _at_least(k: int, n: int) -> float:
-    """How probable k or more heads of n fair coins are."""
+    """Return the probability of k or more heads of n fair coins."""
     return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
 
 
 def one_sided(
     difference: SampleEstimate, flipped: Mapping[str, Any] | None, higher_is_better: bool
 ) -> tuple[float, float]:
-    """p that the other is no better than the baseline, and p that it is no worse; NaN where nothing can be said.
+    """Return p that the other is no better than the baseline, and p that it is no worse; NaN if undefined.
 
-    By McNemar's exact test where items are right or wrong (flipped: of `flips`), otherwise by Student's t of the paired
-    difference.
+    From McNemar's exact test for `flipped` items, otherwise from Student's t of the paired difference.
     """
     if flipped is not None:
         gained, lost = (len(flipped[key]) for key in ("gained", "lost"))
@@ -225,12 +218,13 @@ def one_sided(
     return (above, below) if higher_is_better else (below, above)
 
 
-def average_difference(baseline: Record, other: Record, paired: Mapping[tuple[str, str], SampleEstimate]) -> \
-        SampleEstimate | None:  # fmt: skip
-    """other - baseline of the averages of a suite; None where one has none, or they are over other tasks.
+def average_difference(
+    baseline: Record, other: Record, paired: Mapping[tuple[str, str], SampleEstimate]
+) -> SampleEstimate | None:
+    """Return other - baseline of the averages of a suite; None if one has none, or they are over different tasks.
 
-    baseline, other: tables of `suite_table`; paired: the difference of each task and metric. Without one of those it
-    has no standard error.
+    baseline, other: from `suite_table`; paired: the difference of each task and metric. The result has no standard
+    error if one of these is missing.
     """
     averages = baseline["average"], other["average"]
     if None in averages or averages[0]["tasks"] != averages[1]["tasks"]:

@@ -25,30 +25,23 @@ class SampleEstimate(NamedTuple):
 
     @classmethod
     def of_record(cls, record: Mapping[str, float | None]) -> "SampleEstimate":
-        """From value and stderr of JSON, with nan for null."""
+        """Read value and stderr from JSON, with NaN for null."""
         value, stderr = (math.nan if record[name] is None else record[name] for name in ("value", "stderr"))
         return cls(value, stderr)  # pyright: ignore[reportArgumentType]
 
     def record(self) -> dict[str, float | None]:
-        """Value and stderr for JSON, with null for what is not finite."""
-        return {"value": _finite(self.value), "stderr": _finite(self.stderr)}
-
-    def record_with_interval(self) -> dict[str, float | None]:
-        """As `record`, with the ends of the interval as `low` and `high`."""
-        low, high = self.interval()
-        return {**self.record(), "low": _finite(low), "high": _finite(high)}
+        """Return value and stderr for JSON, with null for numbers that are not finite."""
+        return {"value": finite_or_none(self.value), "stderr": finite_or_none(self.stderr)}
 
     def interval(self) -> tuple[float, float]:
-        """Lower and upper end of Student's t interval at CONFIDENCE; nan where there is no standard error."""
+        """Return the ends of Student's t interval at CONFIDENCE; NaN without a standard error."""
         if not math.isfinite(self.stderr):
             return math.nan, math.nan
         half_width = students_t(self.df) * self.stderr
         return self.value - half_width, self.value + half_width
 
     def p_above(self) -> float:
-        """One-sided p of Student's t: how probable a number at least as large is where the true one is 0.
-
-        NaN without a standard error, or with one of 0."""
+        """Return the one-sided p of Student's t against a true value of 0; NaN for a standard error of 0 or none."""
         if not self.stderr > 0:
             return math.nan
         from scipy.special import stdtr  # takes long to import
@@ -59,24 +52,24 @@ class SampleEstimate(NamedTuple):
         return SampleEstimate(self.value * factor, self.stderr * abs(factor), self.df)
 
     def exponential(self) -> "SampleEstimate":
-        """The perplexity of a mean loss in nats, its error by the delta method; inf beyond the range of floats."""
+        """Return the perplexity of a mean loss in nats, its error by the delta method; inf if too large."""
         value = math.exp(self.value) if self.value < 700 else math.inf
         return SampleEstimate(value, value * self.stderr, self.df)
 
 
 def students_t(df: float, confidence: float = CONFIDENCE) -> float:
-    """How many standard errors Student's t interval reaches to each side; nan for 0 degrees of freedom, df."""
+    """Return the half width of Student's t interval in standard errors; NaN for 0 degrees of freedom."""
     from scipy.special import stdtrit  # takes long to import
 
     return float(stdtrit(min(df, 1e9), (1 + confidence) / 2))
 
 
-def _finite(number: float) -> float | None:
+def finite_or_none(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
 def mean(values: np.ndarray) -> SampleEstimate:
-    """values: (n,), independent of each other."""
+    """Estimate the mean of n independent values, (n,)."""
     values = np.asarray(values, dtype=np.float64)
     spread = values.std(ddof=1) if len(values) > 1 else math.nan
     return SampleEstimate(float(values.mean()), float(spread / math.sqrt(len(values))), len(values) - 1)
@@ -99,7 +92,7 @@ def mean_of(estimates: Sequence[SampleEstimate]) -> SampleEstimate:
 
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
-    """sum(numerators) / sum(denominators) over independent blocks, both (n,).
+    """Return sum(numerators) / sum(denominators) over independent blocks, both (n,).
 
     The standard error is that of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6); for blocks of
     equal size it is that of the mean of their ratios.

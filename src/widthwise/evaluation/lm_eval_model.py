@@ -19,7 +19,7 @@ from widthwise.model.generate import SamplingConfig, stream_tokens
 BATCHES_AT_ONCE = 16
 """Batches between two moves of the progress bar."""
 ALIASES = ("max_new_tokens", "max_tokens", "max_completion_tokens")
-"""What other programs call max_gen_toks."""
+"""Other names of max_gen_toks."""
 
 
 class GenerationOptions(Config):
@@ -29,9 +29,9 @@ class GenerationOptions(Config):
     """Strings that end a text without being part of it."""
     max_gen_toks: pydantic.PositiveInt = 256
     do_sample: bool | None = None
-    """Not given: whether the temperature is above 0."""
+    """Default: True if the temperature is above 0."""
     temperature: pydantic.NonNegativeFloat | None = None
-    """1 where it is not given and do_sample is true."""
+    """Default with do_sample: 1."""
     top_k: pydantic.PositiveInt | None = None
     top_p: float = pydantic.Field(default=1.0, gt=0, le=1)
     num_beams: Literal[1] = 1
@@ -48,10 +48,10 @@ class GenerationOptions(Config):
 
 
 class ScorerLM(TemplateLM):
-    """Log-likelihoods and texts of a `Scorer`'s model, one process.
+    """Log-likelihoods and texts of a `Scorer`'s model, in one process.
 
-    Requests are tokenised and cut as by `lm_eval.models.huggingface.HFLM`. No token is put before a text but the
-    end-of-text token where there is nothing before what is scored.
+    Requests are tokenised and cut as by `lm_eval.models.huggingface.HFLM`. The end-of-text token precedes a text that
+    is scored from its first token; no other token is added.
     """
 
     def __init__(self, scorer: Scorer):
@@ -85,7 +85,7 @@ class ScorerLM(TemplateLM):
         raise UserError("apply_chat_template: a model of widthwise has no chat template")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """add_special_tokens: as none are added, without effect."""
+        """Encode without special tokens, whatever add_special_tokens says."""
         return self.scorer.tokenizer.encode(string)
 
     def _loglikelihood_tokens(
@@ -117,8 +117,8 @@ class ScorerLM(TemplateLM):
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Raises UserError for an option of the task that is not known here, where max_gen_toks leaves no room for a
-        prompt, and for a model that transformers runs."""
+        """Continue the prompts. Raises UserError for an unknown option of the task, a max_gen_toks that leaves no room
+        for a prompt, and a model that transformers runs."""
         answers = [""] * len(requests)
         prompts = [self.tok_encode(request.args[0]) or [self.eot_token_id] for request in requests]
         groups: dict[GenerationOptions, list[int]] = {}
@@ -174,10 +174,9 @@ def continue_until(
     seed: int = 0,
     autocast_dtype: torch.dtype | None = None,
 ) -> list[str]:
-    """What follows each prompt (token ids), up to the first stop, the end-of-text token or max_new_tokens.
+    """Continue each prompt (token ids) in one batch up to the first stop, the end-of-text token or max_new_tokens.
 
-    One batch; it goes on until all texts have ended. For autocast_dtype see `Scorer`, for what is raised
-    `stream_tokens`.
+    autocast_dtype: as in `Scorer`. Raises as `stream_tokens`.
     """
     stops = [stop for stop in stops if stop]
     # A new stop ends in the newest token, and every token stands for a byte at least.
@@ -197,16 +196,13 @@ def continue_until(
                     has_ended[row] = any(stop in tail for stop in stops)
             if all(has_ended):
                 break
-    return [_before(stops, tokenizer.decode(tokens)) for tokens in found]
-
-
-def _before(stops: Sequence[str], text: str) -> str:
+    texts = [tokenizer.decode(tokens) for tokens in found]
     for stop in stops:
-        text = text.partition(stop)[0]
-    return text
+        texts = [text.partition(stop)[0] for text in texts]
+    return texts
 
 
 def _parts(lengths: Sequence[int], n: int) -> Iterator[list[int]]:
-    """Indices, the longest first, n at a time."""
+    """Yield indices, the longest first, n at a time."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     return (order[start : start + n] for start in range(0, len(order), n))

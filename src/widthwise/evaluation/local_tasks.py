@@ -1,6 +1,6 @@
 """Questions with known answers from a JSONL file, for a machine without network.
 
-Three forms, told by the keys of a line; other keys are not read:
+Three forms, distinguished by the keys of a line; other keys are not read:
 
     {"query": ..., "choices": [...], "gold": 1}
         which choice is the most probable after the query
@@ -9,14 +9,14 @@ Three forms, told by the keys of a line; other keys are not read:
     {"context_options": [...], "continuation": ..., "gold": 0}
         after which context the continuation is the most probable, as WinoGrande (Trinh and Le 2018, arXiv:1806.02847)
 
-Question and answer are joined by a delimiter, one space where not given, and encoded as lm-evaluation-harness does; the
-files are those of llm-foundry's `local_data`.
+Question and answer are joined by a delimiter, one space by default, and encoded as lm-evaluation-harness does;
+the files are those of llm-foundry's `local_data`. `local_task` describes such a file as a task of the harness.
 """
 
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +30,13 @@ from widthwise.evaluation.estimate import SampleEstimate, mean
 from widthwise.evaluation.scorer import Continuation, Request, Scorer, encode_pairs
 from widthwise.files import parse_json, read_text
 
+SUFFIX = ".jsonl"
+"""Ending of a task name that is a file."""
 Text = Annotated[str, Field(min_length=1)]
+
+
+def _harness_mean(metric: str) -> dict[str, Any]:
+    return {"metric": metric, "aggregation": "mean", "higher_is_better": True}
 
 
 class Item(Config):
@@ -52,15 +58,20 @@ class Item(Config):
 
     @abstractmethod
     def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
-        """Measure -> score of the item. found: the likelihoods, one per pair."""
+        """Return the scores of the item by measure. found: the likelihoods, one per pair."""
 
     @classmethod
     def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
-        """The reported metrics, from the means of the scores over items."""
+        """Return the reported metrics, from the means of the scores over items."""
         return {name: estimate for name, estimate in means.items() if name != "nats"}
 
+    @classmethod
+    @abstractmethod
+    def harness(cls, delimiter: str) -> dict[str, Any]:
+        """Return the questions as a task of lm-evaluation-harness has them; a key's name stands for its value."""
+
     def answer_scores(self, log_likelihood: float) -> dict[str, float]:
-        """How probable the right answer is, by its length without the delimiter, as OLMo counts it."""
+        """Return the likelihood of the right answer by its length without the delimiter, as OLMo counts it."""
         return {
             "bits_per_byte": -log_likelihood / math.log(2) / len(self.answer.encode()),
             "nats_per_character": -log_likelihood / len(self.answer),
@@ -114,9 +125,20 @@ class MultipleChoice(_Choice):
             **self.answer_scores(likelihoods[self.gold]),
         }
 
+    @classmethod
+    def harness(cls, delimiter: str) -> dict[str, Any]:
+        return {
+            "output_type": "multiple_choice",
+            "target_delimiter": delimiter,
+            "doc_to_text": "query",
+            "doc_to_choice": "choices",
+            "doc_to_target": "gold",
+            "metric_list": [_harness_mean("acc"), _harness_mean("acc_norm")],
+        }
+
 
 class Schema(_Choice):
-    """Contexts of which one makes sense of what follows."""
+    """Contexts, one of which fits the continuation."""
 
     context_options: Annotated[tuple[Text, ...], Field(min_length=2)]
     continuation: Text
@@ -137,9 +159,20 @@ class Schema(_Choice):
         right = float(likelihoods.argmax() == self.gold)
         return {"acc": right, **self.answer_scores(likelihoods[self.gold])}
 
+    @classmethod
+    def harness(cls, delimiter: str) -> dict[str, Any]:
+        return {
+            "output_type": "multiple_choice",
+            "target_delimiter": delimiter,
+            "doc_to_text": "gold",  # a number: the contexts are what is chosen among
+            "doc_to_choice": "context_options",
+            "doc_to_target": "continuation",
+            "metric_list": [_harness_mean("acc")],
+        }
+
 
 class Cloze(Item):
-    """A text and how it goes on."""
+    """A text and its continuation."""
 
     context: str
     continuation: Text
@@ -160,8 +193,21 @@ class Cloze(Item):
 
     @classmethod
     def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
-        """Adds the perplexity of the whole answer, as LAMBADA reports it."""
+        """Add the perplexity of the whole answer, as LAMBADA reports it."""
         return {**super().metrics(means), "perplexity": means["nats"].exponential()}
+
+    @classmethod
+    def harness(cls, delimiter: str) -> dict[str, Any]:
+        return {
+            "output_type": "loglikelihood",
+            "target_delimiter": "",
+            "doc_to_text": "context",
+            "doc_to_target": f"{{{{ {delimiter!r} + continuation }}}}",  # a template
+            "metric_list": [
+                _harness_mean("acc"),
+                {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False},
+            ],
+        }
 
 
 FORMS = (MultipleChoice, Schema, Cloze)
@@ -176,7 +222,7 @@ class LocalTask:
     items: list[Item]
     delimiter: str
     fingerprint: str
-    """sha256 (hex) of the lines used and the delimiter: equal ones, equal questions."""
+    """sha256 (hex) of the lines used and the delimiter, equal for equal questions."""
     where: list[str]
     """File and line of each item."""
 
@@ -189,14 +235,14 @@ class TaskScores:
     items: dict[str, np.ndarray]
     """Measure -> float64 (n_items,)."""
     n_cut: int
-    """Contexts that were too long for the model and lost their beginning."""
+    """Contexts truncated at the front to fit the model."""
 
     def metrics(self) -> dict[str, SampleEstimate]:
-        """The metrics of the task, each item being one observation."""
+        """Return the metrics of the task, each item being one observation."""
         return type(self.task.items[0]).metrics({name: mean(values) for name, values in self.items.items()})
 
     def record(self) -> dict[str, Any]:
-        """The scores as plain data; `items` allow pairing two models."""
+        """Return the scores as plain data; `items` allow pairing two models."""
         return {
             "n_items": len(self.task.items),
             "n_cut_contexts": self.n_cut,
@@ -209,12 +255,17 @@ class TaskScores:
 
 
 def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> LocalTask:
-    """The first `limit` items of a file. Raises UserError naming file and line for one that is of no form, and where
-    there is none, or the forms are mixed."""
+    """Read the first `limit` items of a file.
+
+    Raises UserError naming file and line for an item of no form or another one than before, and for an empty file.
+    """
     items, where, digest = [], [], hashlib.sha256(delimiter.encode())
-    for place, line in _lines(path):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if len(items) == limit:
             break
+        if not line.strip():
+            continue
+        place = f"{path}: line {number}"
         items.append(_item(line, place))
         where.append(place)
         digest.update(f"{line}\n".encode())
@@ -222,14 +273,24 @@ def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> Loc
             raise UserError(f"{place}: is not of the form of the lines before ({_keys(type(items[0]))})")
     if not items:
         raise UserError(f"{path}: holds no items")
-    return LocalTask(path.name.removesuffix(".jsonl"), items, delimiter, digest.hexdigest(), where)
+    return LocalTask(path.name.removesuffix(SUFFIX), items, delimiter, digest.hexdigest(), where)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines that are not empty, and where they stand."""
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            yield f"{path}: line {number}", line
+def local_task(path: Path, delimiter: str = " ") -> dict[str, Any]:
+    """Return the harness's config of a file, plain data that can be written as YAML; it asks what `score_task` asks.
+
+    Raises UserError as `load_task`.
+    """
+    task = load_task(path, delimiter)
+    return {
+        "task": task.name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path.resolve())}},
+        "test_split": "test",
+        "fewshot_split": "test",  # without the question itself
+        "metadata": {"version": 1.0},
+        **type(task.items[0]).harness(delimiter),
+    }
 
 
 def _item(line: str, where: str) -> Item:
@@ -256,7 +317,7 @@ class EncodedTask:
 
 
 def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:
-    """Raises UserError naming file and line of an answer that is longer than the model reads."""
+    """Encode a task. Raises UserError naming file and line of an answer that is longer than the model reads."""
     pairs = [item.pairs(task.delimiter) for item in task.items]
     encoded = iter(encode_pairs(scorer.tokenizer, [pair for of_item in pairs for pair in of_item]))
     requests = [[next(encoded) for _ in of_item] for of_item in pairs]
@@ -269,7 +330,7 @@ def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:
 
 
 def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskScores:
-    """The scores of the model that the task was encoded for."""
+    """Score a task with the model that it was encoded for."""
     requests = [request for of_item in encoded.requests for request in of_item]
     n_cut = sum(len(context) + len(continuation) > scorer.max_length + 1 for context, continuation in requests)
     found = iter(scorer.continuations(requests))

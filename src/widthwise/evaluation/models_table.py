@@ -17,7 +17,7 @@ from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn
 
 SIGNIFICANCE = 0.05
 TESTED = {"perplexity": "nats", "token_perplexity": "nats_per_token", "byte_perplexity": "bits_per_byte"}
-"""Metric that is shown -> the metric whose pairs are tested; default: itself."""
+"""Shown metric -> the metric whose pairs are tested; default: itself."""
 PERPLEXITIES = ("perplexity", "word_perplexity")
 AVERAGE = "Avg."
 HARNESS = "lm-evaluation-harness"
@@ -28,7 +28,7 @@ Evaluation = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the table, and where its numbers are found."""
+    """A column of the table, and the place of its numbers in an evaluation."""
 
     shown: TableColumn
     part: str
@@ -36,10 +36,10 @@ class _Column:
     key: str
     """Name of the text or task there."""
     on: str | None
-    """What its answers are called among differences."""
+    """Name of its answers among differences."""
 
     def score(self, evaluation: Evaluation) -> Mapping[str, Any]:
-        """Its value and stderr; without either where the model was not asked."""
+        """Return its value and stderr; empty if the model was not asked."""
         if self.part == "suite":
             suite = evaluation["suite"]
             if self.key == AVERAGE:
@@ -52,10 +52,10 @@ class _Column:
 def models_table(
     evaluations: Sequence[Evaluation], differences: Sequence[Mapping[str, Any]], command: str
 ) -> EvaluationTable:
-    """The table, shares before losses; cells of what a model lacks are empty.
+    """Return the table, shares before losses, with empty cells for missing answers.
 
-    evaluations: one for each row, all of the same request; differences: of `differences.all_differences`; command: how
-    the table is made again.
+    evaluations: one for each row, all of the same request; differences: from `all_differences`; command: reproduces the
+    table.
     """
     columns = sorted(_columns(evaluations), key=lambda column: not column.shown.is_share)
     names = dict(zip(map(_key, evaluations), _names(evaluations)))
@@ -90,7 +90,7 @@ def _key(evaluation: Evaluation) -> tuple[str, int | None]:
 
 
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """The names of the folders where those tell the rows apart, otherwise paths with steps."""
+    """Return the names of the folders if these are unique, otherwise paths with steps."""
     names = [Path(each["run"]).name for each in evaluations]
     if len(set(names)) == len(names):
         return names
@@ -111,7 +111,7 @@ def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str | 
 
 
 def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
-    """Those of the suite in its order, the average behind the tasks that are averaged; then what else was asked."""
+    """Yield the columns of the suite, the average after the averaged tasks; then those of other tasks and texts."""
     first = evaluations[0]
     of_suite: set[str] = set()
     if first["suite"] is not None:
@@ -158,7 +158,7 @@ def _suite_columns(evaluation: Evaluation) -> Iterator[_Column]:
 def _task_columns(
     part: str, name: str, on: str, metrics: Mapping[str, Any], source: str, n_items: int | None
 ) -> Iterator[_Column]:
-    """Its normalised accuracy, or else the first that it has, and its perplexity."""
+    """Yield its normalised accuracy, or else its first share, and its perplexities."""
     shares = sorted((metric for metric in metrics if metric.partition(",")[0] in UNITS), key=lambda m: m != "acc_norm")
     for metric in [*shares[:1], *(each for each in PERPLEXITIES if each in metrics)]:
         shown = TableColumn(name=name, metric=metric, is_share=is_share(metric), source=source, n_items=n_items)

@@ -18,8 +18,8 @@ from widthwise.evaluation.estimate import SampleEstimate, ratio
 from widthwise.evaluation.scorer import Scorer
 
 BLOCK_BYTES = 4096
-"""Text is summed up in blocks of so many bytes, which begin anew with each document. They are what standard errors are
-taken over, and what is paired where two models read the same text, with other tokenizers or contexts too."""
+"""Size of the blocks that scores are summed over, anew in each document: the units of standard errors, and of pairs if
+two models read the same text, with other tokenizers or contexts too."""
 
 COUNTED = ("n_tokens", "n_bytes", "n_characters", "n_words")
 
@@ -36,10 +36,10 @@ class TextScores:
     n_words: np.ndarray
     n_documents: int
     fingerprint: str
-    """sha256 (hex) of the text: blocks of equal texts are the same blocks."""
+    """sha256 (hex) of the text, equal for equal blocks."""
 
     def metrics(self) -> dict[str, SampleEstimate]:
-        """The metrics of the text, each block being one observation."""
+        """Return the metrics of the text, each block being one observation."""
         by_token, by_byte = ratio(self.nats, self.n_tokens), ratio(self.nats, self.n_bytes)
         return {
             "nats_per_token": by_token,
@@ -51,7 +51,7 @@ class TextScores:
         }
 
     def record(self) -> dict[str, Any]:
-        """The scores as plain data; `blocks` allow pairing two models."""
+        """Return the scores as plain data; `blocks` allow pairing two models."""
         return {
             "n_documents": self.n_documents,
             "n_blocks": len(self.nats),
@@ -63,17 +63,17 @@ class TextScores:
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _ScoredDocument:
     """A document and the nats of each of its tokens."""
 
     text: str
     n_bytes: int
-    """Bytes of the text, or of the tokens where it was cut: a cut may fall inside a character."""
+    """Bytes of the text, or of its tokens if it was cut, perhaps inside a character."""
     token_bytes: np.ndarray
     nats: np.ndarray
 
     def blocks(self) -> np.ndarray:
-        """(5, n_blocks): nats, then the COUNTED. A token, a character or a word belongs to the block it begins in."""
+        """Return (5, n_blocks): nats, then COUNTED; tokens, characters and words belong to the block they begin in."""
         n_blocks = max(1, math.ceil(self.n_bytes / BLOCK_BYTES))
         data = np.frombuffer(self.text.encode(), np.uint8)
         character_starts = np.flatnonzero((data & 0xC0) != 0x80)
@@ -94,10 +94,10 @@ class _Scored:
 def score_documents(
     scorer: Scorer, texts: Iterable[str], stride: int | None = None, max_tokens: int | None = None, where: str = "text"
 ) -> TextScores:
-    """Each text for itself, behind an end-of-text token that is not predicted, as lm-evaluation-harness does.
+    """Score each text by itself, after an end-of-text token that is not predicted, as lm-evaluation-harness does.
 
-    For the stride see `Scorer.rolling`. max_tokens: of all texts together; the one that crosses it is cut. where:
-    names the texts in an error. Raises UserError where there is nothing to predict.
+    stride: as in `Scorer.rolling`; max_tokens: of all texts together, the one that crosses it is cut; where: names the
+    texts in errors. Raises UserError if there is nothing to predict.
     """
     lengths = scorer.tokenizer.token_byte_lengths()
     kept: list[tuple[str, int, list[int]]] = []
@@ -114,31 +114,31 @@ def score_documents(
         if room <= 0:
             break
     nats = scorer.rolling([ids for *_, ids in kept], stride)
-    scored = (_Scored(text, n_bytes, lengths[ids], each) for (text, n_bytes, ids), each in zip(kept, nats))
+    scored = (_ScoredDocument(text, n_bytes, lengths[ids], each) for (text, n_bytes, ids), each in zip(kept, nats))
     return _summed(scored, where)
 
 
 def score_stream(scorer: Scorer, tokens: np.ndarray, stride: int | None = None, where: str = "text") -> TextScores:
-    """Documents laid end to end, each with its end-of-text token, as in training: a window may hold several.
+    """Score documents laid end to end, each with its end-of-text token, as in training: a window may hold several.
 
-    tokens: integers (n,), the first of which is not predicted. Without a stride, windows are those of a validation.
-    Bytes are those the tokens stand for; an end-of-text token stands for none, but is predicted. where: names the
-    stream in an error. Raises UserError where there is nothing to predict.
+    tokens: integers (n,), the first of which is not predicted; stride: by default the windows are those of a
+    validation; where: names the stream in errors. An end-of-text token is predicted and has no bytes. Raises UserError
+    if there is nothing to predict.
     """
     (nats,) = scorer.rolling([tokens[1:].tolist()], stride, prefix=int(tokens[0])) if len(tokens) else [np.zeros(0)]
     return _summed(_documents(scorer, tokens[1:], nats), where)
 
 
-def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray) -> Iterator[_Scored]:
-    """Cuts a stream behind its end-of-text tokens."""
+def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray) -> Iterator[_ScoredDocument]:
+    """Cut a stream after its end-of-text tokens."""
     lengths = scorer.tokenizer.token_byte_lengths()
     ends = np.flatnonzero(tokens == scorer.tokenizer.eos_id) + 1
     for ids, each in zip(np.split(tokens, ends), np.split(nats, ends)):
         if len(ids):
-            yield _Scored(scorer.tokenizer.decode(ids.tolist()), int(lengths[ids].sum()), lengths[ids], each)
+            yield _ScoredDocument(scorer.tokenizer.decode(ids.tolist()), int(lengths[ids].sum()), lengths[ids], each)
 
 
-def _summed(documents: Iterable[_Scored], where: str) -> TextScores:
+def _summed(documents: Iterable[_ScoredDocument], where: str) -> TextScores:
     parts, digest = [], hashlib.sha256()
     for document in documents:
         parts.append(document.blocks())

@@ -1,4 +1,4 @@
-"""How probable a model finds texts: the log-likelihood of continuations, and of every token of a document.
+"""Log-likelihoods that a model gives to texts: of continuations, and of every token of a document.
 
 Requests, truncation and windows follow lm-evaluation-harness (`lm_eval.models.huggingface.HFLM` and
 `lm_eval.utils.get_rolling_token_windows`, Gao et al. 2024), so that numbers can be compared with published ones.
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.evaluation.batches import Batch, Row, batches
-from widthwise.evaluation.hf_model import HFModel
+from widthwise.evaluation.batches import HFModel, Row, SharedBeginnings, WholeRows, batches
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 
@@ -34,8 +33,7 @@ class Continuation(NamedTuple):
     log_likelihood: float
     """Log-likelihood of the whole continuation given its context, in nats."""
     is_greedy: bool
-    """Whether greedy decoding would produce it."""
-    n_tokens: int
+    """Greedy decoding would produce it."""
 
 
 class TokenScores(NamedTuple):
@@ -44,11 +42,11 @@ class TokenScores(NamedTuple):
     nats: np.ndarray
     """float64 (n_tokens,): negative log-likelihoods."""
     is_greedy: np.ndarray
-    """bool (n_tokens,): whether greedy decoding would produce the token."""
+    """bool (n_tokens,): greedy decoding would produce the token."""
 
 
 class Scorer:
-    """A model, its tokenizer, and how texts go through it."""
+    """A model with its tokenizer and the settings of its forward passes."""
 
     def __init__(
         self,
@@ -58,10 +56,10 @@ class Scorer:
         batch_size: int = 16,
         autocast_dtype: torch.dtype | None = None,
     ):
-        """max_length: tokens that the model reads at most before the one it predicts. batch_size: texts per forward
-        pass. autocast_dtype: of the matrix products; None: that of the weights.
+        """max_length: longest context of a prediction, in tokens; batch_size: texts per forward pass; autocast_dtype:
+        of the matrix products, None for that of the weights.
 
-        Raises UserError where the model has fewer learned positions than max_length.
+        Raises UserError if the model has fewer learned positions than max_length.
         """
         if max_length < 1 or batch_size < 1:
             raise UserError(f"max_length, batch_size: got {max_length}, {batch_size}; must be at least 1")
@@ -75,27 +73,27 @@ class Scorer:
         self.batch_size = batch_size
         self.autocast_dtype = autocast_dtype
         self.on_progress: Callable[[int, int], object] = lambda n_done, n_total: None
-        """Is told after each forward pass how many of the tokens to predict are done."""
+        """Called after each forward pass with the number of tokens predicted, and of all to predict."""
 
     def continuations(self, requests: Sequence[Request]) -> list[Continuation]:
-        """The likelihood of each continuation, in the order of the requests.
+        """Return the likelihood of each continuation, in the order of the requests.
 
-        An empty context stands for the beginning of a document: the end-of-text token. Of what is too long, the
-        rightmost max_length + 1 tokens count. Raises UserError for a continuation that is empty or itself too long.
+        An empty context stands for the end-of-text token, the beginning of a document. Longer requests are cut to their
+        rightmost max_length + 1 tokens. Raises UserError for a continuation that is empty or itself too long.
         """
         return [
-            Continuation(-float(scores.nats.sum()), bool(scores.is_greedy.all()), len(scores.nats))
+            Continuation(-float(scores.nats.sum()), bool(scores.is_greedy.all()))
             for scores in self.token_scores(requests)
         ]
 
     def rolling(
         self, documents: Sequence[Sequence[int]], stride: int | None = None, prefix: int | None = None
     ) -> list[np.ndarray]:
-        """Negative log-likelihoods of every token of each document, in nats, float64 (n_tokens,).
+        """Return the negative log-likelihood of every token of each document, in nats, float64 (n_tokens,).
 
-        stride: tokens predicted by a window of max_length tokens, from 1, which gives each token the longest context
-        and costs most, to max_length, the default: windows that share nothing, as lm-eval has them (its `context_len`
-        is max_length - stride + 1). prefix: the token before each document, the end-of-text token where not given.
+        stride: tokens predicted by a window of max_length tokens, from 1, with the longest contexts and the highest
+        cost, to max_length, the default, whose windows share nothing, as in lm-eval (its `context_len` is max_length -
+        stride + 1). prefix: the token before each document, by default the end-of-text token.
         """
         first = self.tokenizer.eos_id if prefix is None else prefix
         stride = self.max_length if stride is None else stride
@@ -115,10 +113,10 @@ class Scorer:
     def token_scores(
         self, requests: Sequence[Request], n_before: int = 0, n_total: int | None = None
     ) -> list[TokenScores]:
-        """Token by token; for the requests see `continuations`.
+        """Return the scores token by token; for the requests see `continuations`.
 
         Neighbouring requests that begin alike, as those of a question's choices do, read their beginning once.
-        n_before, n_total: tokens predicted before, and by all of which these are a part, for `on_progress`.
+        n_before, n_total: tokens predicted before, and in all calls of which this is one, for `on_progress`.
         """
         rows = [self._row(*request) for request in requests]
         n_total = sum(row.n_predicted for row in rows) if n_total is None else n_total
@@ -131,15 +129,17 @@ class Scorer:
         return [found[index] for index in range(len(rows))]
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:
-        """The tokens of context and continuation as far as they count."""
+        """Cut context and continuation to the longest row that the model reads."""
         n_predicted = len(continuation)
         if not 1 <= n_predicted <= self.max_length:
             raise UserError(f"continuation: has {n_predicted} tokens; allowed: 1 to max_length = {self.max_length}")
         tokens = [*(context or [self.tokenizer.eos_id]), *continuation]
         return Row(tokens[-(self.max_length + 1) :], n_predicted)
 
-    def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> Iterator[TokenScores]:
-        """The scores of the rows of the batch. rows: all there are."""
+    def _score(
+        self, batch: WholeRows | SharedBeginnings, rows: Sequence[Row], device: torch.device
+    ) -> Iterator[TokenScores]:
+        """Return the scores of the rows of the batch. rows: those of all batches."""
         own = [rows[index] for index in batch.rows]
         targets = torch.tensor([token for tokens, n in own for token in tokens[-n:]], device=device)
         with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
@@ -148,7 +148,7 @@ class Scorer:
         return map(TokenScores, np.split(nats, ends), np.split(is_greedy, ends))
 
     def _of_targets(self, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """hidden: (n, d_model), targets: (n,) -> negative log-likelihoods, and whether each is the most probable."""
+        """hidden: (n, d_model), targets: (n,) -> negative log-likelihoods, and True where a target is most probable."""
         n_rows = max(1, LOGITS_AT_ONCE.get(hidden.device.type, 2**24) // self.model.config.vocab_size)
         nats, is_greedy = [], []
         for states, target in zip(hidden.split(n_rows), targets.split(n_rows)):
@@ -160,9 +160,9 @@ class Scorer:
 
 
 def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) -> Iterator[Request]:
-    """Cuts a document into requests that predict every token once, with as much before it as fits.
+    """Cut a document into requests that predict every token once, with as much context as fits.
 
-    The first predicts max_length tokens, the others `stride` each and the last what is left, all but the first from
+    The first predicts max_length tokens, the others `stride` each and the last the rest, all but the first from
     max_length tokens. Raises UserError for a stride that is not from 1 to max_length.
     """
     if not 1 <= stride <= max_length:
@@ -175,17 +175,11 @@ def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) ->
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
-    """Contexts and continuations as token ids, as `lm_eval.api.model.TemplateLM._encode_pair` has them.
+    """Encode contexts and continuations as `lm_eval.api.model.TemplateLM._encode_pair` does.
 
     Spaces that end a context begin the continuation, because tokens begin with theirs; the continuation's tokens are
     those of the whole text beyond as many as the context alone has.
     """
-    moved = [_with_spaces_moved(context, continuation) for context, continuation in pairs]
-    wholes = tokenizer.encode_batch([context + continuation for context, continuation in moved])
-    contexts = tokenizer.encode_batch([context for context, _ in moved])
+    wholes = tokenizer.encode_batch([context + continuation for context, continuation in pairs])
+    contexts = tokenizer.encode_batch([context.rstrip() for context, _ in pairs])
     return [(context, whole[len(context) :]) for whole, context in zip(wholes, contexts)]
-
-
-def _with_spaces_moved(context: str, continuation: str) -> tuple[str, str]:
-    kept = context.rstrip()
-    return kept, context[len(kept) :] + continuation

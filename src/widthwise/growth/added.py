@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from widthwise.config_io import UserError
 from widthwise.growth.axis_maps import AxisMap
-from widthwise.growth.tensor_plan import AsStarted, Draw, Revived, TensorPlan
+from widthwise.growth.tensor_plan import Draw, InitialValues, RedrawnRows, TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import fill, initial_std
@@ -18,7 +18,7 @@ from widthwise.model.norm_module import ActsAfter
 from widthwise.model.positions_module import LearnedPositions
 
 IsAdded = Callable[[str], bool]
-"""Whether the old model lacks the parameter of that name."""
+"""True if the old model lacks the parameter of that name."""
 WHOLE_PROJECTION = "w_widen"
 SUBLAYERS = ("attention", "ffn")
 """The parts of a layer that write the stream."""
@@ -37,15 +37,15 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
         )
     is_zero = is_silent(name, model, is_added)
     maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
-    return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=_is_free(name, model)))
+    return TensorPlan("", maps, InitialValues(starter(name, model, owner), is_free=_is_free(name, model)))
 
 
 def copied_plan(name: str, source: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
     """Return the plan of a parameter of an added layer that is a copy of `source`, unless it silences its part."""
     if is_silent(name, model, is_added):
         return drawn_plan(name, owner, model, is_added)
-    derived = Revived() if is_writer(owner) else None
-    return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
+    derived = RedrawnRows() if is_writer(owner) else None
+    return TensorPlan.same(source, owner.weight.shape, derived=derived, is_foreign=True)
 
 
 def _is_free(name: str, model: Decoder) -> bool:
@@ -61,7 +61,7 @@ def _is_free(name: str, model: Decoder) -> bool:
 
 
 def starter(name: str, model: Decoder, owner: Weight) -> Draw:
-    """The function that initialises this parameter in an untrained model."""
+    """Return the function that initialises this parameter in an untrained model."""
     config = model.config
     width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
     std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
@@ -109,7 +109,7 @@ def is_writer(owner: nn.Module) -> bool:
 
 
 def _norm_behind(owners: dict[str, nn.Module], sublayer: int, owner_name: str, is_added: IsAdded) -> nn.Module | None:
-    """The added norm through which a part of a sublayer writes; None if there is none or the old model had it."""
+    """Return the added norm through which a part of a sublayer writes; None if there is none or it is old."""
     for name, part in list(owners.items())[sublayer:]:
         norm = getattr(part, "norm", None)
         if name != owner_name and isinstance(norm, ActsAfter) and is_added(f"{name}.norm.weight"):

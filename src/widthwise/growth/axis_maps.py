@@ -1,4 +1,4 @@
-"""Where the entries along one axis of a grown tensor come from, and along the axes of heads."""
+"""The origin of the entries along one axis of a grown tensor, and along the axes of heads."""
 
 import math
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ class AxisMap:
 
     @classmethod
     def of(cls, n_old: int, index: Sequence[int] | Tensor, zero: bool | Tensor = False) -> "AxisMap":
-        """zero: whether new entries must be 0, one flag for all or bool (n,)."""
+        """Map by an index. zero: new entries must be 0, one flag for all or bool (n,)."""
         positions = torch.as_tensor(index, dtype=torch.int64)
         is_zero = zero if isinstance(zero, Tensor) else torch.full(positions.shape, zero)
         return cls(n_old, positions, is_zero & (positions < 0))
 
     @classmethod
     def appended(cls, n_old: int, n_new: int, zero: bool) -> "AxisMap":
-        """New entries after the old ones."""
+        """Append new entries to the old ones."""
         assert n_new >= n_old
         return cls.of(n_old, [*range(n_old), *[-1] * (n_new - n_old)], zero)
 
@@ -75,7 +75,7 @@ class AxisMap:
 
 
 def product(maps: Sequence[AxisMap]) -> AxisMap:
-    """The map of several axes flattened into one dimension, outermost first.
+    """Return the map of several axes flattened into one dimension, outermost first.
 
     An entry is old if it is old along every axis, and must be 0 if it must be along any.
     """
@@ -107,11 +107,11 @@ class AttentionMaps:
     v_head_dim: list[int]
     """(new value_dim,): the same for values."""
     n_kv_copies: int
-    """How many key-value heads each old one became."""
+    """Number of key-value heads that each old one became."""
 
     @classmethod
     def of(cls, old: AttentionConfig, new: AttentionConfig) -> "AttentionMaps":
-        """Raises UserError if `old` cannot become `new`."""
+        """Map the axes of `old` to those of `new`. Raises UserError if `old` cannot become `new`."""
         n_heads, n_kv_heads, n_copies = _heads(old, new)
         pairs, values = _rotary_pairs(old, new), _appended(old.value_dim, new.value_dim)
         return cls(old, new, n_heads, n_kv_heads, pairs, values, n_copies)
@@ -124,7 +124,7 @@ def _appended(n_old: int, n_new: int) -> list[int]:
 
 
 def _heads(old: AttentionConfig, new: AttentionConfig) -> tuple[list[int], list[int], int]:
-    """Maps of query and key-value heads, and the copies of each key-value head.
+    """Return the maps of query and key-value heads, and the copies of each key-value head.
 
     A group of query heads either gains heads, or is divided among copies of its key-value head; new groups come last.
     """
@@ -152,7 +152,7 @@ def _heads(old: AttentionConfig, new: AttentionConfig) -> tuple[list[int], list[
 
 
 def _rotary_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
-    """(new head_dim,): a rotary pair moves to where its frequency now is; without rotation, new coordinates come last.
+    """Return (new head_dim,): rotary pairs move to their frequencies; without rotation, new coordinates come last.
 
     A pair is coordinates (i, i + head_dim / 2), which share one frequency.
     """
@@ -184,7 +184,7 @@ TOLERANCE = 1e-13
 
 
 def frequency_places(old: Sequence[float], new: Sequence[float]) -> list[int] | None:
-    """The index of each old frequency among the new ones, each used once; None if any is missing."""
+    """Return the index of each old frequency among the new ones, each used once; None if any is missing."""
     places: list[int] = []
     for frequency in old:
         found = [
@@ -202,5 +202,5 @@ zero columns of w_o ignore new heads and new value coordinates. The other factor
 
 
 def head_axis(maps: AttentionMaps, matrix: str, axis: str, n_old: int) -> AxisMap:
-    """The map of one axis of w_q, w_k, w_v or w_o, of its bias, or of a query/key norm. n_old: its old length."""
+    """Map one axis of w_q, w_k, w_v or w_o, of its bias, or of a query/key norm. n_old: its old length."""
     return AxisMap.of(n_old, getattr(maps, axis), zero=(matrix, axis) in ZEROS)

@@ -2,7 +2,7 @@
 
 A grown model keeps the attention scale, norm divisors and rotary frequencies of the model it comes from. The standard
 forms are 1 / sqrt(head_dim), the width, and base^(-2i / head_dim); with them the model computes the same function once
-some tensors are multiplied by constants. The optimizer must know these factors (`optimizer_state.grown_factors`).
+some tensors are multiplied by constants. The optimizer must know these factors (`plan.grown_factors`).
 
 Formats with one eps for all norms cannot take gains alone, which do not scale eps. For them the whole stream is
 multiplied by one factor c: norms then see c^2 times the sum of squares over a divisor c^2 times as large, so that an
@@ -10,12 +10,11 @@ unchanged eps keeps its relative size.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import nn
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.growth.axis_maps import AxisMap
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan
 from widthwise.growth.tensor_plan import Split, TensorPlan
@@ -35,14 +34,11 @@ TOLERANCE = 1e-12
 """Relative difference below which two numbers are equal up to rounding."""
 
 Factor = tuple[str, float]
-"""(parameter name, what it is multiplied by)"""
-
-NormForm = Callable[[NormConfig, int], NormConfig]
-"""(norm, divisor it has in a model that never grew) -> its standard form."""
+"""(parameter name, factor)"""
 
 
 def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
-    """The plan that gives a model the constants its sizes imply. Tensors with standard constants stay bitwise equal.
+    """Return the plan that gives a model the constants its sizes imply; tensors with standard ones stay bitwise equal.
 
     Attention: the scale becomes 1 / sqrt(head_dim), compensated in the keys or the gain of their norm; a scale of
     1 / head_dim stays, unless one_eps. A query/key norm divides by the number of coordinates it covers. Rotary
@@ -54,27 +50,25 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     Not changed: `stat_width`, frequency tables that no base generates, and `grown_from` (see `left_explicit`).
     """
     c = stream_factor(config) if one_eps else 1.0
-    new = _baked_config(config, _with_same_eps if one_eps else _with_own_eps, one_eps)
+    new = _baked_config(config, one_eps)
     models = blueprint(config), blueprint(new)
     parameters = dict(models[1].named_parameters())
     factors = dict.fromkeys(parameters, 1.0)
     of_norms = _norm_factors(*models) if c == 1.0 else stream_factors(models[1], c)
     for name, factor in (*of_norms, *_attention_factors(*models)):
         factors[name] *= factor
+    # Factors that cancel up to rounding are exactly 1, so that their tensors are not touched.
     tensors: dict[str, TensorPlan | Split] = {
-        name: TensorPlan(name, tuple(AxisMap.same(n) for n in parameter.shape), scale=_one_if_near(factors[name]))
+        name: TensorPlan.same(
+            name, parameter.shape, scale=1.0 if math.isclose(factors[name], 1.0, rel_tol=TOLERANCE) else factors[name]
+        )
         for name, parameter in parameters.items()
     }
     return GrowthPlan(config, new, Correspondence.same(config), tensors)
 
 
-def _one_if_near(factor: float) -> float:
-    """Exactly 1 for factors that cancel up to rounding, so that their tensors are not touched."""
-    return 1.0 if math.isclose(factor, 1.0, rel_tol=TOLERANCE) else factor
-
-
 def left_explicit(config: ModelConfig) -> list[str]:
-    """The constants of a baked model that have no standard form, one line for each."""
+    """List the constants of a baked model that have no standard form, one line for each."""
     found = []
     for where, layer in config.named_layers():
         if layer.attention.rope_frequencies is not None:
@@ -86,39 +80,38 @@ def left_explicit(config: ModelConfig) -> list[str]:
     return found
 
 
-def _baked_config(config: ModelConfig, form: NormForm, one_eps: bool) -> ModelConfig:
+def _baked_config(config: ModelConfig, one_eps: bool) -> ModelConfig:
     mtp = config.mtp
     if mtp is not None:
         changes = {
-            "layer": _layer(mtp.layer, form, one_eps),
-            "slot_norm": form(mtp.slot_norm, config.residual.slot_shape(config.d_model)[1]),
-            "final_norm": form(mtp.final_norm, config.d_model),
+            "layer": _layer(mtp.layer, one_eps),
+            "slot_norm": _norm(mtp.slot_norm, config.residual.slot_shape(config.d_model)[1], one_eps),
+            "final_norm": _norm(mtp.final_norm, config.d_model, one_eps),
         }
         mtp = mtp.model_copy(update=changes)
     return checked_copy(
         config,
         "model",
-        layers=tuple(_layer(layer, form, one_eps) for layer in config.layers),
+        layers=tuple(_layer(layer, one_eps) for layer in config.layers),
         residual=config.residual.baked(),
-        final_norm=form(config.final_norm, config.final_norm_width),
+        final_norm=_norm(config.final_norm, config.final_norm_width, one_eps),
         mtp=mtp,
     )
 
 
-def _layer(layer: LayerConfig, form: NormForm, one_eps: bool) -> LayerConfig:
-    norms = {name: form(getattr(layer, name), norm_dim) for name, norm_dim in layer.usual_norm_dims.items()}
+def _layer(layer: LayerConfig, one_eps: bool) -> LayerConfig:
+    norms = {name: _norm(getattr(layer, name), width, one_eps) for name, width in layer.usual_norm_dims.items()}
     return layer.model_copy(update={**norms, "attention": _attention(layer.attention, one_eps)})
 
 
-def _with_own_eps(norm: NormConfig, width: int) -> NormConfig:
-    """S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor."""
+def _norm(norm: NormConfig, width: int, one_eps: bool) -> NormConfig:
+    """Return the standard form of a norm. width: the divisor it has in a model that never grew."""
+    if one_eps:
+        return norm.model_copy(update={"norm_dim": width})
     if norm.stat_width is not None or norm.norm_dim == width:
         return norm
+    # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
     return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
-
-
-def _with_same_eps(norm: NormConfig, width: int) -> NormConfig:
-    return norm.model_copy(update={"norm_dim": width})
 
 
 def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
@@ -137,7 +130,7 @@ def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
 
 
 def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
-    """Folds the score scale into the keys, and new divisors of query/key norms into what they normalise.
+    """Fold the score scale into the keys, and new divisors of query/key norms into their inputs and gains.
 
     A norm's input is multiplied by the root of the ratio of its divisors and its gain divided by it. The eps, which
     queries and keys share, then keeps its effect, so that it need not change.
@@ -159,7 +152,7 @@ def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
 
 
 def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
-    """The gains of all norms except query/key norms: these compensate a new divisor by gain and eps."""
+    """Yield the factors of all gains but those of query/key norms; a new divisor is compensated by gain and eps."""
     parts = dict(new.named_modules())
     for name, before in old.named_modules():
         if not isinstance(before, Norm) or name.rpartition(".")[2] in ("q_norm", "k_norm"):
@@ -175,7 +168,7 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
 
 
 def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
-    """(path, norm, divisor in a model that never grew) of every norm with a config of its own."""
+    """Yield (path, norm, divisor in a model that never grew) of every norm with a separate config."""
     for where, layer in config.named_layers():
         for name, norm_dim in layer.usual_norm_dims.items():
             yield f"{where}.{name}", getattr(layer, name), norm_dim
@@ -186,7 +179,7 @@ def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
 
 
 def stream_factor(config: ModelConfig) -> float:
-    """c; 1 if every norm already divides by its width. Raises UserError if no single c suits all norms."""
+    """Return c; 1 if every norm already divides by its width. Raises UserError if no single c suits all norms."""
     has_usual_divisors = all(norm.norm_dim == width for _, norm, width in norms_of(config))
     if has_usual_divisors and config.residual.has_usual_divisors(config.d_model):
         return 1.0
@@ -219,14 +212,14 @@ def _check_one_factor(config: ModelConfig) -> None:
 
 
 def scaled(name: str, matrix: Linear, factor: float) -> Iterator[Factor]:
-    """A matrix and its bias, if it has one. name: of the matrix."""
+    """Yield the factor of a matrix and of its bias, if it has one. name: of the matrix."""
     yield f"{name}.weight", factor
     if matrix.bias is not None:
         yield f"{name}.bias.weight", factor
 
 
 def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
-    """Everything that writes the stream times c, and everything that reads it over c."""
+    """Multiply everything that writes the stream by c, and divide everything that reads it by c."""
     yield "embedding.weight", c
     if model.positions is not None:
         yield "positions.weight", c
@@ -242,7 +235,7 @@ def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
 
 
 def _sublayer_factors(name: str, sublayer: nn.Module, c: float) -> Iterator[Factor]:
-    """The factors of one sublayer, with the norm before it or after it.
+    """Yield the factors of one sublayer, with the norm before it or after it.
 
     A norm after the sublayer sees c times the update over c^2 times the divisor, so that eps keeps its effect. Its
     output is then c times as large with the gain it has; only its bias must be multiplied.

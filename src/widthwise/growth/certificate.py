@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from widthwise.growth.plan import GrowthPlan
-from widthwise.growth.tensor_plan import Constant, Fresh
+from widthwise.growth.tensor_plan import Constant, FreshEntries
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
@@ -44,7 +44,7 @@ STORED_BOUND = 1e-5
 
 
 def model_size(model: ModelConfig, seq_len: int) -> ModelSize:
-    """Parameters and forward FLOPs. seq_len: sequence length at which FLOPs are counted."""
+    """Return parameters and forward FLOPs. seq_len: sequence length at which FLOPs are counted."""
     return ModelSize(params=int(model.cost().params), flops_per_token=model.inference_cost().forward_flops(seq_len))
 
 
@@ -56,10 +56,10 @@ def certify(
     seq_len: int,
     lr: float,
     seed: int = 0,
-    fresh: Fresh | None = None,
+    fresh: FreshEntries | None = None,
     tokens: Tensor | None = None,
 ) -> Certificate:
-    """Compares a grown model with the one it came from.
+    """Compare a grown model with its original.
 
     old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed, fresh: as given to the plan
     for the new weights; seq_len: for counting FLOPs; lr: of the two optimizer steps; tokens: integers (B, T) with
@@ -125,7 +125,7 @@ N_STEPS = 2
 
 
 def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
-    """A decoder with these weights on the CPU, in evaluation mode, with its schedules at the end of training."""
+    """Build a decoder with these weights on the CPU, in evaluation mode, with its schedules at the end of training."""
     model = blueprint(config).to(dtype).to_empty(device="cpu")
     model.tie()
     model.progress.fill_(1.0)
@@ -134,7 +134,7 @@ def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Logits and gradients of one model on one batch."""
 
     logits: Tensor
@@ -144,8 +144,8 @@ class Measured:
 
 def measured(
     config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int, further_heads: float = 1.0
-) -> Measured:
-    """Logits, and gradients of next-token loss + further_heads * loss of the MTP heads, in evaluation mode.
+) -> Measurement:
+    """Return logits, and gradients of next-token loss + further_heads * MTP loss, in evaluation mode.
 
     Router losses do not arise there.
     """
@@ -153,12 +153,12 @@ def measured(
     logits = logits_of(model, tokens, seed)
     torch.manual_seed(seed)
     model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
-    return Measured(logits, _gradients(model))
+    return Measurement(logits, _gradients(model))
 
 
 @torch.no_grad()
 def logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
-    """The logits (B, T, vocab_size). seed: of random widths."""
+    """Return the logits (B, T, vocab_size). seed: of random widths."""
     torch.manual_seed(seed)  # random widths are drawn in evaluation as well
     return model(tokens)
 
@@ -171,7 +171,7 @@ def _gradients(model: Decoder) -> dict[str, Tensor]:
 
 
 def _with_further_heads(config: ModelConfig, coefficient: float) -> ModelConfig:
-    """The config with this coefficient for the loss of the MTP heads."""
+    """Return the config with this coefficient for the loss of the MTP heads."""
     if config.mtp is None:
         return config
     mtp = config.mtp.model_copy(update={"coefficient": coefficient, "final_coefficient": None})
@@ -179,7 +179,7 @@ def _with_further_heads(config: ModelConfig, coefficient: float) -> ModelConfig:
 
 
 def pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients of the grown parameters, backpropagated through the plan to the old parameters."""
+    """Backpropagate the gradients of the grown parameters through the plan to the old parameters."""
     found = {name: torch.zeros_like(weight) for name, weight in old.items()}
     for name, tensor_plan in plan.tensors.items():
         if not tensor_plan.source:
@@ -192,7 +192,7 @@ def pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping[
 
 
 def relative_difference(gradients: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
-    """The largest difference between two sets of gradients, over the largest entry of the first."""
+    """Return the largest difference between two sets of gradients, over the largest entry of the first."""
     difference = max(largest(gradient - others[name]) for name, gradient in gradients.items())
     return difference / max(largest(gradient) for gradient in gradients.values())
 
@@ -200,7 +200,7 @@ def relative_difference(gradients: Mapping[str, Tensor], others: Mapping[str, Te
 def liveness_of(
     plan: GrowthPlan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
 ) -> dict[str, LivenessCounts]:
-    """Takes steps as training does, with auxiliary losses, and counts which new entries ever have a gradient."""
+    """Take steps as training does, with auxiliary losses, and count the new entries that ever have a gradient."""
     is_new = {name: found for name, found in plan.is_new().items() if found.any()}
     torch.manual_seed(seed)  # of random width masks
     model = decoder_of(_with_further_heads(plan.new, 1.0), weights, dtype).train()
@@ -219,7 +219,7 @@ def liveness_of(
 
 
 def _judged_rows(model: Decoder, name: str, tokens: Tensor) -> Tensor | None:
-    """bool (n_rows,): the rows that occur in `tokens`, for tables of tokens or positions; None for other tensors."""
+    """Return bool (n_rows,), the rows used by `tokens`, for tables of tokens or positions; None for other tensors."""
     owner, inputs = model.get_submodule(name.rpartition(".")[0]), tokens[:, :-1].flatten()
     assert isinstance(owner, Weight)
     if "vocab_size" in owner.in_axes:
@@ -238,5 +238,5 @@ def _counted(is_new: Tensor, is_alive: Tensor, judged_rows: Tensor | None) -> Li
 
 
 def largest(values: Tensor) -> float:
-    """The largest absolute value."""
+    """Return the largest absolute value."""
     return float(values.abs().max()) if values.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Which layer of a grown model is which layer of the old one."""
+"""The layers of a grown model and those of the old one that they come from."""
 
 import re
 from dataclasses import dataclass, field
@@ -20,25 +20,25 @@ class Correspondence:
 
     @classmethod
     def same(cls, model: ModelConfig) -> "Correspondence":
-        """No layer is added."""
+        """Keep all layers and add none."""
         return cls(tuple(range(model.n_layers)))
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(old, new) positions of the layers that are kept."""
+        """List the (old, new) positions of the kept layers."""
         return [(old, new) for new, old in enumerate(self.layers) if old is not None]
 
     def nearest(self, new_layer: int) -> tuple[int, int]:
-        """(old, new) positions of the kept layer nearest to an added one; of two equally near, the earlier."""
+        """Return the (old, new) positions of the kept layer nearest to an added one, the earlier of two."""
         return min(self.pairs(), key=lambda pair: (abs(pair[1] - new_layer), pair[1] > new_layer))
 
     def blocks_of(self, new_layer: int | None, old: FFNConfig, new: FFNConfig) -> tuple[int | None, ...]:
-        """The old block of each new block of one feed-forward. new_layer: None for the layer of the MTP heads."""
+        """Return the old block of each new block of a feed-forward. new_layer: None for the layer of the MTP heads."""
         n_old, n_new = old.n_residual_additions, new.n_residual_additions
         given = None if new_layer is None else self.blocks.get(new_layer)
         return given or (*range(n_old), *[None] * (n_new - n_old))
 
     def old_name(self, name: str) -> str | None:
-        """The parameter's name with the old layer number; None if its layer is added."""
+        """Return the parameter's name with the old layer number; None if its layer is added."""
         found = re.fullmatch(r"layers\.(\d+)\.(.*)", name)
         if found is None:
             return name
@@ -47,7 +47,7 @@ class Correspondence:
 
 
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
-    """`layers`, checked; or if None, the alignment in which layers lose nothing, widen least, and lie most evenly.
+    """Check `layers`; or if None, find the alignment in which layers lose nothing, widen least, and lie most evenly.
 
     Raises UserError if `layers` is invalid, or if no alignment makes every layer at least as wide as it was.
     """

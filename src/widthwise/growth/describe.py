@@ -1,6 +1,6 @@
-"""A growth in words: its expansions, and the constants that differ from what its recipe says."""
+"""A growth in words: its expansions, and the constants that differ from its recipe."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -15,7 +15,7 @@ from widthwise.model.layer import LayerConfig
 
 
 def expansions(plan: GrowthPlan) -> list[str]:
-    """One line for each expansion, naming all layers to which it applies."""
+    """Return one line for each expansion, naming all layers to which it applies."""
     old, new = plan.old, plan.new
     stream = stream_map(old, new, plan.correspondence.pairs())
 
@@ -28,18 +28,14 @@ def expansions(plan: GrowthPlan) -> list[str]:
         (j, [_added(layer)] if source is None else changes(j, old.layers[source], layer))
         for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers))
     ]
-    lines = [*_model(old, new), *_grouped(by_layer)]
-    if old.mtp is not None and new.mtp is not None:
-        lines += [f"further heads: {text}" for text in changes(None, old.mtp.layer, new.mtp.layer)]
-    return lines
-
-
-def _grouped(by_layer: Iterable[tuple[int, list[str]]]) -> list[str]:
     layers: dict[str, list[int]] = {}
     for j, texts in by_layer:
         for text in texts:
             layers.setdefault(text, []).append(j)
-    return [f"{_named(members)}: {text}" for text, members in layers.items()]
+    lines = [*_model(old, new), *(f"{_named(members)}: {text}" for text, members in layers.items())]
+    if old.mtp is not None and new.mtp is not None:
+        lines += [f"further heads: {text}" for text in changes(None, old.mtp.layer, new.mtp.layer)]
+    return lines
 
 
 def _named(layers: list[int]) -> str:
@@ -50,7 +46,7 @@ def _named(layers: list[int]) -> str:
 
 
 def _model(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
-    """Changes outside the layers."""
+    """Describe changes outside the layers."""
     if new.d_model != old.d_model:
         yield f"embedding and head: width {old.d_model} -> {new.d_model} (hidden dimension expansion)"
     yield from new.residual.growth_in_words(old.residual)
@@ -105,7 +101,7 @@ def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class KeptConstant:
-    """A constant of a grown model that differs from what its recipe says."""
+    """A constant of a grown model that differs from its recipe."""
 
     where: str
     """The layers, as in "layers 0-3"; empty for the model itself."""
@@ -113,9 +109,9 @@ class KeptConstant:
     """Dotted path in the config of the layer or of the model."""
     value: Any
     is_kept: bool
-    """Whether the old model has the same value."""
+    """The old model has the same value."""
     wanted: Any
-    """What the recipe says."""
+    """Value in the recipe."""
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
@@ -124,7 +120,7 @@ class KeptConstant:
 
     @property
     def change(self) -> str:
-        """The line for taking the recipe's value after all: value that preserves the function -> recipe's value."""
+        """The change to the recipe's value: value that preserves the function -> recipe's value."""
         where = f"{self.where}: " if self.where else ""
         return f"{where}{self.path} {_shown(self.value)} -> {_shown(self.wanted)}"
 
@@ -138,7 +134,7 @@ BAKED = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "
 
 
 def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
-    """Everything in which the grown config differs from the requested one, which is constants only, never sizes."""
+    """List all differences between the grown config and the requested one: constants, never sizes."""
     old, new, asked = (to_data(model) for model in (plan.old, plan.new, wanted))
     by_layer = [data.pop("layers") for data in (old, new, asked)]
     layers: dict[tuple[str, str], tuple[KeptConstant, list[int]]] = {}
@@ -152,7 +148,7 @@ def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
 
 
 def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[KeptConstant]:
-    """The leaves that differ. old: the old model's value at the same path, None if it has none."""
+    """Yield the leaves that differ. old: the old model's value at the same path, None if it has none."""
     if isinstance(new, dict) and isinstance(wanted, dict) and new.keys() == wanted.keys():
         for key in new:
             before = old.get(key) if isinstance(old, dict) else None

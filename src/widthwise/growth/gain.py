@@ -1,4 +1,4 @@
-"""First-order gain of a growth: by how much the loss would fall in a step of the new weights that are 0.
+"""First-order gain of a growth: the fall of the loss in a step of the new weights that are 0.
 
 A growth leaves the function as it is, so that its worth cannot be seen in the loss, but in the gradient g: a step of
 rate eta along it lowers the loss by eta times the sum of g^2, to first order, and one along its sign by eta times the
@@ -16,33 +16,20 @@ from widthwise.growth.plan import GrowthPlan
 from widthwise.model.decoder import Decoder
 
 Step = Callable[[Tensor], Tensor]
-"""The step that an optimizer takes for a gradient, at a rate of 1 and in the other direction."""
-
-
-def along_gradient(gradient: Tensor) -> Tensor:
-    """A step of SGD."""
-    return gradient
-
-
-def along_sign(gradient: Tensor) -> Tensor:
-    """The first step of Adam, which is as long for a small gradient as for a large one."""
-    return gradient.sign()
-
-
-STEPS: Mapping[str, Step] = {"gradient": along_gradient, "sign": along_sign}
+"""Negative step of an optimizer for a gradient, at a rate of 1."""
+STEPS: Mapping[str, Step] = {"gradient": lambda gradient: gradient, "sign": torch.sign}
+"""Steps of SGD, and the first step of Adam, of equal length for small and large gradients."""
 
 
 def first_order_gains(
-    plan: GrowthPlan, old: Mapping[str, Tensor], batches: Sequence[Tensor], seed: int, step: Step = along_gradient
+    plan: GrowthPlan, old: Mapping[str, Tensor], batches: Sequence[Tensor], seed: int, step: Step = STEPS["gradient"]
 ) -> dict[str, Tensor]:
-    """Parameter of the grown model -> by how much a step of each of its new entries that are 0 lowers the loss, per
-    rate, one column after the other.
+    """Return the fall of the loss per rate for a step of each new entry that is 0, by parameter, column after column.
 
-    old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. The batches
-    are halved: a step for the mean gradient of one half meets that of the other, whose noise is independent, so that
-    noise adds nothing on average; where there is nothing to gain the result may be below 0. Entries that the loss does
-    not depend on in evaluation, such as those of a score behind a hard mask, gain nothing. The caller's random state is
-    not touched.
+    old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. A step for
+    the mean gradient of one half of the batches meets the gradient of the other half, so that independent noise adds
+    nothing on average and a gain of 0 may come out negative. Entries that do not affect the loss in evaluation, such as
+    those of a score behind a hard mask, gain nothing. The caller's random state is not touched.
     """
     if len(batches) % 2 or not batches:
         raise ValueError(f"batches: got {len(batches)}; must be two halves")
@@ -52,16 +39,12 @@ def first_order_gains(
         torch.manual_seed(seed)  # of random widths
         model = decoder_of(plan.new, weights, torch.float32)
         halves = [_mean_gradients(model, batches[half::2], is_zero) for half in (0, 1)]
-    return {name: _gain(halves[0][name], halves[1][name], step) for name in is_zero}
-
-
-def _gain(first: Tensor, second: Tensor, step: Step) -> Tensor:
-    """By how much a step that follows one half lowers the loss on the other, averaged over both ways round."""
-    return (first * step(second) + step(first) * second) / 2
+    pairs = {name: (halves[0][name], halves[1][name]) for name in is_zero}
+    return {name: (first * step(second) + step(first) * second) / 2 for name, (first, second) in pairs.items()}
 
 
 def _mean_gradients(model: Decoder, batches: Sequence[Tensor], chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameter -> the gradients of its chosen entries, in float64, averaged over batches of one size."""
+    """Return the gradients of the chosen entries by parameter, in float64, averaged over batches of one size."""
     model.zero_grad()
     for batch in batches:
         model.loss(batch[:, :-1], batch[:, 1:]).objective.backward()

@@ -5,15 +5,15 @@ entries are 0. Real growth avoids just that, because a product of two zeros has 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
 from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.axis_maps import AttentionMaps, AxisMap, product
-from widthwise.growth.choices import Multiples
+from widthwise.growth.choices import Multiples, with_layers
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan, plan_growth
-from widthwise.growth.resized import with_layers
 from widthwise.growth.target import kept_rotation
 from widthwise.growth.tensor_plan import Constant, Split, TensorPlan
 from widthwise.model.attention import AttentionConfig
@@ -28,11 +28,11 @@ from widthwise.model.residual.interface import SlotLayout
 PADDING = Constant(0.0)
 """The `fresh` to give to `GrowthPlan.weights` for padding."""
 KERNEL_MULTIPLE = 8
-"""What the fast kernels of attention want a head size to be a multiple of."""
+"""Fast kernels of attention need head sizes that are multiples of this."""
 
 
 def pad_plan(model: ModelConfig, multiples: Multiples) -> GrowthPlan:
-    """The plan that pads a model; its weights are `plan.weights(old, fresh=PADDING)`.
+    """Return the plan that pads a model; its weights are `plan.weights(old, fresh=PADDING)`.
 
     Raises UserError if a size cannot be padded.
     """
@@ -40,7 +40,7 @@ def pad_plan(model: ModelConfig, multiples: Multiples) -> GrowthPlan:
 
 
 def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
-    """The config with its sizes rounded up. Raises UserError if one cannot be."""
+    """Return the config with its sizes rounded up. Raises UserError if one cannot be."""
     d_model = multiples.d_model_multiple
     if d_model > 1 and isinstance(model.residual.layout, SlotLayout):
         raise UserError(f"d_model: cannot be padded in a stream of slots ({model.residual.kind}); pad the other sizes")
@@ -48,15 +48,11 @@ def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
         raise UserError(
             "d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes, or grow"
         )
-    layers = [_layer(layer, multiples, where) for where, layer in model.named_layers()]
-    mtp = model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
-    return checked_copy(
+    return with_layers(
         model,
-        "model",
+        lambda layer: _padded_layer(layer, multiples),
         d_model=_up(model.d_model, d_model),
         final_norm_width=_up(model.final_norm_width, d_model),
-        layers=tuple(layers),
-        mtp=mtp,
     )
 
 
@@ -64,27 +60,29 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _layer(layer: LayerConfig, multiples: Multiples, where: str) -> LayerConfig:
+def _padded_layer(layer: LayerConfig, multiples: Multiples) -> dict[str, Any]:
     widths = {name: _up(getattr(layer, name), multiples.d_model_multiple) for name in ("d_model", "d_in", "d_out")}
-    hidden = {name: _hidden(getattr(layer.ffn, name), multiples.d_ff_multiple) for name in layer.ffn.hidden_axes}
-    attention = _attention(layer.attention, multiples, f"{where}.attention")
-    ffn = checked_copy(layer.ffn, f"{where}.ffn", **hidden)
-    return layer.model_copy(update={**widths, "attention": attention, "ffn": ffn})
+    hidden: dict[str, Any] = {}
+    for name in layer.ffn.hidden_axes:
+        size, multiple = getattr(layer.ffn, name), multiples.d_ff_multiple
+        hidden[name] = tuple(_up(each, multiple) for each in size) if isinstance(size, tuple) else _up(size, multiple)
+    attention = _padded_attention(layer.attention, multiples)
+    return {**widths, "attention": attention, "ffn": checked_copy(layer.ffn, "ffn", **hidden)}
 
 
-def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> AttentionConfig:
+def _padded_attention(old: AttentionConfig, multiples: Multiples) -> AttentionConfig:
     head_dim, value_dim = (_up(size, multiples.head_dim_multiple) for size in (old.head_dim, old.value_dim))
     if old.rope is not None and head_dim % 2:
-        raise UserError(f"{where}.head_dim: {head_dim} is odd, which rotary heads cannot be; pad to an even multiple")
+        raise UserError(f"attention.head_dim: {head_dim} is odd, which rotary heads cannot be; pad to an even multiple")
     group = old.n_heads // old.n_kv_heads
     n_kv_heads = _shared_evenly(old.n_kv_heads, group, multiples.heads_multiple)
     n_heads = n_kv_heads * group
     if old.qk_norm is not None and head_dim != old.head_dim:
         raise UserError(
-            f"{where}.head_dim: cannot be padded behind a norm of queries and keys, which would measure zeros"
+            "attention.head_dim: cannot be padded behind a norm of queries and keys, which would measure zeros"
         )
     if old.qk_norm is not None and old.qk_norm.over == "all_heads" and n_heads != old.n_heads:
-        raise UserError(f"{where}.n_heads: cannot be padded behind a norm over all heads, which would measure zeros")
+        raise UserError("attention.n_heads: cannot be padded behind a norm over all heads, which would measure zeros")
     sizes: dict[str, int | None] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
     if old.v_head_dim is not None:
         sizes["v_head_dim"] = value_dim
@@ -94,7 +92,7 @@ def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> Attent
 
 
 def _shared_evenly(n_kv_heads: int, group: int, n_devices: int) -> int:
-    """The smallest number of key-value heads, at least n_kv_heads, that n_devices can share evenly.
+    """Return the smallest number of key-value heads, at least n_kv_heads, that n_devices can share evenly.
 
     Each device gets equally many of them, or a copy of one, and equally many of the query heads that read them.
     """
@@ -104,16 +102,12 @@ def _shared_evenly(n_kv_heads: int, group: int, n_devices: int) -> int:
     return _up(n_kv_heads, n_devices)
 
 
-def _hidden(size: int | tuple[int, ...], multiple: int) -> int | tuple[int, ...]:
-    return tuple(_up(each, multiple) for each in size) if isinstance(size, tuple) else _up(size, multiple)
-
-
 def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> GrowthPlan:
-    """The plan that gives all heads, of values too, the smallest multiple of `multiple` that holds the largest.
+    """Return the plan that pads all heads, of values too, to one size: the largest rounded up to a multiple.
 
-    What a head gains is 0 in queries, keys and values, so that no score and no sum changes. The softmax scale and the
+    New coordinates are 0 in queries, keys and values, so that no score and no sum changes. The softmax scale and the
     divisors of query/key norms stay those of the true size, and each rotary pair keeps its frequency. Raises UserError
-    where all have that size already, and for a multiple that no kernel has.
+    if all heads have that size already, and for a multiple that no kernel has.
     """
     if multiple < 1 or multiple % KERNEL_MULTIPLE:
         raise UserError(f"pad_heads: got {multiple}; allowed: multiples of {KERNEL_MULTIPLE}")
@@ -123,16 +117,15 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
     if new == model:
         raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so leave it out")
     models = blueprint(model), blueprint(new)
-    maps = dict(_attention_maps(*models))
     tensors: dict[str, TensorPlan | Split] = {
-        name: TensorPlan(name, maps.get(name) or tuple(AxisMap.same(n) for n in parameter.shape))
-        for name, parameter in models[1].named_parameters()
+        name: TensorPlan.same(name, parameter.shape) for name, parameter in models[1].named_parameters()
     }
+    tensors |= {name: TensorPlan(name, maps) for name, maps in _attention_maps(*models)}
     return GrowthPlan(model, new, Correspondence.same(model), tensors)
 
 
 def _with_head_dim(old: AttentionConfig, head_dim: int) -> AttentionConfig:
-    """With the constants of the old one written out, where they would follow from its size."""
+    """Resize heads, and write out the constants of the old ones that would follow from their size."""
     if old.head_dim == old.value_dim == head_dim:
         return old
     sized = old.model_copy(update={"head_dim": head_dim, "v_head_dim": None, "rope_frequencies": None})
@@ -148,7 +141,7 @@ def _qk_norm(old: AttentionConfig) -> QKNormConfig | None:
 
 
 def _attention_maps(old: Decoder, new: Decoder) -> Iterator[tuple[str, tuple[AxisMap, ...]]]:
-    """The maps of every parameter whose axes are those of heads, by name."""
+    """Yield the maps of every parameter whose axes are those of heads, by name."""
     before: dict[str, nn.Module] = dict(old.named_modules())
     for name, attention in new.named_modules():
         was = before[name]
@@ -160,7 +153,7 @@ def _attention_maps(old: Decoder, new: Decoder) -> Iterator[tuple[str, tuple[Axi
 
 
 def _maps(weight: Weight, heads: AttentionMaps) -> tuple[AxisMap, ...]:
-    """The maps of a matrix's rows and columns, or of a vector's entries."""
+    """Return the maps of a matrix's rows and columns, or of a vector's entries."""
     sizes = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
 
     def along(axes: Axes) -> AxisMap:

@@ -1,4 +1,4 @@
-"""The plan of a growth: where the entries of every tensor come from.
+"""The plan of a growth: the origin of the entries of every tensor.
 
 It yields the grown weights, the grown optimizer state, which entries are new, and the old weights back.
 """
@@ -14,18 +14,19 @@ from torch import Tensor, nn
 
 from widthwise.config_io import UserError
 from widthwise.growth.added import SUBLAYERS, copied_plan, drawn_plan, starter
-from widthwise.growth.choices import NewLayers
+from widthwise.growth.choices import NewLayers, Reset
 from widthwise.growth.correspondence import Correspondence, align
 from widthwise.growth.rules import Owner, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
-from widthwise.growth.tensor_plan import Fresh, Split, TensorPlan
+from widthwise.growth.tensor_plan import FreshEntries, Split, TensorPlan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.memory import allocating
+from widthwise.model.mup import grouped_parameters
 
 
 @dataclass(frozen=True)
@@ -38,44 +39,41 @@ class GrowthPlan:
     tensors: dict[str, TensorPlan | Split]
     """By parameter of the grown model; tied parameters appear under their first name only."""
 
-    def tensor(self, name: str, weights: Mapping[str, Tensor], seed: int, fresh: Fresh | None = None) -> Tensor:
-        """One grown tensor. weights: the old model's, by name; seed, fresh: see `weights`."""
+    def tensor(self, name: str, weights: Mapping[str, Tensor], seed: int, fresh: FreshEntries | None = None) -> Tensor:
+        """Return one grown tensor. weights: the old model's, by name; seed, fresh: see `weights`."""
         plan = self.tensors[name]
         # Without a source any tensor will do: only its dtype and device are used.
         old = weights[plan.source] if plan.source else next(iter(weights.values()))
-        return plan.grow(old, torch.Generator().manual_seed(self._seed_of(name, seed)), fresh)
-
-    def _seed_of(self, name: str, seed: int) -> int:
-        """A different seed for each tensor, and for each growth of a model that grows repeatedly."""
-        # torch's generator takes 32 bits of a seed, the lowest.
-        return zlib.crc32(f"{seed} {self._n_old_params} {name}".encode())
+        # Another seed for each tensor, and for each growth of a model that grows repeatedly; torch takes 32 bits.
+        own_seed = zlib.crc32(f"{seed} {self._n_old_params} {name}".encode())
+        return plan.grow(old, torch.Generator().manual_seed(own_seed), fresh)
 
     @cached_property
     def _n_old_params(self) -> int:
         return int(self.old.cost().params)
 
     def weights(
-        self, weights: Mapping[str, Tensor], seed: int = 0, fresh: Fresh | None = None
+        self, weights: Mapping[str, Tensor], seed: int = 0, fresh: FreshEntries | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """The grown weights one at a time, so that the caller decides how many are held in memory.
+        """Yield the grown weights one at a time, so that the caller decides how many are held in memory.
 
-        seed: of the random entries; each tensor derives its own, so that the order does not matter. fresh: fills free
-        entries instead of the plan's own rule, for padding, or to show that any value preserves the function.
+        seed: of the random entries; each tensor derives its own, so that the order does not matter. fresh: replaces the
+        plan's own rule for free entries, for padding, or to show that any value preserves the function.
         """
         for name in self.tensors:
             yield name, self.tensor(name, weights, seed, fresh)
 
     def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """bool, for every parameter: the entries that growth added. was_new: those of an earlier growth, still new."""
+        """Return bool for every parameter: the entries that growth added. was_new: those of an earlier growth."""
         before = was_new or {}
         return {name: plan.is_new(before.get(plan.source)) for name, plan in self.tensors.items()}
 
     def shrunk(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The old weights recovered from the grown ones, bitwise unless a tensor was scaled or mirrored."""
+        """Recover the old weights from the grown ones, bitwise unless a tensor was scaled or mirrored."""
         return {
             plan.source: plan.shrink(weights[name])
             for name, plan in self.tensors.items()
-            if plan.source and not plan.is_alien
+            if plan.source and not plan.is_foreign
         }
 
 
@@ -97,15 +95,10 @@ def plan_growth(
         stream = stream_map(old, new, correspondence.pairs())
         planner = _Planner(*models, correspondence, stream, copies_layers=new_layers == "copied")
         tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
-        _check_nothing_lost(models[0], tensors)
+        kept = {plan.source for plan in tensors.values() if not plan.is_foreign}
+        if lost := {name for name, _ in models[0].named_parameters()} - kept:
+            raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
         return GrowthPlan(old, new, correspondence, tensors)
-
-
-def _check_nothing_lost(old: Decoder, tensors: Mapping[str, TensorPlan | Split]) -> None:
-    kept = {plan.source for plan in tensors.values() if not plan.is_alien}
-    lost = {name for name, _ in old.named_parameters()} - kept
-    if lost:
-        raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
 
 
 @dataclass(frozen=True)
@@ -125,7 +118,7 @@ class _Planner:
         return dict(self.new.named_modules(remove_duplicate=False))
 
     def plan(self, name: str) -> TensorPlan | Split:
-        """The plan of one parameter of the grown model."""
+        """Return the plan of one parameter of the grown model."""
         owner, old_name = _weight(self.new_modules, name), self._old_name(name)
         assert owner is not None, f"{name} has no named axes"
         if old_name is None:
@@ -139,14 +132,14 @@ class _Planner:
         return weight_plan(old_name, place, self.stream) if of_slots is None else of_slots
 
     def _old_name(self, name: str) -> str | None:
-        """The parameter's name in the old model; None if it has no such parameter."""
+        """Return the parameter's name in the old model; None if it has no such parameter."""
         old_name = self.correspondence.old_name(name)
         if old_name is not None:
             old_name = self._as_old_ffn(name, old_name)
         return None if old_name is None or _weight(self.old_modules, old_name) is None else old_name
 
     def _as_old_ffn(self, name: str, old_name: str) -> str | None:
-        """`old_name` as the old feed-forward calls it, which may be of another kind. Other names are returned as is."""
+        """Translate `old_name` to the old feed-forward, which may be of another kind; other names stay."""
         old, new = _ffn_of(self.old_modules, old_name), _ffn_of(self.new_modules, name)
         if old is None or new is None:
             return old_name
@@ -167,7 +160,7 @@ class _Planner:
         return copied_plan(name, copied, owner, self.new, self._is_added)
 
     def _copied_from(self, name: str) -> str | None:
-        """The parameter of the old model that one of an added layer is a copy of; None if it is none."""
+        """Return the old parameter that one of an added layer copies; None if it copies none."""
         path = name.split(".")
         if path[0] != "layers" or self.correspondence.layers[int(path[1])] is not None:
             return None
@@ -177,28 +170,95 @@ class _Planner:
 
 
 def _weight(modules: Mapping[str, nn.Module], name: str) -> Weight | None:
-    """The module that holds the parameter of that name."""
+    """Return the module that holds the parameter of that name."""
     owner = modules.get(name.removesuffix(".weight"))
     return owner if isinstance(owner, Weight) else None
 
 
 def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
-    """The config of the feed-forward that a parameter belongs to."""
+    """Return the config of the feed-forward that a parameter belongs to."""
     layer, _, inside = name.partition(".ffn.")
     owner = modules.get(layer)
     return owner.config.ffn if inside and isinstance(owner, DecoderLayer) else None
 
 
 def _parent(name: str) -> str:
-    """The name of the module around the parameter's owner; for a bias, around its matrix or norm."""
+    """Return the name of the module around the parameter's owner; for a bias, around its matrix or norm."""
     return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
 
 
 def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
-    """The same tensors in the model as its recipe describes it, which is another function.
+    """Return the plan of the same tensors in the model of the recipe, which is another function.
 
-    Raises UserError where the tensors of that model have other shapes.
+    Raises UserError if the tensors of that model have other shapes.
     """
     if parameter_shapes(plan.new) != parameter_shapes(wanted):
         raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
     return replace(plan, new=wanted)
+
+
+State = dict[str, dict[str, Tensor]]
+"""By parameter: exp_avg, exp_avg_sq and step for AdamW, or momentum_buffer for Muon."""
+
+
+def grown_states(
+    plan: GrowthPlan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none"
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield the AdamW or Muon state of the new model, one parameter at a time, with its name.
+
+    Moments of old entries scale as their gradients do, and `step` is kept: multiplying an entry by c divides its
+    gradient by c, and n equal copies share its gradient.
+
+    reset: state of the new entries.
+    - `none`: first moments and momentum 0; second moments at the mean of the old ones in the same tensor.
+    - `new`: second moments 0 as well. Adam's bias correction follows `step` and does not make up for that: with betas
+      (0.9, 0.999) a new entry first moves at 3.2 times the learning rate, then at up to 6.6 times; with (0.9, 0.95) at
+      1.1 times at most. The rate should warm up again.
+    - `all`: no state for any parameter, as at the start of a run.
+
+    Tensors without an old entry get no state, nor do matrices that move from Muon to AdamW, such as those of a
+    feed-forward that became experts; the optimizer starts them at step 0.
+    """
+    if reset == "all":
+        return
+    groups = grouped_parameters(blueprint(plan.new))
+    for_muon = {name for group in groups if group.are_hidden_matrices for name in group.names}
+    for name, tensor in plan.tensors.items():
+        if tensor.source in state and not tensor.is_foreign:
+            old = state[tensor.source]
+            if "momentum_buffer" not in old or name in for_muon:
+                yield name, _carried(tensor, old, keeps_size=reset == "none")
+
+
+def _carried(plan: TensorPlan | Split, state: Mapping[str, Tensor], keeps_size: bool) -> dict[str, Tensor]:
+    first, second = _moment_factors(plan)
+    grown = {}
+    for part, old in state.items():
+        if part == "exp_avg_sq":
+            mean = float(old.double().mean()) * second if keeps_size else 0.0
+            grown[part] = plan.carry(old, second, mean)
+        elif part in ("exp_avg", "momentum_buffer"):
+            grown[part] = plan.carry(old, first, 0.0)
+        else:
+            assert part == "step", part
+            grown[part] = old.clone()
+    return grown
+
+
+def _moment_factors(plan: TensorPlan | Split) -> tuple[float, float]:
+    """Return the factors of first moments (and momentum), and of second moments.
+
+    Copies whose parts of a gradient differ are assumed to have independent ones, so that their squares add up to the
+    old square; equal parts are each 1 / n_copies of the old gradient.
+    """
+    first = 1 / (plan.scale * plan.n_copies)
+    return first, first**2 * (plan.n_copies if plan.copies_differ else 1)
+
+
+def grown_factors(plan: GrowthPlan, factors: Mapping[str, float]) -> dict[str, float]:
+    """Return the factor by which each parameter of the new model has been multiplied, for `optimizer.scaled`.
+
+    factors: the same for the old model. Factors of 1 are left out.
+    """
+    found = {name: tensor.scale * factors.get(tensor.source, 1.0) for name, tensor in plan.tensors.items()}
+    return {name: factor for name, factor in found.items() if factor != 1.0}

@@ -17,12 +17,12 @@ from widthwise.config_io import UserError
 from widthwise.growth.axis_maps import AttentionMaps, AxisMap, head_axis, product
 from widthwise.growth.stream import StreamMap
 from widthwise.growth.tensor_plan import (
-    AsStarted,
-    Derived,
+    DerivedRows,
     Draw,
-    Fresh,
+    FreshEntries,
+    InitialValues,
     Mean,
-    Mirrored,
+    MirroredNoise,
     OrthogonalCopies,
     Split,
     TensorPlan,
@@ -72,38 +72,33 @@ class Owner:
 
     @cached_property
     def attention(self) -> AttentionMaps | None:
-        """The head maps if the module is part of attention. Raises UserError if the attention cannot grow this way."""
+        """Head maps if the module is part of attention. Raises UserError if the attention cannot grow this way."""
         if isinstance(self.parent, Attention) and isinstance(self.old_parent, Attention):
             return AttentionMaps.of(self.old_parent.config, self.parent.config)
         return None
 
 
 def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
-    """The plan of a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
-    _check_norm(owner)
-    if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
-        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
-        if cut is not None:
-            return cut
-    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, Norm) else Fresh()
-    n_copies, copies_differ = _copies(owner)
-    return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
-
-
-def _check_norm(owner: Owner) -> None:
-    """Raises UserError if a norm inside a sublayer would change its divisor, and with it the function."""
+    """Plan a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
     old, new = owner.old, owner.new
-    if not (isinstance(old, Norm) and isinstance(new, Norm)) or isinstance(owner.parent, Attention):
-        return  # query/key norms: their divisors already count the copies that `OrthogonalCopies` makes
-    if old.norm_dim != new.norm_dim:
+    # The divisors of query/key norms already count the copies that `OrthogonalCopies` makes.
+    is_norm = isinstance(old, Norm) and isinstance(new, Norm) and not isinstance(owner.parent, Attention)
+    if is_norm and old.norm_dim != new.norm_dim:
         raise UserError(
             f"{owner.name}: would divide by {new.norm_dim} where it divides by {old.norm_dim}; widths that a sublayer "
             "reads and writes must grow alike"
         )
+    if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
+        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
+        if cut is not None:
+            return cut
+    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(new, Norm) else FreshEntries()
+    n_copies, copies_differ = _copies(owner)
+    return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
 
 
 def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
-    """The maps of rows and columns; of a vector, of its entries."""
+    """Return the maps of rows and columns, or of the entries of a vector."""
     old, new = owner.old, owner.new
     if isinstance(new, (Vector, Norm)):
         is_gain = not isinstance(new, Vector)
@@ -115,14 +110,16 @@ def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
 
 def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap) -> AxisMap:
     if isinstance(owner.parent, MoE) and not isinstance(owner.old_parent, MoE):
-        old = _as_one_expert(old, new)
+        # A dense matrix is that of a mixture of one expert.
+        dense = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
+        old = {name: dense.get(name, 1) for name in new}
     if isinstance(owner.new, Linear) and "d_widened" in new:
         return _widened(owner, stream)
     return product([_axis(owner, name, old[name], new[name], role, stream) for name in new])
 
 
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
-    """role: `out` if the tensor writes this axis, `in` if it reads it, `gain` if it multiplies it elementwise."""
+    """Map one axis. role: the tensor writes it (`out`), reads it (`in`), or multiplies it elementwise (`gain`)."""
     if owner.attention is not None and name != "d_model":
         return head_axis(owner.attention, owner.leaf, name, n_old)
     if name in ("d_model", "stream_width"):
@@ -149,7 +146,7 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
 
 
 def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> AxisMap:
-    """The map of stream coordinates. New ones hold 0, so gains are free there; biases of a LayerNorm must be 0."""
+    """Map stream coordinates. New ones hold 0, so gains are free there; biases of a LayerNorm must be 0."""
     if role == "in":
         return read
     is_norm_bias = owner.is_bias and isinstance(owner.norm, LayerNorm)
@@ -157,7 +154,7 @@ def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> Ax
 
 
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
-    """The output rows of a projected widening, i.e. coordinates after the prefix: old ones stay, fresh ones are 0.
+    """Map the output rows of a projected widening, coordinates after the prefix: old ones stay, fresh ones are 0.
 
     `index` counts from the start of the stream, so that the end of the old prefix is subtracted.
     """
@@ -171,7 +168,7 @@ def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
 
 
 def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> Split | TensorPlan | None:
-    """The plan of expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
+    """Plan expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
     n_parts = new.n_experts // old.n_experts
     if n_parts == 1 or new.d_expert * n_parts != old.d_expert or owner.leaf not in EXPERTS:
         return None
@@ -185,14 +182,8 @@ def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: St
     return TensorPlan(source, (AxisMap.same(len(before.weight)), read))
 
 
-def _as_one_expert(old: Axes, new: Axes) -> Axes:
-    """The axes of a dense matrix under the names that experts use: as a mixture of one expert."""
-    old = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
-    return {name: old.get(name, 1) for name in new}
-
-
 def _copies(owner: Owner) -> tuple[int, bool]:
-    """Return how many equal entries share the gradient of one old entry, and whether their parts of it differ.
+    """Return the number of entries that share the gradient of one old entry, and True if their parts differ.
 
     Copies of one expert get equal parts, since they compute the same. The parts differ for copies of a dense
     feed-forward (different tokens), the pieces of a cut expert (different outputs) and copies of a key-value head
@@ -208,18 +199,18 @@ def _copies(owner: Owner) -> tuple[int, bool]:
     return 1, False
 
 
-def _derived(owner: Owner) -> Derived | None:
-    """The rule for new rows that depend on other rows, if any."""
+def _derived(owner: Owner) -> DerivedRows | None:
+    """Return the rule for new rows that depend on other rows, if any."""
     if owner.attention is not None:
         return _with_orthogonal_copies(owner, owner.attention)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE) and owner.leaf == "w_up":
         n_copies = owner.parent.config.n_experts // owner.old_parent.config.n_experts
-        return Mirrored(n_copies, owner.new.out_axes["d_expert"]) if n_copies > 1 else None
+        return MirroredNoise(n_copies, owner.new.out_axes["d_expert"]) if n_copies > 1 else None
     return None
 
 
 def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> OrthogonalCopies | None:
-    """For queries before a norm, and for keys if one norm spans all heads and key-value heads are added."""
+    """Copy queries before a norm, and keys if one norm spans all heads and key-value heads are added."""
     old, new = attention.old, attention.new
     if new.qk_norm is None or owner.leaf not in ("w_q", "w_k"):
         return None
@@ -247,7 +238,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> Tens
     if isinstance(owner.new, Vector) and owner.new.out_axes == new.table:  # the static table or its scale, flattened
         slots = AxisMap.appended(old.config.n_slots, new.config.n_slots, zero=False)
         unused = _must_be_unused(old, new).flatten()
-        return TensorPlan(source, (product([slots, coefficients]),), AsStarted(start), zero_entries=unused)
+        return TensorPlan(source, (product([slots, coefficients]),), InitialValues(start), zero_entries=unused)
     if isinstance(owner.new, Control):
         columns = stream.slot_read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
         return TensorPlan(source, (coefficients, columns))
@@ -255,7 +246,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> Tens
 
 
 def _coefficients(old: HyperConnection, new: HyperConnection) -> AxisMap:
-    """The columns of the table [read | carry | write]; each part gets its new columns at its end."""
+    """Map the columns of the table [read | carry | write]; each part gets its new columns at its end."""
     parts, offset = [], 0
     for n_old, n_new in zip(_columns(old), _columns(new)):
         parts += [*range(offset, offset + n_old), *[-1] * (n_new - n_old)]
@@ -269,7 +260,7 @@ def _columns(site: HyperConnection) -> tuple[int, int, int]:
 
 
 def _must_be_unused(old: HyperConnection, new: HyperConnection) -> Tensor:
-    """bool (n_slots, n_coefficients): what new slots give to read blocks and to old slots, which must be 0."""
+    """Return bool (n_slots, n_coefficients): contributions of new slots to reads and old slots, which must be 0."""
     n_read, n_slots, n_write = _columns(new)
     is_new_slot = torch.arange(n_slots) >= old.config.n_slots
     to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))

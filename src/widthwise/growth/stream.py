@@ -1,4 +1,4 @@
-"""Where the coordinates of the residual stream come from when it grows.
+"""The origin of the coordinates of the residual stream when it grows.
 
 Layers own prefixes of one shared stream, so a single arrangement of old and new coordinates must suit all of them. For
 a given layer, a coordinate of its grown prefix is one of three:
@@ -34,41 +34,29 @@ class StreamMap(ABC):
     """The coordinates of one growth. An index is int64 (n_new,): an old coordinate, FRESH or FOREIGN."""
 
     average: bool = False
-    """Whether fresh coordinates hold the mean of the old ones instead of 0. The mean that LayerNorm subtracts is then
-    what it was, and leaves 0 there."""
+    """Fresh coordinates hold the mean of the old ones instead of 0, so that the mean that LayerNorm subtracts stays the
+    same and leaves 0 there."""
 
     @abstractmethod
     def prefix(self, n_old: int, n_new: int) -> Tensor:
-        """The index of the first n_new coordinates, for a layer that saw the first n_old."""
-
-    @abstractmethod
-    def slot_read(self, n_old: int, n_new: int) -> AxisMap:
-        """The axis of weights that read single slots, as the MTP heads do; a plain stream counts as one slot."""
-
-    @abstractmethod
-    def slot_written(self, n_old: int, n_new: int) -> AxisMap:
-        """The axis of weights that write single slots."""
-
-    @abstractmethod
-    def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
-        """As `stat_width`, for a norm of single slots."""
+        """Return the index of the first n_new coordinates, for a layer that saw the first n_old."""
 
     def read(self, n_old: int, n_new: int) -> AxisMap:
-        """The axis of weights that read the stream: free at fresh coordinates, which are 0, and 0 at foreign ones."""
+        """Return the axis of weights that read the stream: free at fresh coordinates, 0 at foreign ones."""
         index = self.prefix(n_old, n_new)
         return AxisMap.of(n_old, index.clamp(min=-1), zero=index == FOREIGN)
 
     def written(self, n_old: int, n_new: int) -> AxisMap:
-        """The axis of weights that write the stream: 0 at new coordinates, or the mean of the old ones (`average`)."""
+        """Return the axis of weights that write the stream: 0 at new coordinates, or the mean of the old ones."""
         axis = AxisMap.of(n_old, self.prefix(n_old, n_new).clamp(min=-1), zero=not self.average)
         return AxisMap(axis.n_old, axis.index, axis.is_zero, n_new) if self.average and n_new > n_old else axis
 
     def table(self, n_old: int, n_new: int) -> AxisMap:
-        """The columns of the embedding."""
+        """Return the columns of the embedding."""
         return self.written(n_old, n_new)
 
     def stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
-        """Number of leading coordinates from which a grown norm may take its statistics; None: all.
+        """Return the number of leading coordinates from which a grown norm may take its statistics; None: all.
 
         before: the same number for the old norm. The limit is the first foreign coordinate, or the first old one that
         the norm did not measure before; fresh coordinates are 0 and do not matter.
@@ -77,6 +65,18 @@ class StreamMap(ABC):
         limit = n_old if before is None else before
         beyond = torch.nonzero((index >= limit) | (index == FOREIGN))[:, 0]
         return int(beyond[0]) if len(beyond) else None
+
+    def slot_read(self, n_old: int, n_new: int) -> AxisMap:
+        """Return the axis of weights that read single slots, as the MTP heads do; a plain stream is one slot."""
+        return self.read(n_old, n_new)
+
+    def slot_written(self, n_old: int, n_new: int) -> AxisMap:
+        """Return the axis of weights that write single slots."""
+        return self.written(n_old, n_new)
+
+    def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
+        """Return the `stat_width` of a norm of single slots."""
+        return self.stat_width(n_old, n_new, before)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class PrefixMap(StreamMap):
 
     @cached_property
     def n_old_before(self) -> Tensor:
-        """int64 (n + 1,): how many of the first j coordinates of the grown stream are old.
+        """Number of old coordinates among the first j of the grown stream, int64 (n + 1,).
 
         As few as the prefixes allow, so that a layer meets a foreign coordinate only where a wider layer grows by less
         than it does. Between two prefix ends, old coordinates come first.
@@ -115,15 +115,6 @@ class PrefixMap(StreamMap):
         index = torch.where(is_old, counts[:-1], FRESH)
         return torch.where(index >= n_old, FOREIGN, index)
 
-    def slot_read(self, n_old: int, n_new: int) -> AxisMap:
-        return self.read(n_old, n_new)
-
-    def slot_written(self, n_old: int, n_new: int) -> AxisMap:
-        return self.written(n_old, n_new)
-
-    def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
-        return self.stat_width(n_old, n_new, before)
-
 
 @dataclass(frozen=True)
 class SlotMap(StreamMap):
@@ -132,7 +123,7 @@ class SlotMap(StreamMap):
     slot_width: int
     new_slot_width: int
     n_read_slots: int
-    """How many leading slots are read at first. No weight reads the slots after them, so their content is free."""
+    """Number of leading slots that are read at first. No weight reads later slots, so their content is free."""
 
     def prefix(self, n_old: int, n_new: int) -> Tensor:
         slots = torch.arange(n_new // self.new_slot_width)[:, None]
@@ -161,7 +152,7 @@ KeptLayers = list[tuple[LayerConfig, LayerConfig]]
 
 
 def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, int]]) -> StreamMap:
-    """The map that suits all layers. layers: (old, new) positions of kept layers. Raises UserError if there is none."""
+    """Return the map that suits all layers, (old, new) positions of the kept ones. Raises UserError if none does."""
     kept = [(old.layers[i], new.layers[j]) for i, j in layers]
     if isinstance(new.residual.layout, SlotLayout):
         return _slot_map(old, new, new.residual.layout, kept)
@@ -184,7 +175,7 @@ def _has_layer_norms(model: ModelConfig) -> bool:
 
 
 def _norms(model: ModelConfig) -> list[NormConfig]:
-    """All norms over coordinates of the stream or of a slot."""
+    """List all norms over coordinates of the stream or of a slot."""
     layers, further = list(model.layers), []
     if model.mtp is not None:
         layers, further = [*layers, model.mtp.layer], [model.mtp.slot_norm, model.mtp.final_norm]
@@ -226,7 +217,7 @@ def _slot_map(old: ModelConfig, new: ModelConfig, slots: SlotLayout, kept: KeptL
 
 
 def _check_foreign(old: ModelConfig, new: ModelConfig, stream: PrefixMap) -> None:
-    """Raises UserError where foreign coordinates must stay unchanged, unless resize is `carry`, which keeps them."""
+    """Raise UserError if foreign coordinates must stay unchanged, unless resize is `carry`, which keeps them."""
     layout = old.residual.layout
     assert isinstance(layout, PrefixLayout)
     widest = next((pair for pair in sorted(stream.pairs) if (stream.prefix(*pair) == FOREIGN).any()), None)
@@ -244,7 +235,7 @@ def _check_foreign(old: ModelConfig, new: ModelConfig, stream: PrefixMap) -> Non
 
 
 def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
-    """Raises UserError if an added layer would make `resize` discard coordinates that the old model kept.
+    """Raise UserError if an added layer would make `resize` discard coordinates that the old model kept.
 
     Unless resize is `carry`, narrowing and then widening again loses what was there, so along an added layer the widths
     must rise or fall steadily. After the last layer everything is carried. sources: see `Correspondence.layers`.
@@ -263,7 +254,7 @@ def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
 
 
 def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
-    """Raises UserError unless all writes leave the mean of all old coordinates in fresh ones and every norm sees it."""
+    """Raise UserError unless all writes leave the mean of all old coordinates in fresh ones and every norm sees it."""
     if len(pairs) > 1:
         raise UserError(
             "d_model: under layer norms the stream grows only where all layers are equally wide, because every norm "

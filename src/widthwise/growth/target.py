@@ -22,7 +22,7 @@ from widthwise.model.residual.interface import ResidualConfig
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence) -> ModelConfig:
-    """`wanted` with the constants of `old`. Raises UserError if that would change the function."""
+    """Return `wanted` with the constants of `old`. Raises UserError if that would change the function."""
     for model in (old, wanted):
         _check_known(model)
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
@@ -42,7 +42,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
         if source is None:
             near = correspondence.nearest(j)[1]
             layers[j] = _added_layer(wanted.layers[j], wanted.layers[near], layers[near])
-    _check_norm("final_norm", old.final_norm, wanted.final_norm)
+    must_agree("final_norm.kind", old.final_norm.kind, wanted.final_norm.kind)
     return checked_copy(
         wanted,
         "model",
@@ -53,7 +53,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
 
 
 def _check_known(model: ModelConfig) -> None:
-    """Raises UserError for a component whose config does not say how it grows."""
+    """Raise UserError for a component whose config does not define its growth."""
     residual = model.residual
     if residual.kept is None or residual.layout is None:
         raise UserError(
@@ -67,7 +67,7 @@ def _check_known(model: ModelConfig) -> None:
 
 
 def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
-    """The requested residual with the constants of the old one. Raises UserError if it can be that at no size."""
+    """Return the requested residual with the constants of the old one. Raises UserError if they are incompatible."""
     before, after = old.residual, wanted.residual
     must_agree("residual.multiplier", before.multiplier, after.multiplier)
     with mistakes_at("residual"):
@@ -81,12 +81,8 @@ def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
     return grown
 
 
-def _check_norm(where: str, old: NormConfig, new: NormConfig) -> None:
-    must_agree(f"{where}.kind", old.kind, new.kind)
-
-
 def _check_scaling(old: ModelConfig, wanted: ModelConfig) -> None:
-    """Raises UserError where norms would be scaled by depth that were not, or the reverse.
+    """Raise UserError if norms would be scaled by depth that were not, or the reverse.
 
     Otherwise a kept layer keeps its factor, though another number of layers may come before it.
     """
@@ -100,7 +96,7 @@ def _check_scaling(old: ModelConfig, wanted: ModelConfig) -> None:
 
 
 def _norm(old: NormConfig, stream: StreamMap, n_old: int, n_new: int) -> NormConfig:
-    """A norm that read n_old coordinates of the stream and now reads n_new."""
+    """Return a norm that read n_old coordinates of the stream and now reads n_new."""
     return old.model_copy(update={"stat_width": stream.stat_width(n_old, n_new, old.stat_width)})
 
 
@@ -109,10 +105,10 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     norms = {}
     for name, reads, width in (
         ("attention_norm", PLACEMENTS[old.norm_placement] is PLACEMENTS["pre"], "d_in"),
-        ("ffn_norm", _reads_normed(old), "d_model"),
+        ("ffn_norm", old.ffn.norm_placement(old.norm_placement) in ("pre", "shared"), "d_model"),
     ):
         norm = getattr(old, name)
-        _check_norm(f"{where}.{name}", norm, getattr(new, name))
+        must_agree(f"{where}.{name}.kind", norm.kind, getattr(new, name).kind)
         # A norm after a sublayer sees the update, which is 0 at new coordinates, so that it may measure all of them.
         norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if reads else norm
     attention = _attention(old.attention, new.attention, where)
@@ -123,7 +119,7 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
 
 
 def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> LayerConfig:
-    """An added layer, with the constants of the nearest kept layer wherever the recipe gives both the same.
+    """Return an added layer with the constants of the nearest kept layer wherever the recipe gives both the same.
 
     The function does not need this, because the layer is silent; but exported formats, and `bake` with one eps, have
     one divisor and one scale for all layers. asked, near: the kept layer in the recipe, and as it is grown.
@@ -138,15 +134,10 @@ def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> L
 
 
 def _check_norms_stay(old: LayerConfig, new: LayerConfig, where: str) -> None:
-    """Raises UserError if the feed-forward places its norms differently; one block alone may share the norm before."""
+    """Raise UserError if the feed-forward places its norms differently; one block alone may share the norm before."""
     before, after = (layer.ffn.norm_placement(layer.norm_placement) for layer in (old, new))
     if type(old.ffn) is type(new.ffn) or (before, after) != ("pre", "shared"):
         must_agree(where, before, after)
-
-
-def _reads_normed(layer: LayerConfig) -> bool:
-    """Return True if the feed-forward is normalised at its input."""
-    return layer.ffn.norm_placement(layer.norm_placement) in ("pre", "shared")
 
 
 def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig | None:
@@ -156,7 +147,7 @@ def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig 
     with mistakes_at("mtp"):
         must_stay(("n_depths", "share_reduce"), before, after)
     for name in ("slot_norm", "final_norm"):
-        _check_norm(f"mtp.{name}", getattr(before, name), getattr(after, name))
+        must_agree(f"mtp.{name}.kind", getattr(before, name).kind, getattr(after, name).kind)
     slots = old.residual.slot_shape(old.d_model)[1], wanted.residual.slot_shape(wanted.d_model)[1]
     slot_stat = stream.slot_stat_width(*slots, before.slot_norm.stat_width)
     changes = {
@@ -168,7 +159,7 @@ def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig 
 
 
 def _attention(old: AttentionConfig, new: AttentionConfig, where: str) -> AttentionConfig:
-    """`new` with the softmax scale, rotary frequencies and norm divisors of `old`. where: the layer, for errors.
+    """Return `new` with softmax scale, rotary frequencies and norm divisors of `old`. where: the layer, for errors.
 
     Raises UserError if `old` cannot become `new`.
     """
@@ -185,9 +176,9 @@ def _attention(old: AttentionConfig, new: AttentionConfig, where: str) -> Attent
 
 
 def _added_attention(new: AttentionConfig, asked: AttentionConfig, near: AttentionConfig) -> AttentionConfig:
-    """The attention of an added layer.
+    """Return the attention of an added layer.
 
-    If the recipe gives it the scale or the rotary frequencies of the nearest kept layer, it gets what that layer keeps.
+    It gets the scale or the rotary frequencies that the nearest kept layer keeps, if the recipe gives both the same.
     asked, near: the attention of that layer in the recipe, and as it is grown.
     """
     changes = {}
@@ -199,7 +190,7 @@ def _added_attention(new: AttentionConfig, asked: AttentionConfig, near: Attenti
 
 
 def kept_rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
-    """Changes to `new` that keep the old rotary frequencies.
+    """Return changes to `new` that keep the old rotary frequencies.
 
     Empty if they are among the requested ones, as at a multiple of head_dim, or if the recipe changes the base or lists
     frequencies itself. Otherwise a table: the old frequencies, continued downwards at their ratio.
@@ -217,7 +208,7 @@ def kept_rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
 
 
 def _qk_norm(old: AttentionConfig, new: AttentionConfig, where: str) -> QKNormConfig | None:
-    """The old norm, with divisors that keep its statistic.
+    """Return the old norm, with divisors that keep its statistic.
 
     Queries get orthogonal copies, which multiply their sum of squares (see `tensor_plan.OrthogonalCopies`). New
     coordinates of keys are 0 and add nothing; new key heads under one norm over all heads are orthogonal copies too.

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,18 +16,18 @@ Draw = Callable[[Tensor, torch.Generator], None]
 
 
 def root_mean_square(old: Tensor) -> float:
-    """The root mean square of the entries, which is their standard deviation about 0."""
+    """Return the root mean square of the entries, their standard deviation about 0."""
     return float(old.detach().float().square().mean().sqrt()) if old.numel() else 0.0
 
 
-class Fresh:
-    """Fills the free entries of a tensor: normal, with the root mean square of the old entries."""
+class FreshEntries:
+    """Normal values with the root mean square of the old entries, for the free entries of a tensor."""
 
     is_free = True
-    """Whether any other values would preserve the function as well."""
+    """Any other values would preserve the function as well."""
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        """Fills the free entries in place and returns the tensor. grown: the new shape, with old entries in place."""
+        """Fill the free entries in place and return the tensor. grown: the new shape, with old entries in place."""
         if not any(axis.is_free.any() for axis in maps):
             return grown
         std = root_mean_square(old)
@@ -41,8 +42,8 @@ class Fresh:
         return grown
 
 
-class Mean(Fresh):
-    """Fills with the mean of the old entries: for the gains of a norm, which must not be 0.
+class Mean(FreshEntries):
+    """The mean of the old entries, for the gains of a norm, which must not be 0.
 
     1 where that mean is 0, as it is for the norm after a sublayer that was only just added.
     """
@@ -52,8 +53,8 @@ class Mean(Fresh):
 
 
 @dataclass(frozen=True)
-class Constant(Fresh):
-    """Fills with one number."""
+class Constant(FreshEntries):
+    """One number."""
 
     value: float
 
@@ -68,8 +69,8 @@ def _filled(grown: Tensor, maps: tuple[AxisMap, ...], value: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AsStarted(Fresh):
-    """Fills with what an untrained model has in these entries. start: initialises a whole tensor of the new shape."""
+class InitialValues(FreshEntries):
+    """The values of an untrained model. start: initialises a whole tensor of the new shape."""
 
     start: Draw
     is_free: bool = True
@@ -83,16 +84,16 @@ class AsStarted(Fresh):
         return grown
 
 
-class Derived(ABC):
+class DerivedRows(ABC):
     """New rows that are computed from the other rows, once the free entries are filled."""
 
     @abstractmethod
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
-        """grown: with free entries filled; rows: map of its first dimension; std: root mean square of old entries."""
+        """Compute the rows. grown: with free entries filled; rows: map of dimension 0; std: RMS of the old entries."""
 
 
 @dataclass(frozen=True)
-class OrthogonalCopies(Derived):
+class OrthogonalCopies(DerivedRows):
     """Rows before a norm: each group of n_old rows gets m - 1 copies of itself, each times a random orthogonal matrix.
 
     For every input a copy's output has the norm of its original's, so the mean square over m times as many rows is
@@ -123,7 +124,7 @@ def _orthogonal(n: int, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Mirrored(Derived):
+class MirroredNoise(DerivedRows):
     """Rows of the copies of an expert: copies in pairs get the same noise with opposite signs, to break the symmetry.
 
     An expert is linear in these rows and its copies have equal routing weights, so the noise cancels in their sum.
@@ -145,8 +146,8 @@ class Mirrored(Derived):
         return (copies + signed).flatten(0, 2)
 
 
-class Revived(Derived):
-    """Redraws rows that are all 0, for a copied matrix whose following norm starts with zero gains.
+class RedrawnRows(DerivedRows):
+    """Redrawn rows where all entries are 0, for a copied matrix whose following norm starts with zero gains.
 
     With zero gains and zero rows neither would ever get a gradient.
     """
@@ -165,26 +166,31 @@ class TensorPlan:
     """Name of the old tensor; empty if the whole tensor is new."""
     maps: tuple[AxisMap, ...]
     """For each dimension of the grown tensor, which entries of the old one it takes."""
-    fresh: Fresh = field(default_factory=Fresh)
-    derived: Derived | None = None
+    fresh: FreshEntries = field(default_factory=FreshEntries)
+    derived: DerivedRows | None = None
     """Computes new rows that are not free, after the others are filled."""
     scale: float = 1.0
     """Factor of the old entries."""
     zero_entries: Tensor | None = None
     """bool, of the new shape when viewed so: further new entries that must be 0, besides those that `maps` name."""
     n_copies: int = 1
-    """Copies of each old entry, which share its former gradient."""
+    """Number of copies of each old entry, which share its former gradient."""
     copies_differ: bool = False
-    """Whether their parts of it differ because they compute different things, or are equal."""
-    is_alien: bool = False
-    """Whether the source only lends its values, to an added layer: no entry counts as old."""
+    """The copies compute different things, so that their parts of it differ."""
+    is_foreign: bool = False
+    """The source only lends its values, to an added layer: no entry counts as old."""
+
+    @classmethod
+    def same(cls, source: str, shape: tuple[int, ...], **options: Any) -> "TensorPlan":
+        """Take every entry from its old place. options: further fields."""
+        return cls(source, tuple(AxisMap.same(n) for n in shape), **options)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(axis.index) for axis in self.maps)
 
-    def grow(self, old: Tensor, generator: torch.Generator, fresh: Fresh | None = None) -> Tensor:
-        """The grown tensor, in the dtype of the old one. Differentiable; sums and products are taken in float64.
+    def grow(self, old: Tensor, generator: torch.Generator, fresh: FreshEntries | None = None) -> Tensor:
+        """Return the grown tensor in the dtype of the old one. Differentiable; sums and products are in float64.
 
         old: the source, or any tensor of the model if there is none.
         fresh: replaces the plan's own filling where any value would preserve the function.
@@ -203,7 +209,7 @@ class TensorPlan:
         return grown
 
     def _gathered(self, old: Tensor) -> Tensor:
-        """Old entries at their new positions; new entries hold arbitrary values.
+        """Move old entries to their new positions; new entries hold arbitrary values.
 
         Always a new tensor: it is filled in place, and models or layers must not share memory.
         """
@@ -219,14 +225,14 @@ class TensorPlan:
         return grown
 
     def _zero(self, grown: Tensor) -> Tensor:
-        """Zeroes, in place, the entries that must be 0."""
+        """Set entries that must be 0, in place."""
         for dim, axis in enumerate(self.maps):
             if axis.is_zero.any():
                 grown.index_fill_(dim, torch.nonzero(axis.is_zero)[:, 0], 0.0)
         return grown if self.zero_entries is None else grown.masked_fill_(self.zero_entries.view(grown.shape), 0.0)
 
     def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
-        """A companion of the old tensor, such as an optimizer moment: old entries times `factor`, new entries `new`."""
+        """Grow a companion, such as an optimizer moment: old entries times `factor`, new entries `new`."""
         grown = self._gathered(old)  # without the scale, which is part of the factor
         grown = (grown.double() * factor).to(old.dtype) if factor != 1.0 else grown
         for dim, axis in enumerate(self.maps):
@@ -234,8 +240,8 @@ class TensorPlan:
         return grown
 
     def is_new(self, was_new: Tensor | None = None) -> Tensor:
-        """bool, of the new shape: the entries that growth added. was_new: the same of an earlier growth, still new."""
-        if self.is_alien:
+        """Return bool, of the new shape: the entries that growth added. was_new: the same of an earlier growth."""
+        if self.is_foreign:
             return torch.ones(self.shape, dtype=torch.bool)
         found = torch.zeros(self.shape, dtype=torch.bool)
         if was_new is not None:
@@ -245,11 +251,11 @@ class TensorPlan:
         return found
 
     def must_be_zero(self) -> Tensor:
-        """bool, of the new shape: the new entries that must be 0."""
+        """Return bool, of the new shape: the new entries that must be 0."""
         return self._zero(torch.ones(self.shape)) == 0
 
     def shrink(self, grown: Tensor) -> Tensor:
-        """The old tensor recovered from the grown one, bitwise if nothing was scaled."""
+        """Recover the old tensor from the grown one, bitwise if nothing was scaled."""
         old = grown
         for dim, axis in enumerate(self.maps):
             if not axis.is_identity:
@@ -258,7 +264,7 @@ class TensorPlan:
 
 
 def _averaged(grown: Tensor, dim: int, axis: AxisMap) -> Tensor:
-    """Replaces new entries along a dimension by the mean of the old ones in their group; see `AxisMap.average_over`."""
+    """Replace new entries along a dimension by the mean of the old ones in their group (`AxisMap.average_over`)."""
     assert axis.average_over is not None
     groups = grown.movedim(dim, 0).unflatten(0, (-1, axis.average_over))
     is_old = (axis.index >= 0).view(groups.shape[:2])
@@ -281,7 +287,7 @@ class Split:
     n_parts: int
     n_experts: int
     """Number of experts before the cut."""
-    is_alien = False
+    is_foreign = False
     n_copies = 1
     copies_differ = False
 
@@ -293,7 +299,7 @@ class Split:
     def scale(self) -> float:
         return float(self.n_parts)
 
-    def grow(self, old: Tensor, generator: torch.Generator, fresh: Fresh | None = None) -> Tensor:
+    def grow(self, old: Tensor, generator: torch.Generator, fresh: FreshEntries | None = None) -> Tensor:
         return (self._cut(self.plan.grow(old, generator, fresh)).double() * self.scale).to(old.dtype)
 
     def _cut(self, whole: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""What a Hugging Face architecture is to us: how its config and its tensors read, and how ours are written as them."""
+"""The interface of a Hugging Face architecture: its config and its tensors, in and out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from widthwise.config_io import UserError
 from widthwise.model.config import ModelConfig
@@ -21,52 +20,52 @@ class Fields:
         self._data, self.where = data, where
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it stands, unchecked."""
+        """Return the value unchecked."""
         value = self._data.get(key)
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
-        """A whole number. Raises UserError for another value, and for none where there is no default."""
+        """Return a whole number. Raises UserError for another value, and for none without a default."""
         value = self._given(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             self.refuse(key, f"a whole number from {least} to {most}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A number above 0. Raises as `size`."""
+        """Return a number above 0. Raises as `size`."""
         value = self._given(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
             self.refuse(key, "a number above 0")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false. Raises UserError for another value."""
+        """Return true or false. Raises UserError for another value."""
         value = self._given(key, default)
         if not isinstance(value, bool):
             self.refuse(key, "true or false")
         return value
 
     def choice(self, key: str, allowed: Collection[str], default: str) -> str:
-        """One of several words. Raises UserError for another."""
+        """Return one of several words. Raises UserError for another."""
         value = self.get(key, default)
         if not isinstance(value, str) or value not in allowed:
             self.refuse(key, ", ".join(allowed))
         return value
 
     def only(self, key: str, allowed: Any, default: Any = None) -> None:
-        """Raises UserError where a key has another value than the one that can be imported.
+        """Raise UserError if a key has another value than the one that can be imported.
 
-        default: what transformers takes where the key is missing; None: the allowed value.
+        default: of transformers, where the key is missing; None: the allowed value.
         """
         if self.get(key, allowed if default is None else default) != allowed:
             self.refuse(key, repr(allowed))
 
     def width(self, key: str, default: int | None = None) -> int:
-        """How many channels. Raises as `size`."""
+        """Return a number of channels. Raises as `size`."""
         return self.size(key, default, most=WIDEST)
 
     def n_layers(self, key: str) -> int:
-        """How many layers, each of which takes memory before its tensors are found to be missing. Raises as `size`."""
+        """Return a number of layers, limited as each takes memory before its tensors are missed. Raises as `size`."""
         return self.size(key, most=MOST_LAYERS)
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
@@ -79,19 +78,18 @@ class Fields:
         return value
 
 
-@dataclass(frozen=True)
-class HFTensor:
-    """One tensor of a checkpoint, and what it is made of."""
+class HFTensor(NamedTuple):
+    """One tensor of a checkpoint and its parts."""
 
     name: str
     parts: tuple[str, ...]
     """Names of our parameters, stacked in this order."""
     is_transposed: bool = False
-    """Whether it is stored (in, out), as GPT-2 stores its matrices."""
+    """Stored (in, out), as GPT-2 stores its matrices."""
 
 
 class Architecture(ABC):
-    """One `model_type` of transformers: how its configs and tensors map to ours."""
+    """One `model_type` of transformers, with the mapping of its configs and tensors to ours."""
 
     model_type: ClassVar[str]
     class_name: ClassVar[str]
@@ -102,28 +100,28 @@ class Architecture(ABC):
     """Regular expression for tensors that older checkpoints store though they follow from the config."""
 
     has_layer_config: ClassVar[bool] = False
-    """Whether layers may differ, as its `per_layer_config` says."""
+    """True if layers may differ, by its `per_layer_config`."""
 
     @abstractmethod
     def claims(self, config: ModelConfig) -> bool:
-        """Whether a model is of this family, if of any; whether all of it fits is found by reading back."""
+        """Return True if a model is of this family, if of any; reading back finds out if all of it fits."""
 
     @abstractmethod
     def read(self, fields: Fields) -> ModelConfig:
-        """Raises UserError for what our models cannot do."""
+        """Read a config. Raises UserError for options that our models lack."""
 
     @abstractmethod
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        """A config.json that reads back as the model, if one can. n_positions: the longest context in tokens."""
+        """Return a config.json that reads back as the model, if one can. n_positions: longest context in tokens."""
 
     @abstractmethod
     def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
-        """Every tensor of the model, without buffers."""
+        """Yield every tensor of the model, without buffers."""
 
     def n_positions(self, fields: Fields) -> int:
-        """The longest context the model was made for, in tokens."""
+        """Return the longest context that the model was made for, in tokens."""
         return fields.size("max_position_embeddings", 2048)
 
     def check_written(self, fields: Fields) -> None:
-        """Raises UserError where transformers refuses what `write` gave."""
+        """Raise UserError if transformers refuses the result of `write`."""
         del fields

@@ -5,14 +5,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from widthwise.config_io import UserError, to_data
+from widthwise.config_io import UserError, differences, to_data
 from widthwise.files import as_readable_as_others, check_free, fsync_file, new_folder, write_atomic
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.interop.hf_import import (
@@ -25,7 +25,6 @@ from widthwise.interop.hf_import import (
     architecture_of,
     read_config,
 )
-from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -33,12 +32,12 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a folder holds besides the model."""
+    """Contents of a folder besides the model."""
 
     n_positions: int
     """The longest context in tokens."""
     token_ids: Mapping[str, int | list[int]] = field(default_factory=dict)
-    """Special tokens; see `Imported.token_ids`."""
+    """Special tokens; see `ImportedModel.token_ids`."""
     tokenizer: str | None = None
     """The content of tokenizer.json."""
     eos: str | None = None
@@ -50,11 +49,11 @@ class Surroundings:
 
 
 def hf_config(config: ModelConfig, n_positions: int, own: bool = False) -> tuple[Architecture, dict[str, Any]]:
-    """The architecture a model can be written as, and what its config.json says of the model.
+    """Return the architecture that a model can be written as, and its config.json.
 
     own: as `widthwise`, which transformers knows after `import widthwise.hf`; otherwise as one that it always knows,
     for which the model must be in the format's own parametrisation (`growth.bake`). Raises UserError with the reason
-    where the format does not say all of it.
+    if the format cannot express the model.
     """
     architecture = WIDTHWISE if own else architecture_of(config)
     written = architecture.write(config, n_positions)
@@ -66,9 +65,7 @@ def hf_config(config: ModelConfig, n_positions: int, own: bool = False) -> tuple
 
 
 TOLERANCE = 1e-12
-"""Relative; of two numbers that are one."""
-
-
+"""Relative difference below which two numbers are equal."""
 REASONS = {
     "v_head_dim": "it has one head size for queries, keys and values, so that head_dim and v_head_dim grow together",
     "norm_dim": "its norms divide by the width they cover",
@@ -91,76 +88,42 @@ REASONS = {
 }
 
 
-class Difference(NamedTuple):
-    """The first place where two configs are not one."""
-
-    path: tuple[str, ...]
-    ours: Any
-    theirs: Any
-
-
 def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> None:
-    """Raises UserError with the reason where a format says less than the model is."""
-    found = _difference(_comparable(config), _comparable(read_back))
-    if found is None:
+    """Raise UserError for the first difference between a model and what its format expresses, with the reason."""
+    found = [each for each in differences(_comparable(config), _comparable(read_back)) if not _are_close(*each[1:])]
+    if not found:
         return
-    reason = next((REASONS[key] for key in reversed(found.path) if key in REASONS), None)
-    raise UserError(_in_words(found, model_type) + (f", because {reason}" if reason else ""))
+    # Of two components of different kinds all fields may differ, but only the kind matters.
+    kinds = (each for each in found if each[0].endswith(".kind") and found[0][0].startswith(each[0][: -len("kind")]))
+    path, ours, theirs = next(kinds, found[0])
+    message = f"{path}: got {_short(ours)}; {model_type} has {_short(theirs)} there"
+    if isinstance(ours, dict) and theirs is None:
+        message = f"{path}: the model has it, {model_type} has none"
+    elif isinstance(theirs, dict) and ours is None:
+        message = f"{path}: the model has none, {model_type} has it"
+    reason = next((REASONS[key] for key in reversed(path.split(".")) if key in REASONS), None)
+    raise UserError(message + (f", because {reason}" if reason else ""))
+
+
+def _are_close(ours: Any, theirs: Any) -> bool:
+    return isinstance(ours, float) and isinstance(theirs, float) and math.isclose(ours, theirs, rel_tol=TOLERANCE)
 
 
 def _comparable(config: ModelConfig) -> dict[str, Any]:
-    """As plain data in which equal models are equal; without what only new weights are drawn from."""
+    """Return plain data in which equal models are equal: defaults written out, without the initialisation."""
     data = to_data(config)
     del data["init"]
-    for layer, said in zip(config.layers, data["layers"]):
-        said["attention"] = _attention(layer.attention, said["attention"])
+    for layer, written in zip(config.layers, data["layers"]):
+        attention, norm, entry = layer.attention, layer.attention.qk_norm, written["attention"]
+        entry["v_head_dim"] = attention.value_dim
+        if attention.rope is not None:
+            del entry["rope_base"]  # only a way to give the frequencies
+            entry["rope_frequencies"] = list(attention.rope.pair_frequencies)
+        if norm is not None:
+            n_heads = (1, 1) if norm.over == "head" else (attention.n_heads, attention.n_kv_heads)
+            entry["qk_norm"]["q_norm_dim"] = norm.q_norm_dim or n_heads[0] * attention.head_dim
+            entry["qk_norm"]["k_norm_dim"] = norm.k_norm_dim or n_heads[1] * attention.head_dim
     return data
-
-
-def _attention(attention: AttentionConfig, said: dict[str, Any]) -> dict[str, Any]:
-    """With every null that stands for a number as that number."""
-    said = {**said, "v_head_dim": attention.value_dim}
-    if attention.rope is not None:
-        del said["rope_base"]  # only a way to say the frequencies
-        said["rope_frequencies"] = list(attention.rope.pair_frequencies)
-    norm = attention.qk_norm
-    if norm is not None:
-        n_heads = (1, 1) if norm.over == "head" else (attention.n_heads, attention.n_kv_heads)
-        dims = {
-            "q_norm_dim": norm.q_norm_dim or n_heads[0] * attention.head_dim,
-            "k_norm_dim": norm.k_norm_dim or n_heads[1] * attention.head_dim,
-        }
-        said["qk_norm"] = {**said["qk_norm"], **dims}
-    return said
-
-
-def _difference(ours: Any, theirs: Any, path: tuple[str, ...] = ()) -> Difference | None:
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        if ours.get("kind") != theirs.get("kind"):
-            return Difference((*path, "kind"), ours.get("kind"), theirs.get("kind"))
-        pairs = [(key, ours.get(key), theirs.get(key)) for key in ours | theirs]
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        pairs = [(str(i), *pair) for i, pair in enumerate(zip(ours, theirs))]
-    else:
-        return None if _are_equal(ours, theirs) else Difference(path, ours, theirs)
-    found = (_difference(a, b, (*path, key)) for key, a, b in pairs)
-    return next((difference for difference in found if difference is not None), None)
-
-
-def _are_equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return math.isclose(ours, theirs, rel_tol=TOLERANCE)
-    return ours == theirs
-
-
-def _in_words(found: Difference, model_type: str) -> str:
-    """What a format has in the place where the model has something else."""
-    path = ".".join(found.path)
-    if isinstance(found.ours, dict) and found.theirs is None:
-        return f"{path}: the model has it, {model_type} has none"
-    if isinstance(found.theirs, dict) and found.ours is None:
-        return f"{path}: the model has none, {model_type} has it"
-    return f"{path}: got {_short(found.ours)}; {model_type} has {_short(found.theirs)} there"
 
 
 def _short(value: Any) -> str:
@@ -176,9 +139,9 @@ def export_hf(
     dtype: torch.dtype = torch.float32,
     own: bool = False,
 ) -> str:
-    """Writes the folder, whole or not at all, and returns its model_type. For the config and `own` see `hf_config`.
+    """Write the folder, whole or not at all, and return its model_type.
 
-    weights: by our names, of tied ones once. Raises UserError where the folder holds something already.
+    config, own: as in `hf_config`; weights: by our names, of tied ones once. Raises UserError for a used folder.
     """
     folder = Path(folder)
     architecture, written = hf_config(config, surroundings.n_positions, own)
@@ -225,7 +188,7 @@ def _write(
 
 
 def _tokenizer_config(surroundings: Surroundings) -> dict[str, Any]:
-    """Without it transformers would guess a class by the model_type, which may split text otherwise."""
+    """Name the class, which transformers would guess by the model_type and which might split text otherwise."""
     special = {} if surroundings.eos is None else {"eos_token": surroundings.eos}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

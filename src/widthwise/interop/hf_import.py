@@ -15,50 +15,30 @@ from widthwise.config_io import UserError, mistakes_at
 from widthwise.data.json_tokenizer import read_definition
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
-from widthwise.interop.gpt2 import GPT2
-from widthwise.interop.llama import Llama, OLMo2, Qwen2, Qwen3
+from widthwise.interop.families import GPT2, Llama, OLMo2, Qwen2, Qwen3
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 
 ONE_FILE = "model.safetensors"
-
-
 INDEX = "model.safetensors.index.json"
-
-
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
 CONFIG = "config.json"
-
-
 GENERATION_CONFIG = "generation_config.json"
-
-
 TOKENIZER = "tokenizer.json"
-
-
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-
-
 HEAD = "lm_head.weight"
-
-
 LAYER_CONFIG = "per_layer_config"
 
-
 ARCHITECTURES: tuple[Architecture, ...] = (GPT2(), OLMo2(), Qwen3(), Qwen2(), Llama())
-"""In the order in which they are asked whether a model is theirs."""
+"""In the order in which they may claim a model."""
 WIDTHWISE = Widthwise()
-"""Our own, for whatever the others cannot say."""
+"""Ours, for models that the others cannot express."""
 
 
 def architecture_named(model_type: Any, where: str) -> Architecture:
-    """Raises UserError for one that cannot be read. where: the file that names it, for errors."""
+    """Return an architecture. Raises UserError for an unknown one. where: the file that names it, for errors."""
     known = {architecture.model_type: architecture for architecture in (*ARCHITECTURES, WIDTHWISE)}
     if not isinstance(model_type, str) or model_type not in known:
         raise UserError(f"{where}: model_type: got {model_type!r}; allowed: {', '.join(sorted(known))}")
@@ -66,13 +46,13 @@ def architecture_named(model_type: Any, where: str) -> Architecture:
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
-    """That which transformers always knows and a model of ours can be written as, if by any of them."""
+    """Return the only architecture that transformers always knows and that may express the model."""
     return next(architecture for architecture in ARCHITECTURES if architecture.claims(config))
 
 
 @dataclass(frozen=True)
-class Imported:
-    """A model as its folder has it."""
+class ImportedModel:
+    """The content of a Hugging Face folder."""
 
     model_type: str
     config: ModelConfig
@@ -88,8 +68,8 @@ class Imported:
     """Its end-of-text token, if the folder names one."""
 
 
-def import_hf(folder: Path | str) -> Imported:
-    """Reads a folder as `save_pretrained` writes it. Raises UserError for what our models cannot do exactly."""
+def import_hf(folder: Path | str) -> ImportedModel:
+    """Read a folder that `save_pretrained` wrote. Raises UserError for a model that ours cannot equal exactly."""
     folder = Path(folder)
     where = f"{folder / CONFIG}"
     data = read_json_mapping(folder / CONFIG)
@@ -101,7 +81,7 @@ def import_hf(folder: Path | str) -> Imported:
     config = read_config(architecture, fields)
     tokenizer, token_ids = folder / TOKENIZER, _token_ids(folder, data)
     has_tokenizer = tokenizer.is_file()
-    return Imported(
+    return ImportedModel(
         model_type=architecture.model_type,
         config=config,
         weights=_weights(architecture, config, TensorFolder(folder)),
@@ -113,7 +93,7 @@ def import_hf(folder: Path | str) -> Imported:
 
 
 def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
-    """As `Architecture.read`; what the model's own config refuses is a UserError too."""
+    """Read a config as `Architecture.read`, with the errors of ModelConfig as UserErrors too."""
     try:
         return architecture.read(fields)
     except UserError:  # says where already
@@ -127,7 +107,7 @@ class TensorFolder:
     """Tensors by name, read one by one."""
 
     def __init__(self, folder: Path):
-        """Raises UserError where there are no safetensors, or the index names a file that is not there."""
+        """Raises UserError if there are no safetensors, or the index names a missing file."""
         self.folder = folder
         self._file_of = self._index() if (folder / INDEX).is_file() else self._of_one_file()
 
@@ -136,7 +116,7 @@ class TensorFolder:
         return set(self._file_of)
 
     def read(self, name: str) -> Tensor:
-        """Raises UserError for a damaged file, and for numbers that are no plain floats."""
+        """Read a tensor. Raises UserError for a damaged file, and for numbers that are no plain floats."""
         path = self._file_of[name]
         with self._opened(path) as file:
             tensor = file.get_tensor(name)
@@ -188,8 +168,12 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: TensorFold
         if tensor.name not in stored:
             raise UserError(f"{folder.folder}: has no tensor {tensor.name}, which {CONFIG} asks for")
         weights |= _parts(tensor, folder.read(stored.pop(tensor.name)), shapes, folder.folder)
-    if config.tie_embeddings and HEAD in stored:
-        _check_tied(folder, folder.read(stored.pop(HEAD)), weights["embedding.weight"])
+    head = folder.read(stored.pop(HEAD)) if config.tie_embeddings and HEAD in stored else None
+    if head is not None and not torch.equal(head, weights["embedding.weight"]):
+        raise UserError(
+            f"{folder.folder}: {HEAD} differs from the embedding, but {CONFIG} says tie_word_embeddings: true; "
+            "set it to false to import both"
+        )
     unknown = sorted(name for name in stored if not re.fullmatch(architecture.buffers, name))
     if unknown:
         raise UserError(f"{folder.folder}: has a tensor {unknown[0]}, which a {architecture.model_type} has not")
@@ -197,7 +181,7 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: TensorFold
 
 
 def _stored_names(architecture: Architecture, names: set[str]) -> dict[str, str]:
-    """Full name -> name in the file. A model saved without its head has names without the prefix."""
+    """Map full names to those in the file, which lack the prefix in a model saved without its head."""
     prefix = architecture.base_prefix
     if any(name.startswith(prefix) for name in names):
         return {name: name for name in names}
@@ -205,7 +189,7 @@ def _stored_names(architecture: Architecture, names: set[str]) -> dict[str, str]
 
 
 def _parts(tensor: HFTensor, stored: Tensor, shapes: Mapping[str, torch.Size], folder: Path) -> dict[str, Tensor]:
-    """The parameters of ours that a tensor holds."""
+    """Split a tensor into our parameters."""
     sizes = [shapes[part] for part in tensor.parts]
     wanted = (sum(size[0] for size in sizes), *sizes[0][1:])
     found = tuple(stored.shape)
@@ -216,16 +200,8 @@ def _parts(tensor: HFTensor, stored: Tensor, shapes: Mapping[str, torch.Size], f
     return {part: piece.contiguous() for part, piece in zip(tensor.parts, rows.split([size[0] for size in sizes]))}
 
 
-def _check_tied(folder: TensorFolder, head: Tensor, embedding: Tensor) -> None:
-    if head.shape != embedding.shape or not torch.equal(head, embedding):
-        raise UserError(
-            f"{folder.folder}: {HEAD} differs from the embedding, but {CONFIG} says tie_word_embeddings: true; "
-            "set it to false to import both"
-        )
-
-
 def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[int]]:
-    """From generation_config.json where there is one, which says what generation ends with, else from config.json."""
+    """Read the special tokens from generation_config.json, which may name other ends, else from config.json."""
     path = folder / GENERATION_CONFIG
     generation = read_json_mapping(path) if path.is_file() else {}
     found = {key: generation.get(key, data.get(key)) for key in TOKEN_IDS}
@@ -237,7 +213,7 @@ def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[in
 
 
 def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
-    """How a tokenizer.json spells a token; of several the first. Raises UserError for a broken file, named by where."""
+    """Return the text of a token, the first of several, in a tokenizer.json. Raises UserError for a broken file."""
     first = index[0] if isinstance(index, list) and index else index
     if not isinstance(first, int):
         return None

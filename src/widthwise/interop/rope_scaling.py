@@ -1,7 +1,7 @@
-"""The rotation of a Hugging Face config: a base and a rule that rescales its frequencies, and the way back.
+"""The rotation of a Hugging Face config, in and out: a base and a rule that rescales its frequencies.
 
-A rule that looks only at the frequencies is evaluated once: a model of ours has the numbers themselves. Rules that look
-at the length of the text, as `dynamic`, and `yarn` with its temperature are refused.
+A rule of the frequencies alone is evaluated once, as a model of ours has the numbers themselves. Rules that depend on
+the length of the text, as `dynamic`, and `yarn` with its temperature are refused.
 """
 
 import math
@@ -17,19 +17,19 @@ from widthwise.model.rope import Rope, agree, base_of
 
 
 class Scaling(Config, ABC):
-    """What becomes of the frequencies base^(-2i / head_dim)."""
+    """A rule that rescales the frequencies base^(-2i / head_dim)."""
 
     @abstractmethod
     def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
-        """plain: radians per position of each pair, without the rule. Raises ValueError where there are others."""
+        """Rescale the radians per position of each pair. Raises ValueError for another number of pairs."""
 
     @classmethod
     @abstractmethod
     def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
-        """A base and a rule that yield the wanted frequencies, or None. n_positions: the longest context in tokens."""
+        """Return a base and a rule for the wanted frequencies, or None. n_positions: longest context in tokens."""
 
 
-class Unscaled(Scaling):
+class NoScaling(Scaling):
     """The unscaled frequencies."""
 
     rope_type: Literal["default"] = "default"
@@ -55,7 +55,7 @@ class LinearScaling(Scaling):
     @classmethod
     def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
         rule = cls(factor=1 / wanted[0])  # the first plain frequency is 1
-        plain = Unscaled.fitting(base, [frequency / wanted[0] for frequency in wanted], n_positions)
+        plain = NoScaling.fitting(base, [frequency / wanted[0] for frequency in wanted], n_positions)
         return None if plain is None else (plain[0], rule)
 
 
@@ -87,7 +87,7 @@ class Llama3(Scaling):
 
     @classmethod
     def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
-        """With the constants of Llama 3.1 to 3.3, which differ only in the factor: that of the lowest frequency."""
+        """Fit the factor, by the lowest frequency, with the other constants of Llama 3.1 to 3.3."""
         plain = plain_frequencies(base, 2 * len(wanted))
         ratio = plain[-1] / wanted[-1]
         rule = cls(factor=round(ratio, 9), original_max_position_embeddings=8192)
@@ -95,9 +95,9 @@ class Llama3(Scaling):
 
 
 class LongRope(Scaling):
-    """Each divided by a factor of its own, which can express any frequencies.
+    """Each divided by a separate factor, which can express any frequencies.
 
-    Source: Ding et al. 2024, arXiv:2402.13753, who have further factors for long texts; here they must be the same.
+    Source: Ding et al. 2024, arXiv:2402.13753, with other factors for long texts; here they must be the same.
     """
 
     rope_type: Literal["longrope"] = "longrope"
@@ -132,10 +132,10 @@ class LongRope(Scaling):
         )
 
 
-SCALINGS = (Unscaled, LinearScaling, Llama3, LongRope)
-"""In the order in which they are tried: the last one always fits."""
+SCALINGS = (NoScaling, LinearScaling, Llama3, LongRope)
+"""In the order of trial; the last one always fits."""
 
-AnyScaling = Annotated[Unscaled | LinearScaling | Llama3 | LongRope, pydantic.Field(discriminator="rope_type")]
+AnyScaling = Annotated[NoScaling | LinearScaling | Llama3 | LongRope, pydantic.Field(discriminator="rope_type")]
 
 
 DEFAULT_BASE = 10000.0
@@ -146,10 +146,10 @@ class _Rule(Config):
 
 
 def read_rope(fields: Fields, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
-    """The base, and the frequencies where they are not base^(-2i / head_dim). Raises UserError for other rules.
+    """Return the base, and the frequencies unless they are base^(-2i / head_dim). Raises UserError for other rules.
 
-    `rope_scaling` is the older word for `rope_parameters`, which transformers prefers where a file has both. They must
-    say the same, so that no reader takes one model for another.
+    `rope_scaling` is the older name of `rope_parameters`, which transformers prefers if a file has both. They must
+    agree, so that all readers get the same model.
     """
     fields.only("partial_rotary_factor", 1.0)
     found = {key: _read_rule(fields, key, head_dim) for key in ("rope_parameters", "rope_scaling") if fields.get(key)}
@@ -165,21 +165,21 @@ def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[fl
     within = Fields({"rope_theta": fields.get("rope_theta"), **rule}, f"{fields.where}: {key}")
     base = within.positive("rope_theta", DEFAULT_BASE)
     within.only("partial_rotary_factor", 1.0)
-    said = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
-    said = {"rope_type": said.pop("type", "default"), **said}
-    scaling = parse(_Rule, {"rope_parameters": said}, fields.where).rope_parameters
-    return base, None if isinstance(scaling, Unscaled) else scaling.scaled(plain_frequencies(base, head_dim))
+    given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    given = {"rope_type": given.pop("type", "default"), **given}
+    scaling = parse(_Rule, {"rope_parameters": given}, fields.where).rope_parameters
+    return base, None if isinstance(scaling, NoScaling) else scaling.scaled(plain_frequencies(base, head_dim))
 
 
 def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
-    """The keys of a config.json, in the words of transformers 5 and of those before it."""
+    """Return the keys of a config.json, by the names of transformers 5 and of earlier versions."""
     wanted = rope.pair_frequencies
     base, scaling = next(found for kind in SCALINGS if (found := kind.fitting(rope.base, wanted, n_positions)))
     rule = scaling.model_dump(exclude_none=True)
-    legacy = None if isinstance(scaling, Unscaled) else rule
+    legacy = None if isinstance(scaling, NoScaling) else rule
     return {"rope_parameters": {"rope_theta": base, **rule}, "rope_theta": base, "rope_scaling": legacy}
 
 
 def plain_frequencies(base: float, head_dim: int) -> tuple[float, ...]:
-    """base^(-2i / head_dim) of each pair."""
+    """Return base^(-2i / head_dim) of each pair."""
     return Rope(head_dim, base).pair_frequencies

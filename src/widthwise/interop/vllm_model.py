@@ -93,7 +93,7 @@ class SplitAttention(nn.Module):
         )
 
     def _turned(self, x: Tensor, norm: Norm | None, positions: Tensor) -> Tensor:
-        """Queries or keys (T, n * head_dim), normalised and rotated."""
+        """Normalise and rotate queries or keys (T, n * head_dim)."""
         if norm is not None:
             x = norm(x.unflatten(-1, (-1, len(norm.weight)))).flatten(-2)
         if self.rotary is not None:
@@ -132,17 +132,14 @@ class SplitSwiGLU(nn.Module):
             return_bias=False,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (T, layer_width), the stream -> the update (T, layer_out)."""
-        return self.within(self.norm, x)
-
-    def within(self, norm: Norm | NoNorm, x: Tensor) -> Tensor:
-        """The same with another norm."""
+    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
+        """x: (T, layer_width), the stream -> the update (T, layer_out). norm: instead of its own."""
+        norm = norm or self.norm
         return norm.after(self.down_proj(self.activation(self.gate_up_proj(norm.before(x)))))
 
 
 def split_feed_forward(plain: nn.Module, vllm_config: VllmConfig, prefix: str) -> nn.Module:
-    """A feed-forward with every SwiGLU in it split: itself, or the blocks of an hourglass."""
+    """Split every SwiGLU in a feed-forward: itself, or the blocks of an hourglass."""
     if isinstance(plain, SwiGLU):
         return SplitSwiGLU(plain, vllm_config, prefix)
     for name, child in plain.named_children():
@@ -261,5 +258,5 @@ class WidthwiseForCausalLM(nn.Module):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """The names of the parameters that were loaded. Raises ValueError for a tensor that the model has not."""
+        """Return the names of the loaded parameters. Raises ValueError for an unknown tensor."""
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

@@ -1,4 +1,4 @@
-"""What vLLM calls when it starts, so that it serves the models that `widthwise export` writes as `widthwise`.
+"""The plug-in by which vLLM serves the models that `widthwise export` writes as `widthwise`.
 
 vLLM finds `register` by the entry point group `vllm.general_plugins` and calls it in each of its processes. The model
 is in `vllm_model`, which is imported where one is loaded.
@@ -23,13 +23,13 @@ STACKED: dict[str, tuple[str, str | int]] = {
     ".gate_proj": (".gate_up_proj", 0),
     ".up_proj": (".gate_up_proj", 1),
 }
-"""Tensors of the folder -> the parameter that holds several of them, and which part of it. Others keep their name."""
+"""Tensors of the folder -> the parameter that holds several of them, and the part; others keep their names."""
 LEFT_OUT = {"mtp.": None}
-"""Beginnings of the names of tensors that are not loaded: the heads of multi-token prediction."""
+"""Prefixes of tensors that are not loaded: MTP heads."""
 
 
 def register() -> None:
-    """Makes vLLM and transformers know the model; may be called again."""
+    """Register the model with vLLM and transformers; may be called again."""
     from transformers import AutoConfig
     from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
 
@@ -40,9 +40,9 @@ def register() -> None:
 
 
 def check(config: Any, where: str, n_devices: int = 1) -> None:
-    """Raises UserError for a WidthwiseConfig that `vllm_model` cannot run.
+    """Raise UserError for a WidthwiseConfig that `vllm_model` cannot run.
 
-    where: the folder, for errors; n_devices: how many share each layer (`tensor_parallel_size`).
+    where: the folder, for errors; n_devices: devices that share each layer (`tensor_parallel_size`).
     """
     if config.residual["kind"] not in RESIDUALS:
         _refuse(where, f"residual {config.residual['kind']}")
@@ -65,21 +65,16 @@ def _refuse(where: str, what: str) -> None:
 
 
 def _check_split(layer: Any, where: str, n_devices: int) -> None:
-    """Every device has whole heads and as many hidden units as the others."""
+    """Raise UserError unless every device gets whole heads and equally many hidden units."""
     n_heads, n_kv_heads = layer.num_attention_heads, layer.num_key_value_heads
     sizes = f"tensor_parallel_size = {n_devices}"
     if n_heads % n_devices:
         raise UserError(f"{where}: num_attention_heads: got {n_heads}; allowed: multiples of {sizes}")
     if n_kv_heads % n_devices and n_devices % n_kv_heads:
         raise UserError(f"{where}: num_key_value_heads: got {n_kv_heads}; allowed: multiples or divisors of {sizes}")
-    if any(width % n_devices for width in _hidden_widths(layer.feed_forward)):
-        raise UserError(
-            f"{where}: feed_forward: got {layer.feed_forward}; allowed: widths that are multiples of {sizes}"
-        )
+    ffn = layer.feed_forward
+    hidden = ffn["d_ff"] if ffn["kind"] == "swiglu" else ffn["d_hidden"]
+    if any(width % n_devices for width in (hidden if isinstance(hidden, list) else [hidden])):
+        raise UserError(f"{where}: feed_forward: got {ffn}; allowed: widths that are multiples of {sizes}")
     if layer.qk_norm is not None and layer.qk_norm["over"] != "head":
         raise UserError(f"{where}: qk_norm: got over {layer.qk_norm['over']}; allowed with {sizes}: over head")
-
-
-def _hidden_widths(ffn: dict[str, Any]) -> list[int]:
-    hidden = ffn["d_ff"] if ffn["kind"] == "swiglu" else ffn["d_hidden"]
-    return hidden if isinstance(hidden, list) else [hidden]

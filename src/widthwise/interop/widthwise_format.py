@@ -1,7 +1,7 @@
-"""Our own `model_type`, for what no other format says: sizes of all layers, and what each layer has otherwise.
+"""The `model_type` widthwise, for models that no other format expresses: sizes of all layers, and exceptions by layer.
 
-`widthwise_model` is what transformers runs. This file says what config.json and the tensors call things, and which code
-a folder takes along, so that transformers runs its model where this package is not installed.
+Transformers runs `widthwise_model`. This file has the names in config.json and of the tensors, and the code that a
+folder takes along, so that transformers runs its model without this package.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ LAYER_KEYS = {
     "qk_norm": ("attention", "qk_norm"),
     "feed_forward": ("ffn",),
 }
-"""Keys of config.json that a layer may have otherwise -> fields of the layer."""
+"""Keys of config.json that may differ by layer -> fields of the layer."""
 
 NAMES = {
     "embedding": "embed_tokens",
@@ -71,7 +71,7 @@ NAMES = {
     "w_expand": None,
     "w_reduce": None,
 }
-"""Parts of our names -> those of the tensors, by which other programs know them; None: left out."""
+"""Parts of our names -> those of the tensors, known to other programs; None: left out."""
 
 FEED_FORWARDS = ("swiglu", "mlp", "hourglass", "moe", "dynamic")
 RESIDUALS = ("plain", "hyper_connections")
@@ -88,7 +88,7 @@ class Widthwise(Architecture):
         return True
 
     def check(self, config: ModelConfig) -> None:
-        """Raises UserError for what the model in `widthwise_model` does not have, such as a plugin's components."""
+        """Raise UserError for components that `widthwise_model` lacks, such as those of a plugin."""
         if config.residual.kind not in RESIDUALS:
             _refuse("residual.kind", config.residual.kind, RESIDUALS)
         if config.ngrams is not None:
@@ -100,9 +100,13 @@ class Widthwise(Architecture):
     def read(self, fields: Fields) -> ModelConfig:
         n_layers = fields.n_layers("num_hidden_layers")
         overrides = fields.get("per_layer_config", {})
-        if not isinstance(overrides, dict) or not all(isinstance(said, dict) for said in overrides.values()):
+        if not isinstance(overrides, dict) or not all(isinstance(given, dict) for given in overrides.values()):
             fields.refuse("per_layer_config", "a mapping of layers to mappings")
-        of_layer = {_index(fields, key, n_layers): said for key, said in overrides.items()}
+        wrong = next((key for key in overrides if not key.isdecimal() or int(key) >= n_layers), None)
+        if wrong is not None:
+            allowed = f"allowed: the number of a layer below {n_layers}"
+            raise UserError(f"{fields.where}: per_layer_config: got {wrong!r}; {allowed}")
+        of_layer = {int(key): changes for key, changes in overrides.items()}
         layers = [_layer_data(fields, of_layer.get(i, {})) for i in range(n_layers)]
         data = {ours: fields.get(theirs) for theirs, ours in MODEL_KEYS.items()}
         if fields.flag("learned_positions", False):
@@ -115,7 +119,7 @@ class Widthwise(Architecture):
         self.check(config)
         layers = [_written_layer(layer) for layer in config.layers]
         usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
-        said = to_data(config)
+        given = to_data(config)
         digits = len(str(config.n_layers - 1))
         others = {
             str(i).zfill(digits): {key: value for key, value in layer.items() if value != usual[key]}
@@ -127,7 +131,7 @@ class Widthwise(Architecture):
             "max_position_embeddings": n_positions if config.positions is None else config.positions.n_positions,
             "learned_positions": config.positions is not None,
             "initializer_range": config.init.std,
-            **{theirs: said[ours] for theirs, ours in MODEL_KEYS.items()},
+            **{theirs: given[ours] for theirs, ours in MODEL_KEYS.items()},
             **usual,
             "per_layer_config": {key: value for key, value in others.items() if value},
         }
@@ -148,20 +152,12 @@ def _refuse(path: str, kind: str, known: tuple[str, ...]) -> None:
     )
 
 
-def _index(fields: Fields, key: str, n_layers: int) -> int:
-    if not key.isdecimal() or int(key) >= n_layers:
-        raise UserError(
-            f"{fields.where}: per_layer_config: got {key!r}; allowed: the number of a layer below {n_layers}"
-        )
-    return int(key)
-
-
-def _layer_data(fields: Fields, said: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer in our words, from what config.json says of all layers and of this one."""
+def _layer_data(fields: Fields, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a layer under our names, from the values of all layers and those of this one."""
     data: dict[str, Any] = {}
     for key, (*folder, field) in LAYER_KEYS.items():
         node = data.setdefault(folder[0], {}) if folder else data
-        node[field] = said.get(key, fields.get(key))
+        node[field] = given.get(key, fields.get(key))
     return data
 
 
@@ -174,7 +170,7 @@ def _written_layer(layer: LayerConfig) -> dict[str, Any]:
 
 
 def _usual(values: list[Any]) -> Any:
-    """The value of most layers, or the largest where it is a size: what tools take that know one for all layers."""
+    """Return the value of most layers, or the largest of sizes, for tools that know one for all layers."""
     if all(type(value) is int for value in values):
         return max(values)
     most = Counter(map(repr, values)).most_common(1)[0][0]
@@ -194,10 +190,10 @@ AUTO_MAP = {
         "AutoModelForCausalLM": "modeling_widthwise.WidthwiseForCausalLM",
     }
 }
-"""What config.json says about them."""
+"""Their entry in config.json."""
 
 
 def model_code() -> dict[str, str]:
-    """Name -> content: the very files that the package itself uses."""
+    """Return name -> content of the files that the package itself uses."""
     folder = files("widthwise.interop.widthwise_model")
     return {name: (folder / name).read_text("utf-8") for name in FILES}

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from widthwise.growth.choices import NewLayers, NewSizes
+from widthwise.growth.choices import NewLayers, NewSizes, resized
 from widthwise.growth.plan import plan_growth
-from widthwise.growth.resized import resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.decoder import build as build_decoder

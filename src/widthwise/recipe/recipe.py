@@ -85,7 +85,7 @@ class Recipe(Config):
         factors = self.optimizer.factors
         for each in self.phases:
             if each.growth is not None and each.start <= phase.start:
-                from widthwise.growth.optimizer_state import grown_factors
+                from widthwise.growth.plan import grown_factors
 
                 factors = grown_factors(each.growth.plan, factors)
         return self.optimizer.with_factors(factors)

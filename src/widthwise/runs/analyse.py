@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from widthwise.analysis.decoder_subject import DecoderSubject
-from widthwise.analysis.hf_subject import HFSubject
+from widthwise.analysis.findings import sentence
+from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
-from widthwise.analysis.sentence import sentence
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
@@ -206,21 +206,21 @@ def _analysed(
                 raise UserError(f"{name}: {error}") from None
             observer.working(name, n_done, n_batches, "batches")
         widths = validate(decoder, held_out).token_widths if decoder and dynamic_layers(decoder.config) else None
-        found = {"token_widths": None, "virtual_width": None}
+        found: dict[str, Any] = {"token_widths": None, "virtual_width": None}
         if decoder is not None:
             found = model_analyses(decoder, held_out, widths) | {
                 "exit_flops": decoder.config.exit_flops(held_out.seq_len),
                 "block_exit_flops": decoder.config.block_exit_flops(held_out.seq_len),
             }
-    described = {
-        "name": name,
-        "source": shown_path(source.path),
-        "kind": "widthwise" if source.is_run else "hf",
-        "step": model.step,
-        "tokens": model.tokens,
-        "run": source.run,
-    }
-    return AnalysedModel.model_validate({**described, **profile.summary(), **found})
+    return profile.summary(
+        name=name,
+        source=shown_path(source.path),
+        kind="widthwise" if source.is_run else "hf",
+        step=model.step,
+        tokens=model.tokens,
+        run=source.run,
+        **found,
+    )
 
 
 def _title(names: list[str]) -> str:

@@ -15,9 +15,8 @@ from widthwise.files import check_free, new_folder, write_atomic
 from widthwise.growth.certificate import certify, model_size
 from widthwise.growth.choices import Reset
 from widthwise.growth.describe import KeptConstant, expansions
-from widthwise.growth.optimizer_state import grown_factors, grown_states
-from widthwise.growth.plan import GrowthPlan
-from widthwise.growth.tensor_plan import Fresh
+from widthwise.growth.plan import GrowthPlan, grown_factors, grown_states
+from widthwise.growth.tensor_plan import FreshEntries
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe
@@ -47,7 +46,7 @@ class Intention:
     plan: GrowthPlan
     reset: Reset = "none"
     seed: int = 0
-    fresh: Fresh | None = None
+    fresh: FreshEntries | None = None
     constants: tuple[KeptConstant, ...] = ()
     """Kept constants, in which the new model differs from its recipe."""
     changes: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import text_means
 from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
-from widthwise.evaluation.paper_suites import plan_suite
+from widthwise.evaluation.paper_tasks import plan_suite
 from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic

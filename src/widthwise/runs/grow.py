@@ -9,12 +9,11 @@ from pydantic import TypeAdapter
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
 from widthwise.growth.bake import bake_plan, left_explicit
-from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
+from widthwise.growth.choices import SAME_SIZES, GrowOptions, Multiples, NewSizes, resized
 from widthwise.growth.correspondence import align
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.pad import PADDING, pad_plan
 from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
-from widthwise.growth.resized import SAME_SIZES, resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.flop_budget import FlopBudget

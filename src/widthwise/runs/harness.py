@@ -15,7 +15,7 @@ from typing import Any
 from widthwise.config_io import UserError
 from widthwise.data.extras import require
 from widthwise.evaluation.estimate import Metrics
-from widthwise.evaluation.lm_eval_tasks import SUFFIX, local_task
+from widthwise.evaluation.local_tasks import SUFFIX, local_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
 from widthwise.yaml_io import dump_yaml

@@ -18,7 +18,7 @@ from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.evaluation.hf_model import HFModel
+from widthwise.evaluation.batches import HFModel
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Fields

@@ -11,6 +11,7 @@ from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
+from widthwise.records.analysis import TokenWidths
 from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.spikes import loss_curve_warnings, notes_on_spikes
@@ -95,8 +96,8 @@ def is_analysed(model: ModelConfig) -> bool:
     return bool(dynamic_layers(model)) or has_virtual_width(model)
 
 
-def model_analyses(model: Decoder, held_out: HeldOut, widths: dict[str, Any] | None) -> dict[str, Any]:
-    """Analyse `token_widths` and `virtual_width`, each None for a model without it.
+def model_analyses(model: Decoder, held_out: HeldOut, widths: TokenWidths | None) -> dict[str, Any]:
+    """Return `token_widths` and `virtual_width`, each None for models without it.
 
     widths: `Validation.token_widths`.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
-from widthwise.growth.optimizer_state import State
+from widthwise.growth.plan import State
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.optimizer import Optimizer

@@ -11,8 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from widthwise.growth.optimizer_state import State, grown_states
-from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.plan import GrowthPlan, State, grown_states
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows, is_shared, set_whole, whole, with_rows
 from widthwise.recipe.growth_events import Growth, Pace, Phase

@@ -32,6 +32,7 @@ from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, check_length, stream_tokens
 from widthwise.model.shards import reshard
 from widthwise.recipe.train_section import SampleConfig, ValidationConfig, ValidationTask, ValidationText
+from widthwise.records.analysis import TokenWidths
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.step_statistics import ChoiceMeans
 
@@ -47,7 +48,7 @@ class Validation:
     """Bits per byte of the text that the targets stand for, comparable between tokenizers; None where it is empty."""
     window_losses: list[float]
     """Mean loss of every window of seq_len targets, in order: what a paired comparison pairs."""
-    token_widths: dict[str, Any] | None
+    token_widths: TokenWidths | None
     """The result of `WidthMeter.summary`; None without dynamic-width layers."""
     expert_loads: list[list[float] | None] | None
     """For each layer, every expert's share of the routed tokens; None if no layer routes."""
@@ -70,7 +71,8 @@ class Validation:
         if self.mtp_losses is not None:
             record["mtp_losses"] = self.mtp_losses
         if self.token_widths is not None:
-            record |= {"width_fraction": self.token_widths["mean_fraction"], "token_widths": self.token_widths}
+            widths = self.token_widths
+            record |= {"width_fraction": widths.mean_fraction, "token_widths": widths.to_data()}
         if self.texts:
             record["val_texts"] = {name: text.numbers() for name, text in self.texts.items()}
         if self.tasks:

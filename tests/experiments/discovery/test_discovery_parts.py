@@ -16,7 +16,7 @@ from widthwise.experiments.discovery.parts import PARTS, GrownModel, sizes_of
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.gain import first_order_gains
 from widthwise.growth.plan import GrowthPlan, plan_growth
-from widthwise.growth.tensor_plan import AsStarted
+from widthwise.growth.tensor_plan import InitialValues
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe
 from widthwise.shape.kinds import ExplicitShape
@@ -60,7 +60,7 @@ def planned(grown: GrownModel) -> GrowthPlan:
             _, index, inside = name.split(".", 2)
             gap = sum(source is not None for source in grown.sources[: int(index)])
             if grown.sources[int(index)] is None:
-                tensors[name] = replace(tensor, fresh=AsStarted(drawn_for(f"{gap} {inside}")))
+                tensors[name] = replace(tensor, fresh=InitialValues(drawn_for(f"{gap} {inside}")))
     return replace(plan, tensors=tensors)
 
 

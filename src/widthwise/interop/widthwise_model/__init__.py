@@ -1,1 +1,1 @@
-"""What transformers runs: two files that import nothing of this package, so that they can leave with a model."""
+"""The model that transformers runs: two files that import nothing of this package, so that exports can carry them."""

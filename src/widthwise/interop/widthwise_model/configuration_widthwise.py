@@ -1,4 +1,4 @@
-"""What a `widthwise` model is made of: one set of sizes for all layers, and what each layer has otherwise.
+"""The config of a `widthwise` model: one set of sizes for all layers, and exceptions by layer.
 
 The stream between layers is `hidden_size` wide everywhere. A layer has its own `layer_width`: it reads and writes the
 first coordinates of the stream only. Whatever differs between layers is in `per_layer_config`; the value outside of it
@@ -16,7 +16,7 @@ GATHERED = {
     "rowwise": "rowwise_split_input",
     "replicated_with_grad_allreduce": "replicate",
 }
-"""How tensor parallelism divides a matrix, and how where every process must see the whole of what it makes."""
+"""Style of tensor parallelism -> the style for a matrix whose whole output every process needs."""
 
 
 def gathered(plan: dict[str, str]) -> dict[str, str]:
@@ -24,7 +24,7 @@ def gathered(plan: dict[str, str]) -> dict[str, str]:
 
 
 def within(part: str, plan: dict[str, str]) -> dict[str, str]:
-    """The same rules of a part of each layer."""
+    """Return the same rules for a part of each layer."""
     return {f"layers.*.{part}.{name}": style for name, style in plan.items()}
 
 
@@ -37,8 +37,8 @@ FEED_FORWARD_PLANS = {
     "moe": within("mlp.shared", SWIGLU),
     "dynamic": within("mlp", gathered(SWIGLU)),
 }
-"""Kind of feed-forward -> the rules for its matrices. Every process has whole experts. What `dynamic` makes of its
-hidden units is gathered, because a width counts those of all processes."""
+"""Kind of feed-forward -> the rules for its matrices. Every process has whole experts. The hidden units of `dynamic`
+are gathered, because a width counts those of all processes."""
 
 
 class WidthwiseConfig(PreTrainedConfig):
@@ -66,17 +66,17 @@ class WidthwiseConfig(PreTrainedConfig):
     logit_scale: float | None = None
     """Factor of the logits."""
     residual: dict[str, Any] | None = None
-    """How sublayers share the stream; its `kind` is `plain` or `hyper_connections`."""
+    """Access of sublayers to the stream; its `kind` is `plain` or `hyper_connections`."""
     learned_positions: bool | None = None
-    """Whether there is a row for each of max_position_embeddings positions, added to the embedding."""
+    """True for a row for each of max_position_embeddings positions, added to the embedding."""
     final_norm: dict[str, Any] | None = None
     """The norm before the head, as `attention_norm`."""
     final_norm_width: int | None = None
     """Coordinates of the stream that it covers, the first ones."""
     mtp: dict[str, Any] | None = None
-    """Further heads, of which the file has the weights; this model does not load them."""
+    """MTP heads, of which the file has the weights; this model does not load them."""
     weight_init: dict[str, Any] | None = None
-    """How new weights were drawn."""
+    """Distribution of new weights."""
 
     layer_width: int | None = None
     """Coordinates of the stream that the layer owns."""
@@ -85,7 +85,7 @@ class WidthwiseConfig(PreTrainedConfig):
     layer_out: int | None = None
     """Coordinates that its feed-forward writes."""
     norm_placement: str | None = None
-    """Where the norms are: `pre`, before the sublayer, or `reordered`, on what it adds to the stream."""
+    """Place of the norms: `pre`, before the sublayer, or `reordered`, on its update."""
     attention_norm: dict[str, Any] | None = None
     """`kind` (rms, layer), `eps`, `norm_dim`: divisor of the sum of squares, `stat_width`: coordinates summed, and
     `output_multiplier`."""
@@ -102,7 +102,7 @@ class WidthwiseConfig(PreTrainedConfig):
     rope_frequencies: list[float] | None = None
     """Radians per position of each pair, where the base does not give them."""
     attention_bias: bool | None = None
-    """Whether queries, keys and values have biases."""
+    """True for biases of queries, keys and values."""
     attention_out_bias: bool | None = None
     qk_norm: dict[str, Any] | None = None
     """Norm of queries and keys, over each head or over all of them."""
@@ -112,9 +112,9 @@ class WidthwiseConfig(PreTrainedConfig):
     """The feed-forward; its `kind` is `swiglu`, `mlp`, `hourglass`, `moe` or `dynamic`."""
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """What tensor parallelism divides; norms and whatever mixes the stream are on every process.
+        """Return the plan of tensor parallelism; norms and mixtures of the stream are on every process.
 
-        A rule is for all layers, so of feed-forwards those in which all layers agree.
+        A rule is for all layers, so that feed-forwards get those on which all layers agree.
         """
         layers = list(self.per_layer_config)
         norms = {layer.qk_norm["over"] for layer in layers if layer.qk_norm is not None}

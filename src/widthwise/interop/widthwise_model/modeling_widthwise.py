@@ -1,4 +1,4 @@
-"""A language model whose layers have widths of their own, for transformers.
+"""A language model whose layers have different widths, for transformers.
 
 `config` is a WidthwiseConfig, and `layer` the same with the values of one layer.
 
@@ -33,7 +33,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def normalised_width(placement: str, d_read: int, d_write: int) -> int:
-    """Coordinates that the norm of a sublayer sees."""
+    """Return the number of coordinates that the norm of a sublayer covers."""
     return {"pre": d_read, "reordered": d_write, "none": 0}[placement]
 
 
@@ -71,11 +71,11 @@ class Norm(nn.Module):
         return ((y if self.bias is None else y + self.bias) * self.output_multiplier).to(x.dtype)
 
     def before(self, x: Tensor) -> Tensor:
-        """The stream -> what the sublayer works on."""
+        """The stream -> the input of the sublayer."""
         return self(x) if self.placement == "pre" else x
 
     def after(self, update: Tensor) -> Tensor:
-        """What the sublayer made -> what joins the stream."""
+        """The output of the sublayer -> its update of the stream."""
         return self(update) if self.placement == "reordered" else update
 
 
@@ -90,7 +90,7 @@ class NoNorm(nn.Module):
 
 
 def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm | NoNorm:
-    """The norm of a sublayer that reads d_read coordinates and writes d_write."""
+    """Build the norm of a sublayer that reads d_read coordinates and writes d_write."""
     width = normalised_width(placement, d_read, d_write)
     return Norm(width, **norm, placement=placement) if width else NoNorm()
 
@@ -157,7 +157,7 @@ class GroupNorm(nn.Module):
 
 
 class Ends(NamedTuple):
-    """What stands between the stream and the embedding, and between it and the head."""
+    """The modules between the stream and the embedding, and between it and the head."""
 
     n_columns: int
     """Columns of the embedding matrix."""
@@ -187,7 +187,7 @@ class PlainResidual(nn.Module):
         return Ends(config.embedding_size)
 
     def read(self, stream: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the sublayer, and what `write` needs."""
+        """Return the input of the sublayer, and the state for `write`."""
         if self.resize != "carry":
             kept, widened = stream[..., : self.d_before], stream[..., self.d_before : self.d_read]
             widened = torch.zeros_like(widened) if self.resize == "zero" else self.w_widen(kept).to(stream.dtype)
@@ -231,15 +231,15 @@ class HyperConnection(nn.Module):
 
     @staticmethod
     def ends(config: Any) -> Ends:
-        said, width, d_model = config.residual, config.hidden_size, config.embedding_size
-        embedding, b, eps = said["embedding"], said["slot_width"], config.final_norm["eps"]
+        residual, width, d_model = config.residual, config.hidden_size, config.embedding_size
+        embedding, b, eps = residual["embedding"], residual["slot_width"], config.final_norm["eps"]
         return Ends(
             width if embedding == "direct" else d_model,
             ENTRIES[embedding](embedding, d_model, width, b) if embedding in ENTRIES else None,
-            GroupNorm(kind, d_model, width, eps, said["group_norm_dim"] or d_model)
-            if (kind := said["group_norm"])
+            GroupNorm(kind, d_model, width, eps, residual["group_norm_dim"] or d_model)
+            if (kind := residual["group_norm"])
             else None,
-            SumOfGroups(d_model) if said["reduce"] == "sum" else Mixture(said["reduce"], width, d_model, b),
+            SumOfGroups(d_model) if residual["reduce"] == "sum" else Mixture(residual["reduce"], width, d_model, b),
         )
 
     def coefficients(self, slots: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ class HyperConnection(nn.Module):
         return torch.cat((self.scale[:1].expand(n_mixed), self.scale[1:].expand(self.n_coefficients - n_mixed)))[None]
 
     def read(self, stream: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The input of the sublayer, and what `write` needs."""
+        """Return the input of the sublayer, and the state for `write`."""
         slots = wide(stream).unflatten(-1, (self.n_slots, self.slot_width))
         coefficients = self.coefficients(slots)
         x = coefficients[..., : self.n_read].transpose(-1, -2) @ slots
@@ -284,11 +284,11 @@ RESIDUALS = {"plain": PlainResidual, "hyper_connections": HyperConnection}
 
 
 Rope = tuple[int, float, tuple[float, ...] | None]
-"""head_dim, base and the frequencies, where the base does not give them."""
+"""head_dim, base, and the frequencies if the base does not give them."""
 
 
 def rope_of(layer: Any) -> Rope | None:
-    """How the heads of a layer turn; None where they do not."""
+    """Return the rotation of the heads of a layer; None if they do not rotate."""
     frequencies = None if layer.rope_frequencies is None else tuple(layer.rope_frequencies)
     return None if layer.rope_theta is None else (layer.head_dim, layer.rope_theta, frequencies)
 
@@ -396,16 +396,9 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=False)
         self.down_proj = nn.Linear(d_ff, d_out, bias=False)
 
-    @classmethod
-    def of(cls, layer: Any, ffn: dict[str, Any]) -> "SwiGLU":
-        return cls(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer))
-
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out)."""
-        return self.within(self.norm, x)
-
-    def within(self, norm: Norm | NoNorm, x: Tensor) -> Tensor:
-        """The same with another norm."""
+    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None, **kwargs: Any) -> Tensor:
+        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: instead of its own."""
+        norm = norm or self.norm
         x = norm.before(x)
         return norm.after(self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x)))
 
@@ -435,16 +428,8 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=has_bias)
         self.down_proj = nn.Linear(d_ff, d_out, bias=has_bias)
 
-    @classmethod
-    def of(cls, layer: Any, ffn: dict[str, Any]) -> "MLP":
-        sizes = layer.layer_width, ffn["d_ff"], layer.layer_out
-        return cls(*sizes, ffn_norm(layer), ffn["activation"], ffn["bias"])
-
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        return self.within(self.norm, x)
-
-    def within(self, norm: Norm | NoNorm, x: Tensor) -> Tensor:
-        """The same with another norm."""
+    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None, **kwargs: Any) -> Tensor:
+        norm = norm or self.norm
         return norm.after(self.down_proj(self.activation(self.up_proj(norm.before(x)))))
 
 
@@ -486,7 +471,7 @@ class Hourglass(nn.Module):
         total = first(entered)
         for block in others:
             state = torch.add(entered, total, alpha=self.multiplier)
-            update = first.within(block.norm, state) if self.is_shared else block(state)
+            update = first(state, block.norm) if self.is_shared else block(state)
             total = total[..., : update.shape[-1]] + update
         return total[..., : self.d_out]
 
@@ -535,27 +520,32 @@ class MoE(nn.Module):
         return self.norm.after(update if self.shared is None else update + self.shared(x))
 
 
+SCORE_EPS = 1e-5
+PLAIN_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "const": lambda x, stream: torch.zeros_like(x[..., 0]),
+    "random": lambda x, stream: torch.rand_like(x[..., 0]).clamp(min=2**-25).logit(),
+    "rms_mean": lambda x, stream: x.mean(dim=-1) * (x.square().mean(dim=-1) + SCORE_EPS).rsqrt(),
+    "raw_mean": lambda x, stream: stream.mean(dim=-1),
+}
+"""Scores without parameters of x, the normalised features, and the stream before the norm: 0, a learned width of the
+layer; logit(u) with u ~ U(0, 1), a control; mean(x) / rms(x); mean(stream)."""
+
+
 class WidthScore(nn.Module):
-    """From a token's features (B, T, d_model) the number (B, T) that decides how many hidden units it uses."""
+    """The number (B, T) that decides how many hidden units a token with features (B, T, d_model) uses."""
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__()
+        self.kind = score["kind"]
         self.log_gain = nn.Parameter(torch.zeros(1)) if score.get("learn_gain") else None
 
     def forward(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        """x: what the feed-forward reads, normalised; stream: the same before the norm."""
-        found = self.before_gain(x, stream, input_ids)
+        """x: normalised input of the feed-forward; stream: the same before the norm."""
+        found = self.before_gain(wide(x), wide(stream), input_ids)
         return found if self.log_gain is None else wide(self.log_gain).exp() * found
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-
-class ConstScore(WidthScore):
-    """Always 0: a learned width of the layer, the same for all tokens."""
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return torch.zeros_like(wide(x[..., 0]))
+        return PLAIN_SCORES[self.kind](x, stream)
 
 
 class TokenScore(WidthScore):
@@ -571,13 +561,6 @@ class TokenScore(WidthScore):
         return wide(self.table)[input_ids]
 
 
-class RandomScore(WidthScore):
-    """logit(u) with u ~ U(0, 1): a control."""
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return torch.rand_like(wide(x[..., 0])).clamp(min=2**-25).logit()
-
-
 class LayerNormMeanScore(WidthScore):
     """mean(LayerNorm(x))."""
 
@@ -586,22 +569,7 @@ class LayerNormMeanScore(WidthScore):
         self.scale, self.shift = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return layer_norm(wide(x), x.shape[-1:], wide(self.scale), wide(self.shift), SCORE_EPS).mean(dim=-1)
-
-
-class RMSMeanScore(WidthScore):
-    """mean(x) / rms(x)."""
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        y = wide(x)
-        return y.mean(dim=-1) * (y.square().mean(dim=-1) + SCORE_EPS).rsqrt()
-
-
-class RawMeanScore(WidthScore):
-    """The mean of the stream before the norm."""
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return wide(stream).mean(dim=-1)
+        return layer_norm(x, x.shape[-1:], wide(self.scale), wide(self.shift), SCORE_EPS).mean(dim=-1)
 
 
 class LinearScore(WidthScore):
@@ -612,7 +580,7 @@ class LinearScore(WidthScore):
         self.v = nn.Linear(d_model, 1, bias=False)
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return linear(wide(x), wide(self.v.weight))[..., 0]
+        return linear(x, wide(self.v.weight))[..., 0]
 
 
 class MLPScore(WidthScore):
@@ -624,17 +592,13 @@ class MLPScore(WidthScore):
         self.v = nn.Linear(score["d_hidden"], 1, bias=False)
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return linear(silu(linear(wide(x), wide(self.w_in.weight))), wide(self.v.weight))[..., 0]
+        return linear(silu(linear(x, wide(self.w_in.weight))), wide(self.v.weight))[..., 0]
 
 
-SCORE_EPS = 1e-5
 SCORES: dict[str, type[WidthScore]] = {
-    "const": ConstScore,
+    **dict.fromkeys(PLAIN_SCORES, WidthScore),
     "token": TokenScore,
-    "random": RandomScore,
     "ln_mean": LayerNormMeanScore,
-    "rms_mean": RMSMeanScore,
-    "raw_mean": RawMeanScore,
     "linear": LinearScore,
     "mlp": MLPScore,
 }
@@ -668,7 +632,7 @@ class WidthMask(nn.Module):
 
 
 def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
-    """(d_ff,): where each hidden unit lies, ascending; i + 1/2 for the units that a layer began with.
+    """Return (d_ff,), the ascending positions of the hidden units; i + 1/2 for the units that a layer began with.
 
     sizes: the numbers of units that the layer has had. Units of one growth lie evenly among the others.
     """
@@ -679,7 +643,7 @@ def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
 
 
 class DynamicWidth(SwiGLU):
-    """A SwiGLU in which each token uses only its first hidden units, as many as its score says."""
+    """A SwiGLU in which each token uses only its first hidden units, by its score."""
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
         super().__init__(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer))
@@ -689,20 +653,25 @@ class DynamicWidth(SwiGLU):
             self.score = SCORES[ffn["score"]["kind"]](ffn["score"], layer.layer_width)
             self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, norm: Norm | NoNorm | None = None, input_ids: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        norm = norm or self.norm
         if self.score is None or self.bias is None:
-            return super().forward(x)
-        stream, x = x, self.norm.before(x)
+            return super().forward(x, norm)
+        stream, x = x, norm.before(x)
         level = torch.sigmoid(self.score(x, stream, input_ids) + wide(self.bias))
         width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
         used = self.mask(width[..., None], unit_centres(self.sizes, width))
         hidden = silu(self.gate_proj(x)) * self.up_proj(x)
-        return self.norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
+        return norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
 
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
-    "swiglu": SwiGLU.of,
-    "mlp": MLP.of,
+    "swiglu": lambda layer, ffn: SwiGLU(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer)),
+    "mlp": lambda layer, ffn: MLP(
+        layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), ffn["activation"], ffn["bias"]
+    ),
     "hourglass": Hourglass,
     "moe": MoE,
     "dynamic": DynamicWidth,
@@ -732,7 +701,7 @@ class WidthwiseDecoderLayer(GradientCheckpointingLayer):
 
 
 class WidthwisePreTrainedModel(PreTrainedModel):
-    """What transformers asks of the classes below."""
+    """Settings of the classes below for transformers."""
 
     config_class = WidthwiseConfig
     base_model_prefix = "model"
@@ -748,8 +717,8 @@ class WidthwisePreTrainedModel(PreTrainedModel):
 
     @PreTrainedModel.tp_plan.getter
     def tp_plan(self) -> dict[str, str]:
-        """That of the config; where tp_size processes cannot share the heads of all layers evenly, each attends with
-        all of them, of which the matrices are divided nevertheless."""
+        """The plan of the config; if tp_size processes cannot share the heads of all layers evenly, each attends with
+        all of them, while the matrices are still divided."""
         plan, n_processes = self._tp_plan or {}, self.tp_size or 1
         if all(layer.num_key_value_heads % n_processes == 0 for layer in self.config.per_layer_config):
             return plan
@@ -829,7 +798,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         return pad(rows, (0, self.config.hidden_size - rows.shape[-1]))
 
     def leave(self, stream: Tensor) -> Tensor:
-        """The stream after the last layer -> what the head reads; coordinates beyond the norm pass as they are."""
+        """The stream after the last layer -> the input of the head; coordinates beyond the norm pass unchanged."""
         n, d_model = self.config.final_norm_width, self.config.embedding_size
         if self.group_norm is not None:
             stream = self.group_norm(stream)
@@ -839,7 +808,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
 
 
 def positions_of(rows: Tensor, attention_mask: Tensor | None, n_seen: int) -> Tensor:
-    """(B or 1, T): the number of real tokens in front of each, where a mask (B, S) says which are real."""
+    """Return (B or 1, T), the number of real tokens before each; a mask (B, S) is True on real ones."""
     n_new = rows.shape[1]
     if attention_mask is not None and attention_mask.dim() == 2:
         return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -n_new:]

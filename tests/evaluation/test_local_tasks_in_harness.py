@@ -8,7 +8,7 @@ from harness_cases import keep_harness_in, write_lines
 from scored_models import CHOICES, CLOZES, SCHEMAS, tiny_scorer
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.lm_eval_tasks import local_task
+from widthwise.evaluation.local_tasks import local_task
 from widthwise.runs.harness import harness_results, metrics_of
 from widthwise.yaml_io import dump_yaml, parse_yaml
 

@@ -1,16 +1,17 @@
-"""Any Decoder as a subject of the statistics."""
+"""Subjects of the statistics: any Decoder, and causal language models of transformers."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from widthwise.analysis.subject import Subject, Watcher, watched_layers
+from widthwise.analysis.subject import AttentionCall, Subject, Watcher, watched_layers
+from widthwise.config_io import UserError
 from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.decoder import Decoder
@@ -29,7 +30,7 @@ ROWS_AT_ONCE = 1024
 
 
 class DecoderSubject(Subject):
-    """In evaluation mode. Its further heads are not looked at."""
+    """A Decoder in evaluation mode; its MTP heads are ignored."""
 
     def __init__(self, model: Decoder):
         self._model = model
@@ -61,19 +62,19 @@ class DecoderSubject(Subject):
             self._model.stream(tokens)
 
     def _wide(self, depth: int, stream: Stream) -> Tensor:
-        """(B, T, width): of the plain residual as many coordinates as a layer has written by then, else all slots."""
+        """Return (B, T, width): the coordinates of a plain residual written by then, else all slots."""
         config = self._model.config
         width = max((config.d_model, *config.widths[:depth]))
         states = config.residual.to_slots(stream, width).flatten(-2)
-        # Before the first layer the padding is nothing that was written.
+        # Before the first layer, padding was not written by anything.
         return states[..., :width] if depth == 0 and type(self._model.entry) is PadEntry else states
 
 
 @contextmanager
 def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Calls see(block, activations (n, d_ff)) in a pass of the feed-forward; in a second one, blocks would count on.
+    """Call see(block, activations (n, d_ff)) in one pass of the feed-forward; blocks are counted once per context.
 
-    A block is a call of a matrix named w_down, or the routed experts of a mixture, which `see` is given in pieces. A
+    A block is a call of a matrix named w_down, or the routed experts of a mixture, passed to `see` in pieces. A
     feed-forward that chooses its width computes all its units meanwhile, and masks them.
     """
     n_blocks = itertools.count()
@@ -100,8 +101,9 @@ def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Itera
 
 
 def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
-    """x: (n, d_model), what the experts read, and logits: (n, n_experts) of the router -> in pieces (m, n_experts *
-    d_expert), the units of all experts, 0 where a token is not sent to the expert.
+    """Yield the units of all experts in pieces (m, n_experts * d_expert), 0 where a token is not sent to the expert.
+
+    x: (n, d_model), input of the experts; logits: (n, n_experts) of the router.
     """
     n_experts, d_expert = moe.config.n_experts, moe.config.d_expert
     w_gate, w_up = (w.weight.unflatten(0, (n_experts, d_expert)) for w in (moe.w_gate, moe.w_up))
@@ -121,7 +123,7 @@ def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
 
 @contextmanager
 def _times_masks(ffn: DynamicHourglass, see: Callable[[int, Tensor], None]) -> Iterator[Callable[[int, Tensor], None]]:
-    """A `see` for all units of the blocks, which calls `see` with those 0 that a token leaves out."""
+    """Yield a `see` for all units of the blocks, which calls `see` with the units that a token leaves out set to 0."""
     units: list[tuple[int, Tensor]] = []
 
     def leave(module: Any, args: Any, output: Any) -> None:
@@ -136,9 +138,9 @@ def _times_masks(ffn: DynamicHourglass, see: Callable[[int, Tensor], None]) -> I
 
 @contextmanager
 def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> Iterator[None]:
-    """Calls see(block, stream) in a pass of the layer, for each block of an hourglass but the last, from 0 on.
+    """Call see(block, stream) in a pass of the layer, for each block of an hourglass but the last, from 0 on.
 
-    stream: what the layer would return if its feed-forward ended with that block.
+    stream: the layer's output if its feed-forward ended with that block.
     """
     ffn, site = layer.ffn, layer.ffn_residual
     if not isinstance(ffn, Hourglass):
@@ -176,3 +178,102 @@ def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> It
             stack.enter_context(down.register_forward_hook(see_down))
         stack.enter_context(ffn.register_forward_hook(leave))
         yield
+
+
+class ModuleNames(NamedTuple):
+    """The module names of an architecture."""
+
+    families: str
+    layers: str
+    norm: str
+    """The norm before the head."""
+    down: str
+    """The down-projection within a layer."""
+
+
+MODULE_NAMES = (
+    ModuleNames("Llama, Mistral, Qwen 2 and 3, OLMo 2", "layers", "norm", "mlp.down_proj"),
+    ModuleNames("GPT-2", "h", "ln_f", "mlp.c_proj"),
+    ModuleNames("GPT-NeoX", "layers", "final_layer_norm", "mlp.dense_4h_to_h"),
+)
+TOLERANCE = 1e-3
+"""Allowed difference of the logits, relative to the largest."""
+
+
+class HFSubject(Subject):
+    """A causal language model of transformers in evaluation mode, with `sdpa` attention.
+
+    Raises UserError if its parts are not found, or do not give the model's logits.
+    """
+
+    def __init__(self, model: Any):
+        self._model, self._kind = model, model.config.model_type
+        self._layers, self._downs, self._norm = _parts(model, self._kind)
+        self._head: nn.Linear = model.get_output_embeddings()
+        self._check()
+
+    @property
+    def d_model(self) -> int:
+        return self._head.weight.shape[1]
+
+    @property
+    def widths(self) -> list[int]:
+        return [self.d_model] * len(self._layers)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+    def run(self, tokens: Tensor, watcher: Watcher) -> None:
+        def show(depth: int, stream: Tensor) -> None:
+            watcher.see_stream(depth, stream, self._norm(stream))
+
+        def see_down(layer: int, module: Any, args: Any) -> None:
+            watcher.see_activations(layer, 0, args[0].flatten(0, -2))
+
+        with ExitStack() as stack:
+            stack.enter_context(watched_layers(self._layers, watcher, show))
+            for index, down in enumerate(self._downs):
+                stack.enter_context(down.register_forward_pre_hook(partial(see_down, index)))
+            self._model.base_model(tokens, use_cache=False)
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        tokens, seen = torch.arange(2, device=self._head.weight.device)[None], _LastStates()
+        self.run(tokens, seen)
+        if seen.n_calls != len(self._layers):
+            raise UserError(
+                f"{self._kind}: {seen.n_calls} of its {len(self._layers)} layers call torch's "
+                "scaled_dot_product_attention, through which attention is seen; load it with attn_implementation sdpa"
+            )
+        expected = self._model(tokens, use_cache=False).logits
+        difference = (self.logits(seen.hidden) - expected).abs().max()
+        if not difference <= TOLERANCE * expected.abs().max():
+            raise UserError(f"{self._kind}: head and last norm do not give its logits, so there is no logit lens")
+
+
+class _LastStates(Watcher):
+    """The last hidden states, and the number of calls of attention."""
+
+    hidden: Tensor
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+
+    def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+    def see_attention(self, layer: int, call: AttentionCall) -> None:
+        self.n_calls += 1
+
+
+def _parts(model: Any, kind: str) -> tuple[Sequence[nn.Module], list[nn.Module], nn.Module]:
+    """Return the layers, their down-projections and the last norm. Raises UserError if no layout fits."""
+    for layout in MODULE_NAMES:
+        try:
+            layers = list(model.base_model.get_submodule(layout.layers).children())
+            downs = [layer.get_submodule(layout.down) for layer in layers]
+            return layers, downs, model.base_model.get_submodule(layout.norm)
+        except AttributeError:
+            continue
+    known = ", ".join(layout.families for layout in MODULE_NAMES)
+    raise UserError(f"{kind}: its layers, their down-projections and last norm are not found; known are {known}")
