@@ -1,4 +1,4 @@
-"""How a model is computed, as a recipe says it."""
+"""The choices of a recipe for computing a model."""
 
 from typing import Literal
 

@@ -36,7 +36,7 @@ def _without_middle(text: str, longest: int) -> str:
 
 @contextmanager
 def mistakes_at(path: str) -> Iterator[None]:
-    """What is raised inside as a ValueError `key: ...`, by a config too, leaves as a UserError `path.key: ...`."""
+    """Turn a ValueError `key: ...` raised inside, by a config too, into a UserError `path.key: ...`."""
     try:
         yield
     except pydantic.ValidationError as error:
@@ -178,7 +178,7 @@ def _place(mistake: Any, data: Any) -> tuple[str, ...]:
 
 
 def _unknown_key(path: str, kind: str, section: str, hint: str, **_: str) -> str:
-    """What is wrong with a key: often it is of the kind that its section had before an override named another."""
+    """Explain a wrong key: often it belongs to the kind that its section had before an override named another."""
     if not section or hint.startswith("did you mean"):
         return f"unknown key; {hint}"
     remedy = f"; to change the kind, replace the section: '{path}={section}'" if path else ""
@@ -186,7 +186,7 @@ def _unknown_key(path: str, kind: str, section: str, hint: str, **_: str) -> str
 
 
 def _not_of_default_kind(kind: str, hint: str, **_: str) -> str:
-    """What is wrong with a key of a section that names no kind."""
+    """Explain a wrong key of a section that names no kind."""
     return f"unknown key; without a kind the section is of kind {kind}; {hint}"
 
 

@@ -258,7 +258,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Whether an open file or folder still has that path, so that it was neither moved nor deleted."""
+    """Return True if an open file or folder still has that path: it was neither moved nor deleted."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -279,7 +279,7 @@ def file_sha256(path: Path, has_read: Callable[[int], object] = lambda n_bytes: 
 
 
 class FileRecord(Config):
-    """What a file must be, as a manifest says it."""
+    """The expected state of a file, from a manifest."""
 
     n_bytes: int
     sha256: str

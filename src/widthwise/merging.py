@@ -28,7 +28,7 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What `merge` must lay over `old` to make it `new`."""
+    """Return the changes that `merge` lays over `old` to make it `new`."""
     replaced = replaced_keys(old, new)
     change: dict[str, Any] = {}
     for key, value in new.items():

@@ -48,7 +48,7 @@ CONTINUED = "continued"
 
 
 class Seal(Config):
-    """What a checkpoint or a result belongs to."""
+    """The owner of a checkpoint or a result."""
 
     recipe: str
     """sha256 of the recipe that the run was begun with."""
@@ -96,7 +96,7 @@ class RunDir:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here."""
+        """True if a run was begun here."""
         return (self.path / "config.yaml").is_file()
 
     def begin(self, config_yaml: str, environment: Mapping[str, Any]) -> None:
@@ -184,7 +184,7 @@ class RunDir:
         write_atomic(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def seal(self) -> Seal:
-        """What a checkpoint or result of this moment belongs to. Call when the records are safe on the disk."""
+        """Return the owner of a checkpoint or result of this moment. Call when the records are safe on the disk."""
         return Seal(recipe=self._recipe_sha256(), metrics=self.metrics_file.front())
 
     def check_recipe_of(self, seal: Seal | None, of: str) -> None:
@@ -205,7 +205,7 @@ class RunDir:
 
     @property
     def has_result(self) -> bool:
-        """Whether the run has finished."""
+        """True if the run has finished."""
         return (self.path / RunResult.file_name).is_file()
 
     def result(self) -> RunResult | None:
@@ -267,7 +267,7 @@ class RunDir:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a process holds the run at this moment."""
+        """True if a process holds the run at this moment."""
         try:
             with open(self.path / "lock", "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

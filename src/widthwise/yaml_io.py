@@ -154,7 +154,7 @@ def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> No
 
 
 def _index(node: dict[Any, Any] | list[Any], path: list[str]) -> Any:
-    """What the last key of a path stands for in the node it leads to."""
+    """Return the meaning of the last key of a path in the node it leads to."""
     key = path[-1]
     number = int(key) if key.isdecimal() and len(key) < 19 else None
     if isinstance(node, list) and (number is None or number >= len(node)):

@@ -31,7 +31,7 @@ data_app = typer.Typer(
 
 
 class PrepareOptions(Config):
-    """How texts become tokens."""
+    """The options that turn texts into tokens."""
 
     tokenizer: str = "bpe-4096"
     """bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."""

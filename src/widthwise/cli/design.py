@@ -127,7 +127,7 @@ def design(
 
 
 class ExploreOptions(Config):
-    """How the page of `explore` is served."""
+    """The options with which `explore` serves its page."""
 
     port: int | None = None
     """Port on this machine, 0 for any; default: 8520, or any if it is taken."""
@@ -175,5 +175,5 @@ def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
 
 
 def _has_screen() -> bool:
-    """Whether a browser would open a window, and not take over the terminal as a text browser does."""
+    """Return True if a browser would open a window instead of taking over the terminal, as a text browser does."""
     return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -23,7 +23,7 @@ PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options":
 
 
 class AnalyzeOptions(Config):
-    """What models read for an analysis, which of their checkpoints do, and where it is written."""
+    """The text that models read for an analysis, the checkpoints that read it, and the folder it is written to."""
 
     text: Path | None = None
     """Text to read: .txt, .jsonl, .parquet, or a folder; default: the first run's held-out documents."""
@@ -91,7 +91,7 @@ def analyze(
 
 
 class GenerateOptions(Config):
-    """How texts are continued."""
+    """The options of continuing texts."""
 
     prompts: tuple[str, ...] = ()
     """Text to continue; repeat for a batch."""

@@ -103,7 +103,7 @@ def _option(name: str, kind: Any) -> str:
 
 
 def _parameter(name: str, info: FieldInfo, title: str | None = None) -> inspect.Parameter:
-    """What typer makes the option of a field from."""
+    """Return the annotation from which typer makes the option of a field."""
     kind = _kind(info.annotation)
     option = typer.Option(_option(name, kind), rich_help_panel=title)
     default = inspect.Parameter.empty if info.is_required() else info.default

@@ -144,7 +144,7 @@ def show_plan(found: Plan, known: Sequence[tuple[str, float]]) -> None:
 
 
 def _say_next(found: Plan, recipe: Path | None, overrides: list[str], variant: str | None) -> None:
-    """How the recipe is trained, on as many devices as were asked for, or how it comes into a file first."""
+    """Return the command that trains the recipe on as many devices as were asked for, or writes it to a file first."""
     if recipe is None:
         say_next_with_out("RECIPE")
         return
@@ -155,7 +155,7 @@ def _say_next(found: Plan, recipe: Path | None, overrides: list[str], variant: s
 
 
 def _changes_that_fit(found: Plan) -> list[str]:
-    """What a recipe that does not fit must change, if anything helps."""
+    """Return the change that makes a recipe fit, if anything helps."""
     possible = [each for each in found.setups if each.micro_batch_size is not None]
     if found.fits or not possible:
         return []
@@ -165,7 +165,7 @@ def _changes_that_fit(found: Plan) -> list[str]:
 
 
 def verdict(found: Plan) -> str:
-    """Whether it fits, in one line."""
+    """Return in one line if it fits."""
     there = f"{found.device} has {si(found.device_memory_bytes)}B"
     needs = (
         f"needs {si(found.memory.total_bytes)}B of memory with passes of {counted(found.micro_batch_size, 'sequence')}"
@@ -198,7 +198,7 @@ def _time(found: Plan, known: Sequence[tuple[str, float]]) -> str:
 
 
 def _known(found: Plan, known: Sequence[tuple[str, float]]) -> str:
-    """Whether devices with about this memory are fast enough."""
+    """Return True if devices with about this memory are fast enough."""
     about = f"about {si(found.device_memory_bytes)}B"
     if not known:
         return f"no device known by name has {about}"

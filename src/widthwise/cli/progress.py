@@ -24,7 +24,7 @@ WIDE = 100
 
 
 class TrackerName(StrEnum):
-    """What records can be sent to; the keys of `training.tracked.TRACKERS`."""
+    """Trackers that take records; the keys of `training.tracked.TRACKERS`."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -59,7 +59,7 @@ def shown_progress(console: Console) -> Iterator[Observer]:
 
 
 class _Pace:
-    """How fast a stage of some work goes on, since its first report."""
+    """The rate of a stage of some work since its first report."""
 
     def __init__(self, stage: str = "", n_done: int = 0, unit: str = ""):
         """unit: what is counted, in the plural; `B` for bytes, which are shown in MB."""
@@ -67,7 +67,7 @@ class _Pace:
         self._n_before, self._began = n_done, time.monotonic()
 
     def done(self, n_done: int, n_total: int | None, of: str) -> str:
-        """How much is done, as `1.5 of 2.0 MB`; "" where nothing is counted. of: what stands between the numbers."""
+        """Return the progress as `1.5 of 2.0 MB`; "" where nothing is counted. of: word between the numbers."""
         if not n_done and n_total is None:
             return ""
         total = "" if n_total is None else f"{of}{self._number(n_total)}"
@@ -127,7 +127,7 @@ class Bars(Progress):
 
 
 class _Rest(ProgressColumn):
-    """What stands behind the bar; until the time left is known, how long it has gone on."""
+    """Return the text behind the bar: the time left, or the time passed until that is known."""
 
     def render(self, task: Task) -> Text:
         fields = task.fields
@@ -137,7 +137,7 @@ class _Rest(ProgressColumn):
 
 
 class _Shown(Observer):
-    """What both ways of showing progress have in common."""
+    """The common part of both ways of showing progress."""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         self.working(stage, n_bytes, n_bytes_total, "B")
@@ -278,6 +278,6 @@ _SENTENCES = {"growth": _growth, "skipped": _skipped}
 
 
 def _end_of_all(seconds: float) -> str:
-    """How long all runs still take, and when that is by the clock."""
+    """Return the time left for all runs, and the hour at which they end."""
     end = datetime.now().astimezone() + timedelta(seconds=seconds)
     return f"all runs: {clock(seconds)} left, until {end:%a %d %b %H:%M}"

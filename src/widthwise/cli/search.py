@@ -95,7 +95,7 @@ def _totals(row: dict[str, Any]) -> list[str]:
 
 
 class DiscoverOptions(Config):
-    """What `discover` changes in the recipe's discover section."""
+    """Changes that `discover` makes to the recipe's discover section."""
 
     budget: str | None = None
     """Such as 30M: the uniform model is sized to it first; default: the recipe's."""

@@ -16,7 +16,7 @@ checkpoint_app = typer.Typer(
 
 
 class ExportOptions(Config):
-    """How a model is written for transformers."""
+    """The options of writing a model for transformers."""
 
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Type of the weights."""

@@ -45,7 +45,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: libraries then swallow an exception or turn it into another."""
+    """Return True while a module is being imported: libraries then swallow an exception or turn it into another."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

@@ -1,4 +1,4 @@
-"""What the page asks: the numbers of a setting, and what fits on which device."""
+"""Answers to the page: the numbers of a setting, and the devices it fits on."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ KEPT_BYTES = 32 * 2**20
 
 
 class Answers:
-    """What there is to say of one recipe, which is read once. Every method raises UserError for a setting that cannot
+    """Answers on one recipe, which is read once. Every method raises UserError for a setting that cannot
     be had. Threads may ask at the same time.
     """
 
@@ -58,7 +58,7 @@ class Answers:
         }
 
     def memory(self, setting: Setting) -> dict[str, Any]:
-        """What fits on every device known by name, as `plan` says; imports torch."""
+        """Return which devices known by name it fits on, as `plan` does; imports torch."""
         from widthwise.runs.devices import WITH_MEMORY
         from widthwise.runs.plan import Planner
 
@@ -82,7 +82,7 @@ class Answers:
 
 
 def remembered(count: Callable[[Setting], Any]) -> Callable[[Setting], str]:
-    """What is counted as JSON, of which the last `KEPT_BYTES` are kept."""
+    """Return the counted numbers as JSON, of which the last `KEPT_BYTES` are kept."""
     kept: dict[Setting, str] = {}
     lock = Lock()  # free while it counts, so that nobody waits for another's large model
 

@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.UNPROCESSABLE_ENTITY, JSON, json.dumps({"error": str(error)}))
 
     def _is_foreign(self, path: str) -> bool:
-        """Whether another site's page asks, which could not read the answer but keep this machine busy.
+        """Return True if another site's page asks, which could not read the answer but keep this machine busy.
 
         A browser says so. A link to the page itself may stand anywhere.
         """

@@ -1,4 +1,4 @@
-"""What the page lets a user set, and what that changes in a recipe."""
+"""The settings of the page, and the changes they make to a recipe."""
 
 import math
 from typing import Annotated, Any, Literal, get_args
@@ -63,7 +63,7 @@ class Setting(Config):
         return merge(data, solved_change(recipe, request)), request
 
     def request(self, template: ModelTemplate) -> ShapeRequest:
-        """What it asks of the shape of a recipe's model, as `widthwise design` takes it."""
+        """Return its request for the shape of a recipe's model, as `widthwise design` takes it."""
         shape = template.shape
         own = {"match": shape.match}
         if isinstance(shape, SolvedShape) and self.shape in (None, shape.kind):

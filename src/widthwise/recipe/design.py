@@ -68,7 +68,7 @@ def design_recipe(
 
 
 def solved_change(base: Recipe, request: ShapeRequest) -> dict[str, Any]:
-    """What a request changes in a recipe, to be laid over its data. Raises UserError where it cannot be met."""
+    """Return a request's changes to a recipe, to be laid over its data. Raises UserError where it cannot be met."""
     section: dict[str, Any] = {"shape": shape_section(request)}
     if request.budget is not None:
         section["d_model"] = fitting_d_model(base, request)
@@ -76,7 +76,7 @@ def solved_change(base: Recipe, request: ShapeRequest) -> dict[str, Any]:
 
 
 def budget_met(recipe: Recipe, request: ShapeRequest) -> dict[str, Any]:
-    """How far a designed recipe's model is from the budget, as `budget` of its inspection; nothing without one."""
+    """Return the distance of a designed model from its budget, as `budget` of its inspection; nothing without one."""
     if request.budget is None:
         return {}
     asked, found = parse_quantity(request.budget), cost_summary(recipe.final_model, recipe.seq_len)
@@ -97,7 +97,7 @@ def parse_quantity(text: str, option: str = "--budget") -> float:
 
 
 def is_quantity(text: str) -> bool:
-    """Whether `parse_quantity` reads it."""
+    """Return True if `parse_quantity` reads it."""
     try:
         return parse_quantity(text) > 0
     except UserError:

@@ -17,7 +17,7 @@ ENDLESS = 2**53
 
 
 class FlopBudget(Config):
-    """What may stand in a recipe in place of a number of steps."""
+    """A budget that may replace the number of steps in a recipe."""
 
     training_flops: pydantic.PositiveFloat
     """Training FLOPs of the whole run, each phase of one that grows counted with its own model. The number of steps
@@ -25,7 +25,7 @@ class FlopBudget(Config):
 
     @classmethod
     def of(cls, data: Any) -> "FlopBudget | None":
-        """That of the data of a recipe; None where they say the steps themselves. Raises UserError."""
+        """Return the budget in the data of a recipe; None where they give the steps themselves. Raises UserError."""
         train = data.get("train") if isinstance(data, dict) else None
         steps = train.get("steps") if isinstance(train, dict) else None
         if not isinstance(steps, dict):

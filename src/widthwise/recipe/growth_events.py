@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """What the rates of the schedule are multiplied by after a growth. Steps are counted from 1."""
+    """Factors on the rates of the schedule after a growth. Steps are counted from 1."""
 
     after_step: int
     """The step at which the model grew."""
@@ -88,7 +88,7 @@ class Rewarmup(Config):
         return Pace(self.after_step, self.steps, self.of, self.freeze_steps)
 
     def plan(self, grown: ModelConfig) -> "GrowthPlan | None":
-        """How the model grew, as far as it says which entries are new."""
+        """The growth of a model, as far as it tells which entries are new."""
         if self.grown_from is None:
             return None
         from widthwise.growth.correspondence import align
@@ -103,7 +103,7 @@ def usual_rewarmup(asked: int | None, settling_steps: int, n_left: int) -> int:
 
 
 def factor_of_all(paces: Iterable[Pace], step: int) -> float:
-    """What the rates of all entries are multiplied by at a step, counted from 1."""
+    """Return the factor on the rates of all entries at a step, counted from 1."""
     return min((pace.of_all(step) for pace in paces), default=1.0)
 
 

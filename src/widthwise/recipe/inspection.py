@@ -1,4 +1,4 @@
-"""What a model is and costs, layer by layer and next to a baseline; nothing is trained."""
+"""The sizes and costs of a model, layer by layer and next to a baseline; nothing is trained."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +57,7 @@ def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
 
 
 def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) -> dict[str, Any]:
-    """What `inspect --json` prints: the cost summary, a row per layer, the baseline's summary and the ratios to it."""
+    """Return the output of `inspect --json`: cost summary, a row per layer, the baseline's summary and ratios to it."""
     own = cost_summary(config, seq_len)
     found = {**own.to_data(), "layers": [vars(row) for row in layer_rows(config, seq_len)]}
     if baseline is not None:

@@ -176,7 +176,7 @@ Optimizer = Annotated[Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfi
 
 
 def _described(group: "ParameterGroup", lr_factor: float, weight_decay: float) -> dict[str, Any]:
-    """What torch is told of a group; one that does not decay has weight decay 0. lr_factor: without `own_lr_factor`.
+    """Return a group for torch; one that does not decay has weight decay 0. lr_factor: without `own_lr_factor`.
 
     Entries that were multiplied by c take steps c times as long. The product of rate and weight decay, the part of
     itself that an entry loses in a step, stays.

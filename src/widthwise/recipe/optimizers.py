@@ -39,7 +39,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def state_shapes(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, torch.Size]]:
-    """What an optimizer built here keeps of each parameter after its first step, by name."""
+    """Return the states that an optimizer built here keeps of each parameter after its first step, by name."""
     parts = optimizer.parts if isinstance(optimizer, MuonAndAdamW) else (optimizer,)
     return {
         parameter: {"momentum_buffer": parameter.shape}

@@ -91,7 +91,7 @@ class Recipe(Config):
         return self.optimizer.with_factors(factors)
 
     def learns_apart(self, phase: Phase) -> bool:
-        """Whether the new and the old entries of a phase's model learn at rates of their own in some of its steps."""
+        """Return True if new and old entries of a phase's model learn at different rates in some of its steps."""
         if phase.growth is None:
             return self.rewarmup is not None and self.rewarmup.grown_from is not None
         return phase.growth.pace.end_apart > phase.start
@@ -108,7 +108,7 @@ class Recipe(Config):
         return checked_copy(self, "recipe", train=checked_copy(self.train, "train", precision=choose()))
 
     def lr_factor(self, step: int) -> float:
-        """What the optimizer's rates are multiplied by at a step, counted from 1."""
+        """Return the factor on the optimizer's rates at a step, counted from 1."""
         factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
         growths = [phase.growth.pace for phase in self.phases if phase.growth is not None]
         before = [] if self.rewarmup is None else [self.rewarmup.pace]
@@ -126,7 +126,7 @@ class Recipe(Config):
         self._check_lr_factors()
 
     def _check_lr_factors(self) -> None:
-        """That the factors name something in the model of every phase."""
+        """Check that the factors name something in the model of every phase."""
         adamw = self.optimizer.adamw if isinstance(self.optimizer, MuonConfig) else self.optimizer
         if len(self.phases) == 1 or not adamw.lr_factors:
             return
@@ -152,7 +152,7 @@ class Recipe(Config):
             self.train.nested.check(model)
 
     def held_out(self, data: OpenedData, n_processes: int = 1) -> HeldOut:
-        """What validations look at, as many windows at a time as each of so many processes trains on.
+        """Return the settings of validations, with as many windows at a time as each of so many processes trains on.
 
         Raises UserError where the data do not tell documents apart, and the recipe wants that.
         """

@@ -18,7 +18,7 @@ class _Schedule(Config, ABC):
     """Steps over which the rate rises linearly from 0."""
 
     def factor(self, step: int, lr: float, total_steps: int, tokens_per_step: int) -> float:
-        """What the learning rates are multiplied by at a step from 1 to total_steps. lr: the recipe's rate."""
+        """Return the factor on the learning rates at a step from 1 to total_steps. lr: the recipe's rate."""
         shape = self._shape(max(step, self.warmup_steps, 1), lr, total_steps, tokens_per_step)
         return shape * step / self.warmup_steps if step < self.warmup_steps else shape
 

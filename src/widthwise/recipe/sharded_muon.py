@@ -56,7 +56,7 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def _step_along(update: Tensor, group: dict[str, Any]) -> Tensor:
-    """What is added to a whole matrix: torch's own Muon, without momentum and decay, moves a matrix of zeros by it."""
+    """Return the update of a whole matrix: torch's Muon, without momentum and decay, moves a matrix of zeros by it."""
     moved = nn.Parameter(torch.zeros_like(update))
     moved.grad = update
     options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}

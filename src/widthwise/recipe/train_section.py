@@ -25,15 +25,15 @@ class _SpikePolicy(Config, ABC):
 
     @property
     def n_norms(self) -> int:
-        """How many gradient norms `admits` looks back on."""
+        """Return the number of gradient norms that `admits` looks back on."""
         return 0
 
     def admits(self, grad_norm: float, earlier: Sequence[float]) -> bool:
-        """Whether a step makes its update. earlier: norms of the last steps that made theirs, at most `n_norms`."""
+        """Return True if a step makes its update. earlier: norms of the last steps that made one, at most `n_norms`."""
         return True
 
     def endures(self, n_skipped: int) -> bool:
-        """Whether a run goes on after so many steps in a row without an update."""
+        """Return True if a run continues after so many steps in a row without an update."""
         return True
 
 
@@ -76,7 +76,7 @@ SpikePolicy = Annotated[StopAtSpike | SkipSpike, Field(discriminator="kind")]
 
 
 class SampleConfig(Config):
-    """What the model continues, and how its tokens are drawn: in the same way every time."""
+    """Prompts that the model continues, and the sampling of its tokens, with the same draws every time."""
 
     prompts: tuple[str, ...] = pydantic.Field(default=("",), min_length=1)
     """Texts to continue; an empty one begins a document."""
@@ -106,7 +106,7 @@ Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), pydantic.AfterValidator
 
 
 class TrainConfig(Config):
-    """How long, how much at a time, and what to keep."""
+    """The length of a run, its batches, and the checkpoints to keep."""
 
     steps: Steps
     """Optimizer steps of the run; or `{training_flops: 1e15}`, from which they follow."""

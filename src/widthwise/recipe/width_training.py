@@ -30,7 +30,7 @@ class _Budget(Config, ABC):
 
     @property
     def is_layerwise(self) -> bool:
-        """Whether every layer has a term and a price of its own."""
+        """Return True if every layer has a separate term and price."""
         return False
 
     def check(self, model: ModelConfig) -> None:
@@ -43,7 +43,7 @@ class _Budget(Config, ABC):
 
     @abstractmethod
     def term(self, mean: "Tensor", price: "Tensor") -> "Tensor":
-        """What joins the objective, in nats, elementwise: one entry a term."""
+        """Return the terms of the objective, in nats, elementwise."""
 
     def next_price(self, mean: "Tensor", price: "Tensor") -> "Tensor":
         """The price of the next step from the mean of the whole batch. It starts at 0."""

@@ -87,7 +87,7 @@ def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
 
 
 def of_seeds(runs: Sequence[Run]) -> list[str]:
-    """What the curves of single runs are called."""
+    """Return the names of the curves of single runs."""
     return ["an unfinished run" if run.result is None else f"seed {run.result.seed}" for run in runs]
 
 

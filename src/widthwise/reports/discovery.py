@@ -179,7 +179,7 @@ def sizes_table(discovery: Discovery) -> Table:
 
 
 def has_blocks(stages: Sequence[Stage]) -> bool:
-    """Whether the search varied the blocks of hourglasses."""
+    """Return True if the search varied the blocks of hourglasses."""
     return stages[-1].layers[0].blocks is not None
 
 
@@ -200,7 +200,7 @@ def cost_table(discovery: Discovery, comparison: Comparison) -> Table:
 
 
 def rivals_table(comparison: Comparison) -> Table | None:
-    """What was found minus each rival but the baseline, and what the difference says; None where there is none."""
+    """Return the found shape minus each rival but the baseline, with a verdict; None where there is none."""
     rows = [[name, _apart(difference), verdict(difference)] for name, difference in _minus_rivals(comparison).items()]
     caption = f"{capital(LOSS.title)} of {DISCOVERED} minus that of its other rivals, paired by seed"
     return Table(caption, ["", f"{DISCOVERED} minus it", "verdict"], rows, words={"verdict"}) if rows else None
@@ -225,7 +225,7 @@ def _flops(variant: Variant) -> float | None:
 
 
 def growth_table(discovery: Discovery) -> Table | None:
-    """How often each part of each layer was chosen to grow; None for a search without growth.
+    """Count how often each part of each layer was chosen to grow; None for a search without growth.
 
     Layers are those that were found; of a part that adds layers, these are the added ones.
     """
@@ -244,7 +244,7 @@ def growth_table(discovery: Discovery) -> Table | None:
 
 
 def gains_table(discovery: Discovery) -> Table | None:
-    """What a step of each part of each layer would have gained, on average over the stages; None without growth.
+    """Return the gain of a step of each part of each layer, a mean over the stages; None without growth.
 
     Columns are the layers that were found; a step of a part that adds layers comes before them, or behind all.
     """
@@ -276,7 +276,7 @@ def _gain(candidates: Sequence[Candidate]) -> str:
 
 
 def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[str]:
-    """What was found, at what cost, and whether it wins."""
+    """Yield sentences on the found shape, its cost, and its rivals."""
     found = discovery.found
     widths, how = found.curve.widths, clean(discovery.how)
     n_layers, n_added = len(found.stages[-1].layers), len(found.added())

@@ -178,7 +178,7 @@ def equal_loss_table(scales: Scales) -> Table | None:
 
 
 def worth_table(scales: Scales) -> Table | None:
-    """What differences are worth in tokens (`worth`); None where no size was trained for two lengths."""
+    """Return the worth of differences in tokens (`worth`); None where no size was trained for two lengths."""
     found = {effect.name: worth(effect, scales) for effect in scales.effects}
     if not any(each for ratios in found.values() for each in ratios):
         return None
@@ -191,7 +191,7 @@ def worth_table(scales: Scales) -> Table | None:
 
 
 def equal_loss(variant: Variant) -> EqualLoss | None:
-    """What a variant needs for the held-out loss of the baseline; None if it was not measured."""
+    """Return the needs of a variant for the held-out loss of the baseline; None if not measured."""
     return variant.at_equal_loss.get("val_loss")
 
 

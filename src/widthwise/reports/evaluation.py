@@ -142,7 +142,7 @@ def _has_baselines(table: EvaluationTable) -> bool:
 
 
 def _tests(table: EvaluationTable) -> str:
-    """What the marks say; nothing where nothing is compared."""
+    """Explain the marks; "" where nothing is compared."""
     if not _has_baselines(table):
         return ""
     pairs = "; ".join(f"{clean(row.name)} with {clean(row.baseline)}" for row in table.rows if row.baseline is not None)

@@ -35,7 +35,7 @@ class _Answers:
 
 
 def evaluation_tables(records: Sequence[dict[str, Any]], differences: Iterable[dict[str, Any]]) -> list[Table]:
-    """What one run or several, side by side, know of texts and tasks, with the paper's table where one was asked for.
+    """Return results on texts and tasks of one run, or of several side by side, with the paper's table if asked for.
 
     differences: of `all_differences`.
     """

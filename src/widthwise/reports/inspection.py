@@ -46,7 +46,7 @@ def cost_table(summary: dict[str, Any]) -> Table:
 
 
 def _kind(cost: CostSummary) -> str:
-    """What kind of model it is: its residual, its shape, its further heads."""
+    """Describe a model: its residual, its shape, its MTP heads."""
     words = [cost.residual or "", "uniform" if cost.is_uniform else "shaped"]
     if cost.n_mtp_depths:
         words.append(f"mtp {cost.n_mtp_depths}")
@@ -58,5 +58,5 @@ def _exact(value: float) -> str:
 
 
 def budget_line(budget: dict[str, Any]) -> str:
-    """How far a designed model is from the budget it was asked to meet, from its inspection."""
+    """Return the distance of a designed model from the budget it was asked to meet, from its inspection."""
     return f"budget: {si(budget['asked'])} {budget['match']}, missed by {signed(100 * budget['miss'], 2)}%"

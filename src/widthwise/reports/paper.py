@@ -94,7 +94,7 @@ def size(item: PaperItem) -> str:
 
 
 def item_notes(item: PaperItem) -> list[str]:
-    """What stands below the table: the paper's conclusion, what differs, what can be run."""
+    """Return the lines below the table: the paper's conclusion, differences, commands to train."""
     lines = [f"The paper: {item.finds}", *item.remarks]
     if item.experiment is None:
         lines.append("Nothing has been measured in this folder of results.")

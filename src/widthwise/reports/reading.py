@@ -55,7 +55,7 @@ def listed_runs(named: Mapping[str, Run]) -> dict[str, ListedRun]:
 
 
 def progress_table(listed: Mapping[str, ListedRun]) -> Table | None:
-    """What the last records of each run say; None where there is no run."""
+    """Return the last records of each run as a table; None where there is no run."""
     header = ["Run", "state", "step", "of", "training loss", "held-out loss", "tokens per second", "last record"]
     rows = [
         [
@@ -83,7 +83,7 @@ def state_sentence(run: ListedRun) -> str:
 
 
 def reload_sentence(refresh_seconds: int | None) -> str:
-    """That the page looks for news by itself, if it does."""
+    """Return a sentence if the page reloads itself."""
     return (
         "" if refresh_seconds is None else f" This page reloads itself every {refresh_seconds} s until training ends."
     )

@@ -40,7 +40,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a variant changes, at every scale."""
+    """The effect of a variant at every scale."""
 
     name: str
     variants: Sequence[Variant | None]
@@ -171,7 +171,7 @@ def sign(difference: Estimate) -> int:
 
 
 def signs(differences: Sequence[Estimate]) -> Signs:
-    """Whether an effect changes sign: only if two intervals exclude 0 on different sides.
+    """Judge whether an effect changes sign: only if two intervals exclude 0 on different sides.
 
     It has the same sign everywhere if there are two differences or more and every interval excludes 0 on one side.
     differences: those that were measured.
@@ -192,7 +192,7 @@ def sentences(scales: Scales) -> Iterator[str]:
 
 
 def words(effect: Effect) -> str:
-    """What a table says of its sign; "everywhere" only of a variant that no comparison lacks."""
+    """Return the sign in words; "everywhere" only of a variant that no comparison lacks."""
     found = signs(effect.measured)
     if found == "same sign everywhere" and None in effect.differences:
         return "same sign wherever it was measured"

@@ -15,7 +15,7 @@ from widthwise.reports.table import Table
 
 
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
-    """What each model and its training cost: one row per known quantity, one column per model."""
+    """Return costs of models and their training: one row per known quantity, one column per model."""
     counted = [each for each in QUANTITIES if isinstance(each, OfModel) or each.is_cost]
     values = {each: [each.value(model) for model in models.values()] for each in counted}
     rows = [

@@ -1,4 +1,4 @@
-"""How models with hyper-connections use their stream: weights across depth, and what sublayers do to each slot."""
+"""Use of the stream by models with hyper-connections: weights across depth, and effects of sublayers on slots."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What of a model a comparison may adjust, and the size at which it meets a budget."""
+"""Sizes of a model that a comparison may adjust, and the value that meets a budget."""
 
 import itertools
 import math
@@ -89,7 +89,7 @@ def depth_at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[Mode
 
 
 def _width_quantum(template: ModelTemplate) -> int:
-    """What every d_model is a multiple of: whole heads and, with hyper-connections, whole blocks."""
+    """Return the quantum of every d_model: whole heads and, with hyper-connections, whole blocks."""
     return math.lcm(template.attention.quantum, template.residual.d_model_quantum)
 
 

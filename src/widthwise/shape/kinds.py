@@ -34,7 +34,7 @@ norms, as the hourglass paper counts."""
 
 
 class LayerShape(Config):
-    """What all shapes have."""
+    """The fields of all shapes."""
 
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
@@ -49,7 +49,7 @@ class LayerShape(Config):
         return [(attention, ffn)] * len(widths)
 
     def width_quantum(self, attention: AttentionTemplate) -> int:
-        """What widths must be multiples of, so that the heads fit."""
+        """Return the quantum of widths for which the heads fit."""
         return attention.quantum
 
     def n_uniform_layers(self, n_layers: int) -> int:

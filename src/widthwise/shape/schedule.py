@@ -120,7 +120,7 @@ NARROWEST = 1.0
 
 
 class WidthCost(ABC):
-    """What the layers of a model cost, as a function of their widths, in parameters, FLOPs or bytes.
+    """Costs of the layers of a model as a function of their widths, in parameters, FLOPs or bytes.
 
     The cost of a layer grows with its width, and depends on its width and its place alone. What is the same for all
     widths may be left out.

@@ -24,7 +24,7 @@ MOST_EXAMINED = 1_000_000
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What was found, best first: the Pareto front, then the rest; each by the cost ranked by, then by size.
+    """The shapes found, best first: the Pareto front, then the rest; each by the cost ranked by, then by size.
 
     With `SearchSpace.per` the candidates are only the best of each number of blocks, depth or ratio.
     """
@@ -186,7 +186,7 @@ def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: At
 
 
 def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: Sizes) -> dict[str, np.ndarray]:
-    """What can be wrong with a shape -> (n,) whether it is, the gravest first."""
+    """Return fault of a shape -> (n,) True where it applies, the gravest first."""
     misses = np.abs(count(space.match, examined) / budget - 1)
     has_room = examined.d_hidden > 0
     nearest = f"{100 * misses[has_room].min():.2g}%" if has_room.any() else "more"

@@ -1,4 +1,4 @@
-"""What a design and a search for shapes are asked for."""
+"""Requests for a design and for a search for shapes."""
 
 import math
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ ASPECT = (100.0, 250.0)
 
 
 class ShapeRequest(Config):
-    """What `widthwise design` is asked for; None leaves the shape's default."""
+    """The request of `widthwise design`; None leaves the shape's default."""
 
     kind: str = "x"
     """x, diamond, growing, narrowing, or uniform."""
@@ -59,7 +59,7 @@ class ShapeRequest(Config):
 
 
 class SearchSpace(Config):
-    """What to match, and where to look.
+    """The quantity to match, and the space to search.
 
     The defaults of n_blocks, ratio and aspect repeat what the hourglass paper reports at 113M (arXiv:2602.06471), one
     seed a shape. They are a start and no law: three of its four headline models are deeper than that aspect allows.

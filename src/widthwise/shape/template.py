@@ -121,7 +121,7 @@ class ModelTemplate(Config):
         return self.model_copy(update={"shape": shape, "n_layers": n_layers, "layers": {}})
 
     def baseline(self) -> "ModelTemplate":
-        """What a model is shown beside: the uniform model; of a uniform model, the same layers on the plain residual
+        """Return the baseline of a model: the uniform model; of a uniform model, the same layers on the plain residual
         and without further heads.
         """
         uniform = self.uniform()
@@ -147,7 +147,7 @@ class ModelTemplate(Config):
         return widths
 
     def endpoint_widths(self, widths: Any, is_slim: bool) -> tuple[Any, Any]:
-        """What each layer reads and writes: its width, but at slim ends no more than d_model."""
+        """Return the width that each layer reads and writes: its own, but at slim ends no more than d_model."""
         d_in, d_out = widths.copy(), widths.copy()
         if is_slim:
             d_in[0] = min(d_in[0], self.d_model)

@@ -1,4 +1,4 @@
-"""What a model costs in every respect a search looks at, for one model or for thousands at once."""
+"""Costs of a model in every respect a search looks at, for one model or for thousands at once."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
