@@ -9,12 +9,11 @@ from typing import Any
 from widthwise.config_io import UserError
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.config import ModelConfig
+from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig
-from widthwise.model.init import InitConfig
+from widthwise.model.input_tables import LearnedPositionsConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
-from widthwise.model.positions import LearnedPositionsConfig
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",

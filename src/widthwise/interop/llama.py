@@ -7,12 +7,10 @@ from widthwise.config_io import UserError
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.interop.rope_scaling import read_rope, write_rope
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.config import ModelConfig
+from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
-from widthwise.model.norm import NormConfig, Placement
-from widthwise.model.qk_norm import QKNormConfig
+from widthwise.model.norm import NormConfig, Placement, QKNormConfig
 
 PROJECTIONS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "o_proj"}
 FEED_FORWARD = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}

@@ -14,7 +14,7 @@ from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.data.loader import HeldOut
 from widthwise.evaluation.local_tasks import TaskScores
 from widthwise.kernels.precision import autocast
-from widthwise.model.choices import Choices
+from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.shards import reshard
