@@ -7,8 +7,7 @@ from torch import Tensor, sin
 
 import widthwise
 from widthwise.model.axes import Linear
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
 from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.interface_module import FeedForward

@@ -32,5 +32,5 @@ def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
 
 
 def recipe_name(path: Path | str) -> str:
-    """Return the name of a run of a recipe: `x_200m` for configs/x_200m.yaml, and for the bundled recipe of that name."""
+    """Return the name of a run of a recipe: `x_200m` for configs/x_200m.yaml, and for the bundled one of that name."""
     return recipe_path(path).stem

@@ -18,7 +18,7 @@ from widthwise.model.ffn.swiglu import SwiGLUConfig, SwiGLUTemplate
 from widthwise.model.residual.interface import RESIDUALS
 
 TESTS = Path(__file__).parents[1]
-INSTALLED = TESTS / "plugins" / "installed"
+INSTALLED = TESTS.parent / "examples" / "plugin"
 MODULE = "gated_components"
 
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from widthwise.model.config import part_of
 from widthwise.model.decoder import Decoder
-from widthwise.model.parts import part_of
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from widthwise.config_io import UserError, parse
 from widthwise.kernels.attention import sdpa_attention
 from widthwise.model.attention import AttentionConfig, AttentionTemplate, QKNormConfig
+from widthwise.model.attention_module import Attention
 from widthwise.model.context import PassContext
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.model.rope import rope_table
@@ -86,13 +87,13 @@ def context(resolved, batch, length, device="cpu"):
 def test_cost_equals_sizes_flops_and_what_autograd_keeps(resolved):
     d_model, d_in, n = 11, 7, 9
     cost = resolved.cost(d_model, d_in)
-    module = on_meta(lambda: resolved.build(d_model, d_in, SITE))
+    module = on_meta(lambda: Attention(resolved, d_model, d_in, SITE))
     inside = [p.numel() for name, p in module.named_parameters() if "norm" not in name]
     assert cost.params == cost.active_params == sum(inside)
     x = torch.zeros(1, n, d_in, device="meta")
     assert cost.forward_flops(n) * n == counted_flops(lambda: module(x, context(resolved, 1, n, "meta")))
 
-    module = randomised(resolved.build(d_model, d_in, SITE))
+    module = randomised(Attention(resolved, d_model, d_in, SITE))
 
     def measured(batch: int) -> int:
         return kept_bytes(lambda: module(torch.ones(batch, n, d_in, requires_grad=True), context(resolved, batch, n)))

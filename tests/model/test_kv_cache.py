@@ -4,8 +4,8 @@ import pytest
 import torch
 from model_cases import KINDS, config, decoder, random_tokens, variant
 
+from widthwise.model.context import causal_mask
 from widthwise.model.generate import pad_left
-from widthwise.model.masks import causal_mask
 
 pytestmark = pytest.mark.usefixtures("float64")
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}

@@ -14,7 +14,8 @@ from widthwise.interop.hf_export import hf_config
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.generate import SamplingConfig, generate
-from widthwise.model.ngrams import NGramsConfig
+from widthwise.model.input_tables import NGramsConfig
+from widthwise.model.input_tables_module import NGrams
 from widthwise.model.speculative import generate_drafted
 
 NGRAMS = {"ngrams": {"max_n": 4, "n_rows": 23}}
@@ -35,7 +36,7 @@ def test_rows_are_spread_evenly_whatever_factor_they_share_with_the_vocabulary()
     """All 61^2 pairs, beside what a random function would leave empty."""
     pairs = torch.cartesian_prod(torch.arange(61), torch.arange(61))
     for n_rows in (61, 64, 1000, 4096):
-        (hashed,) = NGramsConfig(max_n=2, n_rows=n_rows).build(61, 3)._hashes(pairs, torch.zeros_like(pairs))
+        (hashed,) = NGrams(NGramsConfig(max_n=2, n_rows=n_rows), 61, 3)._hashes(pairs, torch.zeros_like(pairs))
         expected = n_rows * (1 - (1 - 1 / n_rows) ** len(pairs))
         assert len(set(hashed[:, 1].tolist())) > 0.9 * expected
         assert hashed.min() >= 0

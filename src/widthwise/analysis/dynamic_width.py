@@ -11,8 +11,8 @@ from widthwise.analysis.meters import Moments
 from widthwise.data.loader import HeldOut
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.kernels.precision import autocast
-from widthwise.model.choices import Choices
 from widthwise.model.compiling import is_compiled
+from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares, forced_fractions
 from widthwise.model.dynamic_modules import dynamic_modules, width_fractions

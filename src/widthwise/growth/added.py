@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from widthwise.config_io import UserError
 from widthwise.growth.axis_maps import AxisMap
 from widthwise.growth.tensor_plan import Draw, InitialValues, RedrawnRows, TensorPlan
-from widthwise.model.axes import Linear, Norm, Vector, Weight
+from widthwise.model.axes import ActsAfter, Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import fill, initial_std
-from widthwise.model.norm_module import ActsAfter
-from widthwise.model.positions_module import LearnedPositions
+from widthwise.model.input_tables_module import LearnedPositions
 
 IsAdded = Callable[[str], bool]
 """True if the old model lacks the parameter of that name."""

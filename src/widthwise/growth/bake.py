@@ -20,14 +20,13 @@ from widthwise.growth.plan import GrowthPlan
 from widthwise.growth.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import LayerNorm, Linear, Norm
+from widthwise.model.axes import ActsAfter, LayerNorm, Linear, Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
-from widthwise.model.norm_module import ActsAfter
 from widthwise.model.rope import base_of
 
 TOLERANCE = 1e-12

@@ -22,7 +22,7 @@ from widthwise.model.axes import Axes, Weight, size
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.layer import LayerConfig
-from widthwise.model.qk_norm import QKNormConfig
+from widthwise.model.norm import QKNormConfig
 from widthwise.model.residual.interface import SlotLayout
 
 PADDING = Constant(0.0)

@@ -29,11 +29,11 @@ from widthwise.growth.tensor_plan import (
 )
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Control, Embedding, LayerNorm, Linear, Norm, Vector, Weight
-from widthwise.model.axis_sizes import Axes
+from widthwise.model.cost import Axes
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.moe_module import MoE
-from widthwise.model.positions_module import LearnedPositions
+from widthwise.model.input_tables_module import LearnedPositions
 from widthwise.model.residual.hyper_connections_module import HyperConnection
 
 TABLES = (Embedding, LearnedPositions)

@@ -16,8 +16,7 @@ from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig
-from widthwise.model.norm import PLACEMENTS, NormConfig
-from widthwise.model.qk_norm import QKNormConfig
+from widthwise.model.norm import PLACEMENTS, NormConfig, QKNormConfig
 from widthwise.model.residual.interface import ResidualConfig
 
 

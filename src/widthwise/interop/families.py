@@ -11,14 +11,12 @@ from widthwise.config_io import UserError
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.interop.rope_scaling import read_rope, write_rope
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.config import ModelConfig
+from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.init import InitConfig
+from widthwise.model.input_tables import LearnedPositionsConfig
 from widthwise.model.layer import LayerConfig
-from widthwise.model.norm import NormConfig, NormKind, Placement
-from widthwise.model.positions import LearnedPositionsConfig
-from widthwise.model.qk_norm import QKNormConfig
+from widthwise.model.norm import NormConfig, NormKind, Placement, QKNormConfig
 
 
 class Keys(NamedTuple):

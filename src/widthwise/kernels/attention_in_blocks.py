@@ -74,7 +74,7 @@ class Blocks:
         return [part.reshape(n_heads, part.shape[2] * self.group_size, size) for part in by_token.split(self.n_rows, 2)]
 
     def joined(self, rows: list[Tensor]) -> Tensor:
-        """What `rows` took apart, (B, n_heads, T, size), in memory (B, T, n_heads, size)."""
+        """Join what `rows` took apart: (B, n_heads, T, size), in memory (B, T, n_heads, size)."""
         sizes = self.n_kv_heads, self.group_size, rows[0].shape[-1]
         room = rows[0].new_empty(self.n_texts, self.n_queries, *sizes)
         parts = room.split(self.n_rows, dim=1)

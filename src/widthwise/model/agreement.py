@@ -1,4 +1,4 @@
-"""What a component keeps when a model grows: fields of its config that are no sizes."""
+"""Check the fields of a config that are no sizes, which growth must keep."""
 
 from collections.abc import Iterable
 

@@ -8,15 +8,11 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, shortened
-from widthwise.model.axis_sizes import Axes, size
-from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.norm import NormSite
-from widthwise.model.qk_norm import QKNormConfig
+from widthwise.model.cost import Axes, Cost, linear, size, vector
+from widthwise.model.norm import NormSite, QKNormConfig
 from widthwise.sizes import Count, Width
 
 if TYPE_CHECKING:
-    from widthwise.model.attention_module import Attention
-    from widthwise.model.kv_cache import CacheShape
     from widthwise.model.rope import Rope
 
 
@@ -27,7 +23,7 @@ MOST_RATIO_MISS = 0.01
 
 
 class HeadWidths(NamedTuple):
-    """What the projections make of a token: head counts times head sizes. Real before they are rounded."""
+    """Widths of the projections: head counts times head sizes. Real before they are rounded."""
 
     queries: float
     keys: float
@@ -123,12 +119,6 @@ class AttentionConfig(Config):
         return None if self.rope_base is None else Rope(self.head_dim, self.rope_base, self.rope_frequencies)
 
     @property
-    def cache_shape(self) -> "CacheShape":
-        from widthwise.model.kv_cache import CacheShape
-
-        return CacheShape(self.n_kv_heads, self.head_dim, self.value_dim)
-
-    @property
     def queries(self) -> Axes:
         return {"n_heads": self.n_heads, "head_dim": self.head_dim}
 
@@ -152,7 +142,7 @@ class AttentionConfig(Config):
 
     @property
     def _n_padding(self) -> int:
-        """What torch's fused function keeps for a token beside queries, keys, values and output: zeros, padded output.
+        """Elements that torch's fused function keeps per token besides queries, keys, values and output: its padding.
 
         Where there is one head, or values of size 1, the output needs no place of its own, and less is kept. Attention
         in blocks pads nothing.
@@ -172,12 +162,6 @@ class AttentionConfig(Config):
         return cost + sum(
             (self.qk_norm.cost(heads, is_kept_by_attention) for heads in (self.queries, self.keys)), Cost()
         )
-
-    def build(self, d_model: int, d_in: int, norm: NormSite) -> "Attention":
-        """The arguments are those of `norm_cost`."""
-        from widthwise.model.attention_module import Attention
-
-        return Attention(self, d_model, d_in, norm)
 
 
 class AttentionTemplate(Config):

@@ -1,24 +1,20 @@
 """The module of attention; `attention.py` has its sizes and costs."""
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
 from widthwise.kernels import attention, rotate
+from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Linear, RMSNorm
-from widthwise.model.axis_sizes import size
 from widthwise.model.context import PassContext
+from widthwise.model.cost import Axes, size
 from widthwise.model.kv_cache import LayerCache
-from widthwise.model.norm import NormSite
-
-if TYPE_CHECKING:
-    from widthwise.model.attention import AttentionConfig
+from widthwise.model.norm import NormSite, QKNormConfig
 
 
 class Attention(nn.Module):
     """softmax(scale * q k^T) v, causal."""
 
-    def __init__(self, config: "AttentionConfig", d_model: int, d_in: int, norm: NormSite):
+    def __init__(self, config: AttentionConfig, d_model: int, d_in: int, norm: NormSite):
         super().__init__()
         self.config = config
         self.norm = norm.build(d_in, d_model)
@@ -28,8 +24,8 @@ class Attention(nn.Module):
         self.w_v = Linear({"d_model": d_in}, config.values, has_bias=config.bias)
         self.w_o = Linear(config.attended, {"d_model": d_model}, has_bias=config.out_bias)
         if config.qk_norm is not None:
-            self.q_norm = config.qk_norm.build(config.queries, config.qk_norm.q_norm_dim)
-            self.k_norm = config.qk_norm.build(config.keys, config.qk_norm.k_norm_dim)
+            self.q_norm = _qk_norm(config.qk_norm, config.queries, config.qk_norm.q_norm_dim)
+            self.k_norm = _qk_norm(config.qk_norm, config.keys, config.qk_norm.k_norm_dim)
 
     def forward(self, x: Tensor, context: PassContext, cache: LayerCache | None = None) -> Tensor:
         """x: (B, T, d_in), the stream -> the update (B, T, d_model).
@@ -56,3 +52,8 @@ class Attention(nn.Module):
 
     def _normalise(self, x: Tensor, norm: RMSNorm) -> Tensor:
         return norm(x.unflatten(-1, (-1, size(norm.in_axes)))).flatten(-2)
+
+
+def _qk_norm(config: QKNormConfig, heads: Axes, norm_dim: int | None) -> RMSNorm:
+    axes = config.axes(heads)
+    return RMSNorm(axes, config.eps, size(axes) if norm_dim is None else norm_dim)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from widthwise.kernels import rms_norm
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
 from widthwise.kernels.rms_norm import reference_rms_norm
-from widthwise.model.axis_sizes import Axes, size
+from widthwise.model.cost import Axes, size
 
 Start = float | Callable[[Tensor, torch.Generator], None] | None
 """What the entries of a weight start at: one number, what a function fills in, or None where they are drawn."""
@@ -124,7 +124,7 @@ class Norm(Weight):
         return weight if self.output_multiplier == 1.0 else weight * self.output_multiplier
 
     def gain_factor(self, other: "Norm") -> float:
-        """What the gain is multiplied by in another norm of the same eps * norm_dim, for the same output."""
+        """Return the factor that the gain needs in another norm of the same eps * norm_dim, for the same output."""
         return math.sqrt(self.norm_dim / other.norm_dim)
 
     def extra_repr(self) -> str:
@@ -163,3 +163,68 @@ class LayerNorm(Norm):
             inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
             y = centred * inverse * self.times_multiplier(self.weight) + self.times_multiplier(self.bias())
         return y.to(compute_dtype(x))
+
+
+NORM_MODULES: dict[str, type[Norm]] = {"rms": RMSNorm, "layer": LayerNorm}
+
+
+class ActsBefore:
+    """f(norm(x)), the usual order. Mixed into a norm."""
+
+    def before(self, x: Tensor) -> Tensor:
+        """x: (B, T, d_read), the stream -> what the sublayer works on."""
+        return self(x)  # pyright: ignore[reportCallIssue]
+
+    def after(self, update: Tensor) -> Tensor:
+        """update: (B, T, d_write), what the sublayer made -> what joins the stream."""
+        return update
+
+
+class ActsAfter:
+    """norm(f(x)). Mixed into a norm."""
+
+    def before(self, x: Tensor) -> Tensor:
+        """The stream in the compute type. Cast once: autocast would keep a copy for every matrix that reads x."""
+        return x.to(compute_dtype(x))
+
+    def after(self, update: Tensor) -> Tensor:
+        """Normalises the update (B, T, d_write) before it joins the stream."""
+        return self(update)  # pyright: ignore[reportCallIssue]
+
+
+class PreNorm(ActsBefore, RMSNorm): ...
+
+
+class PreLayerNorm(ActsBefore, LayerNorm): ...
+
+
+class ReorderedNorm(ActsAfter, RMSNorm): ...
+
+
+class ReorderedLayerNorm(ActsAfter, LayerNorm): ...
+
+
+class NoNorm(nn.Module):
+    """f(x), a sublayer without a norm."""
+
+    def __init__(self, *unused: object):
+        super().__init__()
+
+    def before(self, x: Tensor) -> Tensor:
+        """The stream in the compute type, cast once as in `ActsAfter`."""
+        return x.to(compute_dtype(x))
+
+    def after(self, update: Tensor) -> Tensor:
+        """The update as it is."""
+        return update
+
+
+SublayerNorm = PreNorm | PreLayerNorm | ReorderedNorm | ReorderedLayerNorm | NoNorm
+PLACED: dict[tuple[str, str], type[SublayerNorm]] = {
+    ("pre", "rms"): PreNorm,
+    ("pre", "layer"): PreLayerNorm,
+    ("reordered", "rms"): ReorderedNorm,
+    ("reordered", "layer"): ReorderedLayerNorm,
+    ("none", "rms"): NoNorm,
+    ("none", "layer"): NoNorm,
+}

@@ -44,5 +44,5 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 def is_compiled(layer: nn.Module) -> bool:
-    """Whether `compile_layers` compiled it."""
+    """Return whether `compile_layers` compiled it."""
     return layer._compiled_call_impl is not None

@@ -7,16 +7,28 @@ import pydantic
 
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear
-from widthwise.model.init import InitConfig
+from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig
-from widthwise.model.ngrams import NGramsConfig
 from widthwise.model.norm import NormConfig
-from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.records.cost import PARTS, CostSummary, FlopsPerToken
 from widthwise.sizes import MOST_LAYERS, VocabSize, Width
+
+
+class InitConfig(Config):
+    """Standard deviations of the initial weights."""
+
+    std: pydantic.PositiveFloat = 0.02
+    """Standard deviation of embedding and head; that of the other matrices derives from it."""
+    width_multiplier: pydantic.PositiveFloat = 1.0
+    """m_width: hidden matrices have std / sqrt(m_width), and their learning rate is divided by it."""
+    depth_scaled: bool = True
+    """Whether matrices that write the stream are divided by the root of the number of updates it receives, 2 * n_layers
+    in a plain decoder (GPT-2) and n_layers * (1 + n_blocks) with hourglass feed-forwards."""
+    truncate_at: pydantic.PositiveFloat | None = None
+    """Standard deviations beyond which nothing is drawn, 3 in OLMo 2; null: all is."""
 
 
 class ModelConfig(Config):
@@ -97,7 +109,7 @@ class ModelConfig(Config):
 
     @property
     def widths_before(self) -> list[int]:
-        """How many coordinates the predecessor of each layer wrote; d_model for the first layer."""
+        """Coordinates that the predecessor of each layer wrote; d_model for the first layer."""
         return [self.d_model, *(layer.d_out for layer in self.layers[:-1])]
 
     @property
@@ -244,3 +256,26 @@ def cost_summary(config: ModelConfig, seq_len: int) -> CostSummary:
 def pflops_days(training_flops_per_token: float, n_tokens: int) -> float:
     """Training compute in PFLOP/s-days, as the variable-width paper's Table 2 counts it."""
     return training_flops_per_token * n_tokens / (1e15 * 86400)
+
+
+ENDS = {
+    "embedding": "embedding",
+    "ngrams": "embedding",
+    "positions": "embedding",
+    "entry": "embedding",
+    "head": "head",
+    "mtp": "mtp",
+}
+
+
+def part_of(name: str) -> str:
+    """The part, one of `records.cost.PARTS`, of a decoder's parameter with this name."""
+    first = name.split(".")[0]
+    if first in ENDS:
+        return ENDS[first]
+    if first == "exit":
+        return "norm" if name.startswith("exit.norm.") else "residual"
+    sublayer = name.split(".")[2]
+    if sublayer.endswith("residual"):
+        return "residual"
+    return "norm" if name.endswith(("norm.weight", "norm.bias.weight")) else sublayer

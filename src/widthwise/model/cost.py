@@ -1,4 +1,4 @@
-"""What a part of a model costs, counted from its structure.
+"""Costs of the parts of a model, counted from their structure.
 
 Every matrix product of a model is a `linear`, the scores of an attention, or the head, so a sum of these is the whole:
 the parameters equal `numel` of the built model and the FLOPs equal torch's counter (2 FLOPs per multiply-add; norms,
@@ -63,3 +63,15 @@ def linear(n_in: float, n_out: float, n_vectors: float = 1) -> Cost:
 def vector(n: float) -> Cost:
     """A gain: parameters without matrix products."""
     return Cost(params=n, active_params=n)
+
+
+Axes = dict[str, int]
+"""Axis names with their sizes, outermost first: {"n_heads": 16, "head_dim": 40} is an axis of 640 entries."""
+
+
+def size(axes: Axes) -> int:
+    """Number of entries along the flattened axes."""
+    n = 1
+    for entries in axes.values():  # math.prod would break the graph of a compiled layer
+        n *= entries
+    return n

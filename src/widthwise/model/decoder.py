@@ -9,22 +9,21 @@ from torch import Tensor, nn
 from widthwise.kernels import Teacher, linear_cross_entropy
 from widthwise.kernels.dispatch import compute_dtype
 from widthwise.model.axes import Embedding, Linear
-from widthwise.model.choices import Choices
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext, all_real, causal_mask, document_mask, padding_documents
 from widthwise.model.initial_weights import initial_weights
-from widthwise.model.kv_cache import KVCache
+from widthwise.model.input_tables_module import LearnedPositions, NGrams
+from widthwise.model.kv_cache import CacheShape, KVCache
 from widthwise.model.layer import LayerConfig
-from widthwise.model.masks import all_real, causal_mask, document_mask, padding_documents
+from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
-from widthwise.model.mtp_module import MTPDepth
 from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.residual.interface import Stream
 from widthwise.model.rope import rope_table
 
 
 class Loss(NamedTuple):
-    """What `Decoder.loss` finds. Only the objective and the choices carry gradients."""
+    """Results of `Decoder.loss`. Only the objective and the choices carry gradients."""
 
     objective: Tensor
     """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2), or what a teacher makes of it, the
@@ -34,7 +33,7 @@ class Loss(NamedTuple):
     log_normalisers: Tensor
     """(B, T), the log of the softmax denominator at each position."""
     choices: tuple[Choices, ...]
-    """One a layer; see `model.ffn.interface`."""
+    """One a layer; see `model.context.Choices`."""
     mtp_losses: tuple[Tensor, ...] = ()
     """One a depth of multi-token prediction, (B, T - k) nats per token: at depth k position i predicts target i + k."""
     hidden: Tensor | None = None
@@ -53,16 +52,20 @@ class Decoder(nn.Module):
         residual, d_model = config.residual, config.d_model
         n_columns = residual.embedding_width(d_model)
         self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
-        self.ngrams = None if config.ngrams is None else config.ngrams.build(config.vocab_size, n_columns)
-        self.positions = None if config.positions is None else config.positions.build(n_columns)
+        self.ngrams = None if config.ngrams is None else NGrams(config.ngrams, config.vocab_size, n_columns)
+        self.positions = None if config.positions is None else LearnedPositions(config.positions, n_columns)
         self.entry = residual.build_entry(d_model)
-        layers = [layer.build(residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)]
+        layers = [
+            DecoderLayer(layer, residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)
+        ]
         for index, layer in enumerate(layers):
             layer.take_place(index)
         self.layers = nn.ModuleList(layers)
         self.exit = residual.build_exit(d_model, config.final_norm_width, config.final_norm)
         self.head = Linear({"d_model": d_model}, {"vocab_size": config.vocab_size})
-        self.mtp = nn.ModuleList() if config.mtp is None else config.mtp.build(residual, d_model)
+        mtp = config.mtp
+        depths = [] if mtp is None else [MTPDepth(mtp, residual, d_model) for _ in range(mtp.n_depths)]
+        self.mtp = nn.ModuleList(depths)
         self.register_buffer("progress", torch.ones(()), persistent=False)
         self.tie()
 
@@ -95,7 +98,7 @@ class Decoder(nn.Module):
 
     @property
     def n_tokens_before(self) -> int:
-        """How many earlier tokens the embedding of one depends on."""
+        """Number of earlier tokens that the embedding of a token depends on."""
         return 0 if self.ngrams is None else self.ngrams.n_before
 
     def embed(
@@ -261,7 +264,8 @@ class Decoder(nn.Module):
         return self._cache_of(() if mtp is None else (mtp.layer,) * mtp.n_depths, batch_size, capacity)
 
     def _cache_of(self, layers: Sequence[LayerConfig], batch_size: int, capacity: int) -> KVCache:
-        shapes = [layer.attention.cache_shape for layer in layers]
+        heads = [layer.attention for layer in layers]
+        shapes = [CacheShape(each.n_kv_heads, each.head_dim, each.value_dim) for each in heads]
         weight = self.embedding.weight
         return KVCache(shapes, batch_size, capacity, dtype=compute_dtype(weight), device=weight.device)
 

@@ -43,12 +43,12 @@ def dynamic_layers(model: ModelConfig) -> tuple[DynamicLayer, ...]:
 
 
 def chooses_width(model: ModelConfig) -> bool:
-    """Whether tokens choose their width in any layer of a model."""
+    """Return whether tokens choose their width in any layer of a model."""
     return any(layer.narrowest < 1 for layer in dynamic_layers(model))
 
 
 def flops_shares(layers: Sequence[DynamicLayer]) -> list[float]:
-    """What each layer has of the FLOPs of them all at full width. The shares sum to 1."""
+    """Return the share of each layer in the FLOPs of all at full width. The shares sum to 1."""
     total = sum(layer.full_flops for layer in layers)
     return [layer.full_flops / total for layer in layers]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from widthwise.model.choices import Choices
+from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.width_choice_module import WidthChoosing
 

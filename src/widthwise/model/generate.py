@@ -13,7 +13,7 @@ from widthwise.model.memory import allocating
 
 
 class SamplingConfig(Config):
-    """How the next token is drawn."""
+    """Options for drawing the next token."""
 
     temperature: pydantic.NonNegativeFloat = 1.0
     """0 takes the most probable token."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from widthwise.model.axes import Linear, Weight
 
 if TYPE_CHECKING:
+    from widthwise.model.config import InitConfig
     from widthwise.model.decoder import Decoder
-    from widthwise.model.init import InitConfig
 
 
 def initial_std(config: "InitConfig", module: nn.Module, width_ratio: float, n_additions: int) -> float:

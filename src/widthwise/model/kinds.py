@@ -20,7 +20,7 @@ ENTRY_POINTS = "widthwise.plugins"
 
 
 class Kinds(Generic[C]):
-    """What a field of type `Annotated[Base, kinds]` may hold: any of several subclasses of Base.
+    """Registry of the subclasses of Base that a field of type `Annotated[Base, kinds]` accepts.
 
     As strict as pydantic's union with a discriminator, and open: a class added later is valid in configs that were
     declared before, and part of their JSON schema. A kind that is not known yet is looked for in plugins.

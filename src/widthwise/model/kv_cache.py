@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class CacheShape(NamedTuple):
-    """What one layer keeps of a token."""
+    """Sizes of the keys and values that one layer keeps per token."""
 
     n_kv_heads: int
     head_dim: int

@@ -1,7 +1,5 @@
 """One decoder layer: attention and feed-forward, each behind its norm and its residual."""
 
-from typing import TYPE_CHECKING
-
 import pydantic
 
 from widthwise.config_io import Config
@@ -11,9 +9,6 @@ from widthwise.model.ffn import FFN
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
 from widthwise.sizes import Width
-
-if TYPE_CHECKING:
-    from widthwise.model.layer_module import DecoderLayer
 
 
 class LayerConfig(Config):
@@ -88,8 +83,3 @@ class LayerConfig(Config):
         moves_zeros = self.norm_placement == "pre" and self.attention_norm.kind == "layer"
         unread = writing(self.d_out) - writing(self.d_out - n_unread)
         return unread if moves_zeros else unread + reading(self.d_in) - reading(self.d_in - n_unwritten)
-
-    def build(self, residual: Residual, d_before: int) -> "DecoderLayer":
-        from widthwise.model.layer_module import DecoderLayer
-
-        return DecoderLayer(self, residual, d_before)

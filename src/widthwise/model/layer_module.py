@@ -1,26 +1,25 @@
-"""The module of one decoder layer."""
+"""The modules of one decoder layer, and of one further head of multi-token prediction, which is a layer deep."""
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor, nn
 
-from torch import nn
-
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.attention_module import Attention
+from widthwise.model.axes import Linear
+from widthwise.model.context import Choices, PassContext
 from widthwise.model.kv_cache import LayerCache
+from widthwise.model.layer import LayerConfig
+from widthwise.model.mtp import MTPConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.interface import Stream
 from widthwise.model.residual.interface_module import Site
 
-if TYPE_CHECKING:
-    from widthwise.model.layer import LayerConfig
-
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: "LayerConfig", residual: Residual, d_before: int):
+    def __init__(self, config: LayerConfig, residual: Residual, d_before: int):
         super().__init__()
         self.config = config
         self.attention_residual: Site = residual.build(d_before, config.d_in, config.d_model)
-        self.attention = config.attention.build(config.d_model, config.d_in, config.attention_norm_site)
+        self.attention = Attention(config.attention, config.d_model, config.d_in, config.attention_norm_site)
         self.ffn_residual: Site = residual.build(config.d_model, config.d_model, config.d_out)
         self.ffn_residual.join(self.attention_residual)
         self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
@@ -40,3 +39,32 @@ class DecoderLayer(nn.Module):
         x, kept = self.ffn_residual.read(stream)
         update, choices = self.ffn(x, context)
         return self.ffn_residual.write(kept, update), {**choices, **self.ffn_residual.choices()}
+
+
+class MTPDepth(nn.Module):
+    """One further head."""
+
+    def __init__(self, config: MTPConfig, residual: Residual, d_model: int):
+        super().__init__()
+        self.residual, self.d_model = residual, d_model
+        slot_width = residual.slot_shape(d_model)[1]
+        slot = {"slot_width": slot_width}
+        self.state_norm = config.slot_norm.build(slot)
+        self.embedding_norm = config.slot_norm.build(slot)
+        self.w_join = Linear({"halves": 2, **slot}, slot)
+        self.layer = DecoderLayer(config.layer, residual, d_model)
+        self.exit = residual.build_exit(d_model, d_model, config.final_norm)
+
+    def forward(
+        self, slots: Tensor, later: Tensor, context: PassContext, cache: LayerCache | None = None
+    ) -> tuple[Tensor, Choices]:
+        """slots: (B, T, n_slots, slot_width), of the depth before; later: the same shape, the later tokens' as they
+        enter the model; context: with those tokens -> the slots of this depth, and what its feed-forward chose.
+        """
+        joined = self.w_join(torch.cat((self.state_norm(slots), self.embedding_norm(later)), dim=-1))
+        stream, choices = self.layer(self.residual.from_slots(joined), context, cache)
+        return self.residual.to_slots(stream, self.d_model), choices
+
+    def hidden(self, slots: Tensor) -> Tensor:
+        """The slots of this depth -> what the head multiplies, (B, T, d_model)."""
+        return self.exit(self.residual.from_slots(slots))

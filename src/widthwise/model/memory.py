@@ -1,4 +1,4 @@
-"""How much memory there is, and what is said where it is not enough."""
+"""Available memory, and the errors raised when it is not enough."""
 
 import os
 from collections.abc import Iterator

@@ -24,11 +24,10 @@ from widthwise.records.quantities import MOST_MTP_DEPTHS
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.nn import ModuleList
 
 
 class MTPOptions(Config):
-    """What a recipe and a resolved model say alike."""
+    """Options that a recipe and a resolved model share."""
 
     n_depths: int = Field(default=1, gt=0, le=MOST_MTP_DEPTHS)
     """Tokens predicted beyond the next one."""
@@ -76,13 +75,6 @@ class MTPConfig(MTPOptions):
             n_shared = residual.reduction_params(d_model)
             cost += Cost(params=-n_shared, active_params=-n_shared)
         return cost + Cost(activation_elements=d_model)
-
-    def build(self, residual: Residual, d_model: int) -> "ModuleList":
-        from torch.nn import ModuleList
-
-        from widthwise.model.mtp_module import MTPDepth
-
-        return ModuleList(MTPDepth(self, residual, d_model) for _ in range(self.n_depths))
 
     def coefficient_at(self, progress: "Tensor") -> "Tensor | float":
         """progress: scalar from 0 to 1."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from widthwise.model.axes import Control, Embedding, Experts, Linear, Norm, Scale, UnscaledLinear, Vector
 from widthwise.model.decoder import Decoder
-from widthwise.model.positions_module import LearnedPositions
+from widthwise.model.input_tables_module import LearnedPositions
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_widt
 
 
 def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool, decays_scales: bool) -> bool:
-    """Whether weight decay applies to what a module holds."""
+    """Return whether weight decay applies to a module's parameters."""
     if isinstance(owner, (Embedding, LearnedPositions)):
         return decays_embedding
     if isinstance(owner, Norm):
@@ -113,7 +113,7 @@ def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool, decays
 
 
 def _is_hidden_matrix(model: Decoder, owner: nn.Module) -> bool:
-    """Whether a module holds what `ParameterGroup.are_hidden_matrices` says."""
+    """Return whether a module is a hidden matrix; see `ParameterGroup.are_hidden_matrices`."""
     others = (Control, Experts, UnscaledLinear)
     return isinstance(owner, Linear) and not isinstance(owner, others) and owner is not model.head
 

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import pydantic
 
 from widthwise.config_io import Config
-from widthwise.model.axis_sizes import Axes
-from widthwise.model.cost import Cost, vector
+from widthwise.model.cost import Axes, Cost, size, vector
 from widthwise.sizes import Width
 
 if TYPE_CHECKING:
-    from widthwise.model.axes import Norm
-    from widthwise.model.norm_module import SublayerNorm
+    from widthwise.model.axes import Norm, SublayerNorm
+
 
 NormKind = Literal["rms", "layer"]
 
 
 class NormForm(NamedTuple):
-    """What a kind of norm costs a coordinate beside its output."""
+    """Cost per coordinate of a kind of norm, without its output."""
 
     n_params: int
     n_kept_in_fp32: int
@@ -56,7 +55,7 @@ class NormConfig(Config):
 
     @property
     def keeps_output(self) -> bool:
-        """Whether autograd keeps the output even where nothing reads it."""
+        """True if autograd keeps the output even where nothing reads it."""
         return self._form.keeps_output
 
     def cost(self, width: int, n_vectors: int = 1, is_read: bool = True) -> Cost:
@@ -70,7 +69,7 @@ class NormConfig(Config):
         return vector(form.n_params * width) + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
 
     def build(self, axes: Axes) -> "Norm":
-        from widthwise.model.norm_module import NORM_MODULES
+        from widthwise.model.axes import NORM_MODULES
 
         return NORM_MODULES[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
 
@@ -90,7 +89,7 @@ class Before:
 
     @staticmethod
     def keeps_update(config: NormConfig) -> bool:
-        """Whether autograd keeps what joins the stream for the norm's own sake."""
+        """Return whether the norm makes autograd keep the update that joins the stream."""
         return False
 
 
@@ -149,7 +148,7 @@ class NormSite:
 
     @property
     def keeps_update(self) -> bool:
-        """Whether autograd keeps what the sublayer adds to the stream, which nothing reads otherwise."""
+        """True if the norm makes autograd keep the sublayer's update, which nothing else reads."""
         return PLACEMENTS[self.placement].keeps_update(self.config)
 
     def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
@@ -164,8 +163,33 @@ class NormSite:
 
     def build(self, d_read: int, d_write: int) -> "SublayerNorm":
         """The arguments are those of `cost`."""
-        from widthwise.model.norm_module import PLACED
+        from widthwise.model.axes import PLACED
 
         width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
         config, placed = self.config, PLACED[self.placement, self.config.kind]
         return placed({"d_model": width}, config.eps, config.norm_dim, config.stat_width, config.output_multiplier)
+
+
+class QKNormConfig(Config):
+    """RMSNorm of queries and keys before the rotation. Sources: Dehghani et al. 2023 (per head), OLMo 2 (all heads)."""
+
+    eps: pydantic.PositiveFloat = 1e-5
+    over: Literal["head", "all_heads"] = "head"
+    """Whether each head is normalised alone (Qwen 3) or all heads together (OLMo 2)."""
+    q_norm_dim: pydantic.PositiveInt | None = None
+    """Divisor of the sum of squares of a query; null: its size. A grown head keeps the divisor of its old size."""
+    k_norm_dim: pydantic.PositiveInt | None = None
+    """The same for keys."""
+
+    def axes(self, heads: Axes) -> Axes:
+        """The axes one norm covers. heads: the axes of queries or keys, n_heads first."""
+        return {"head_dim": heads["head_dim"]} if self.over == "head" else heads
+
+    def cost(self, heads: Axes, is_kept_by_attention: bool) -> Cost:
+        """The gain, the output, and one reciprocal root mean square per norm.
+
+        is_kept_by_attention: whether attention keeps the output anyway, because it neither rotates nor pads it.
+        """
+        covered = size(self.axes(heads))
+        n_kept = 0 if is_kept_by_attention else size(heads)
+        return vector(covered) + Cost(activation_elements=n_kept, activation_fp32_elements=size(heads) // covered)

@@ -28,7 +28,7 @@ class Recompute:
     """Layers 0, every, 2 every, ... run again, and of the further heads likewise; None: no layer."""
 
     def is_recomputed(self, index: int) -> bool:
-        """Whether the layer of that index, or the further head of that index among its like, runs again."""
+        """Return whether the layer, or the further head, with that index runs again."""
         return self.every is not None and index % self.every == 0
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: LayerCache | None = None) -> Any:
@@ -61,7 +61,7 @@ class Recompute:
         return activations_of(*outside, *self.kept_by_layer(model))
 
     def kept_by_layer(self, model: ModelConfig) -> list[Cost]:
-        """What is kept of each layer and further head, in the order of the forward pass.
+        """Return what is kept of each layer and further head, in the order of the forward pass.
 
         A layer that runs again keeps its input, as far as no layer before it keeps the same.
         """
@@ -78,7 +78,7 @@ class Recompute:
         return found
 
     def kept_by_part(self, model: ModelConfig) -> dict[str | None, Cost]:
-        """What is kept by part of the model; None: the inputs of layers that run again."""
+        """Return what is kept by part of the model; None: the inputs of layers that run again."""
         found: dict[str | None, Cost] = dict.fromkeys((*PARTS, None), Cost())
         layers = [costs for i, costs in enumerate(model.layer_costs()) if not self.is_recomputed(i)]
         for costs in (model.end_costs(), *layers):
@@ -93,7 +93,7 @@ class Recompute:
         return found
 
     def made_again(self, model: ModelConfig) -> list[Cost]:
-        """What the backward pass makes again of each layer and further head, in the order of the forward pass."""
+        """Return the activations of each layer and further head that the backward pass recomputes, in forward order."""
         return [activations_of(cost) if self.is_recomputed(i) else Cost() for i, cost in self._indexed_costs(model)]
 
     def activations(self, model: ModelConfig) -> Cost:

@@ -33,7 +33,7 @@ class Rope(NamedTuple):
 
 
 def agree(frequencies: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether two lists of frequencies are equal up to rounding."""
+    """Return whether two lists of frequencies are equal up to rounding."""
     return all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(frequencies, others, strict=True))
 
 

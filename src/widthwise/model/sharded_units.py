@@ -26,7 +26,7 @@ def block_entries(shape: Sequence[int], n_shards: int) -> int:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is gathered and freed together."""
+    """Parameters that are gathered and freed together."""
 
     name: str
     parameters: tuple[nn.Parameter, ...]

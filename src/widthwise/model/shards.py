@@ -18,12 +18,12 @@ def rows_of_shard(n_rows: int, shard: int, n_shards: int) -> slice:
 
 
 def is_shared(tensor: Tensor) -> bool:
-    """Whether the tensor is one of several processes, a DTensor; each may still hold all of it."""
+    """Return whether several processes share the tensor, a DTensor; each may still hold all of it."""
     return hasattr(tensor, "full_tensor")
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each process may hold only some rows of it."""
+    """Return whether each process may hold only some rows of it."""
     return is_shared(tensor) and cast(Any, tensor).device_mesh.size(1) > 1
 
 

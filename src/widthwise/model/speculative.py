@@ -24,7 +24,7 @@ from widthwise.model.memory import allocating
 
 @dataclass
 class Speculation:
-    """How the drafts of some continuations fared."""
+    """Statistics of the drafts of some continuations."""
 
     n_passes: int = 0
     """Passes of the model, those over prompts included; each ends with one token that is no draft."""
@@ -116,7 +116,7 @@ def stream_drafted(
 def generate_drafted(
     model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos_id: int | None = None
 ) -> tuple[list[list[int]], Speculation]:
-    """What `generate` answers at temperature 0, found in fewer passes; the prompts one after another.
+    """Generate as `generate` does at temperature 0, in fewer passes; the prompts one after another.
 
     Raises UserError for a model without further heads, and for what `stream_tokens` refuses.
     """

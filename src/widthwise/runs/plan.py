@@ -13,8 +13,7 @@ from typing import Any
 from widthwise.computing import ActivationCheckpointing
 from widthwise.data.shards import token_dtype
 from widthwise.model.axes import Linear
-from widthwise.model.config import ModelConfig
-from widthwise.model.parts import part_of
+from widthwise.model.config import ModelConfig, part_of
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.sharded_units import block_entries
 from widthwise.recipe.recipe import Recipe

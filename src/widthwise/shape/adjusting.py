@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at
-from widthwise.model.adjustable import Adjustable
+from widthwise.model.ffn.interface import Adjustable
 from widthwise.shape.rounding import TOLERANCE
 from widthwise.shape.template import ModelTemplate
 

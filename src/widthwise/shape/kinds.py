@@ -10,9 +10,8 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError
-from widthwise.model.adjustable import Adjustable
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.ffn.interface import FFNTemplate
+from widthwise.model.ffn.interface import Adjustable, FFNTemplate
 from widthwise.shape.profile import (
     along,
     shares,

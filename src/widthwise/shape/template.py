@@ -10,15 +10,13 @@ from pydantic import Discriminator, Field, Tag
 from widthwise.config_io import Config, UserError, mistakes_at, options_of, parse, to_data
 from widthwise.merging import merge
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.config import ModelConfig
+from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
-from widthwise.model.init import InitConfig
+from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig, MTPOptions
-from widthwise.model.ngrams import NGramsConfig
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormKind, Placement
-from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import ResidualTemplate
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape

@@ -9,8 +9,8 @@ from torch import Tensor
 from widthwise.config_io import UserError
 from widthwise.growth.plan import GrowthPlan
 from widthwise.kernels import Teacher
-from widthwise.model.choices import Choices
 from widthwise.model.config import ModelConfig
+from widthwise.model.context import Choices
 from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.recipe.train_section import TrainConfig

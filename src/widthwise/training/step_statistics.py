@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from widthwise.model.choices import Choices
+from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_modules import dynamic_modules
 from widthwise.model.recompute import Recompute

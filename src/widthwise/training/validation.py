@@ -25,8 +25,8 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.local_tasks import EncodedTask, TaskScores, encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.kernels.precision import autocast
-from widthwise.model.choices import Choices
 from widthwise.model.compiling import uncompiled
+from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, check_length, stream_tokens

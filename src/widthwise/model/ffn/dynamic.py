@@ -9,7 +9,7 @@ meaning when units are inserted (see unit_ranks.py). Counts of units refer to th
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
 
@@ -18,11 +18,7 @@ from widthwise.model.cost import Cost
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.ffn.width_choice import WidthChoice, WidthChoosingConfig
-from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.dynamic_module import DynamicWidth
 
 
 class DynamicConfig(WidthChoosingConfig):
@@ -31,6 +27,7 @@ class DynamicConfig(WidthChoosingConfig):
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     counted_by = "d_ff"
+    module = "widthwise.model.ffn.dynamic_module:DynamicWidth"
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
     """Hidden units."""
@@ -64,11 +61,6 @@ class DynamicConfig(WidthChoosingConfig):
 
     def flops_of_units(self, n_units: float, d_model: int, d_out: int) -> float:
         return swiglu_cost(d_model, n_units, d_out).flops
-
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> "DynamicWidth":
-        from widthwise.model.ffn.dynamic_module import DynamicWidth
-
-        return DynamicWidth(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         """Units keep their ranks; widths, centres and temperatures stay in units of the original layer.

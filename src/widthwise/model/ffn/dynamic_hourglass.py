@@ -5,7 +5,7 @@ the blocks whose centres, 1/2, 3/2 and 5/2, lie below it. One block, and a token
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pydantic
 
@@ -17,15 +17,13 @@ from widthwise.model.ffn.interface import Blocks, FFNConfig, register_ffn
 from widthwise.model.ffn.width_choice import WidthChoice, WidthChoosingConfig
 from widthwise.model.norm import NormSite
 
-if TYPE_CHECKING:
-    from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
-
 
 class DynamicHourglassConfig(WidthChoosingConfig, StackConfig):
     """n_blocks times h = h + mask * block(norm(h)), with a mask for each token and block."""
 
     kept = (*KEPT_OF_BLOCKS, "min_fraction", "score")
     counted_by = "n_blocks"
+    module = "widthwise.model.ffn.dynamic_hourglass_module:DynamicHourglass"
     kind: Literal["dynamic_hourglass"] = "dynamic_hourglass"
 
     @pydantic.model_validator(mode="after")
@@ -56,11 +54,6 @@ class DynamicHourglassConfig(WidthChoosingConfig, StackConfig):
         """The blocks count alike, though the last one of a slim last layer costs less."""
         blocks = self.block_costs(d_model, d_out)
         return n_units / sum(self.hidden_widths) * sum(cost.flops for cost in blocks)
-
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> "DynamicHourglass":
-        from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
-
-        return DynamicHourglass(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         """A feed-forward without a choice becomes one in which every token starts with all blocks."""

@@ -1,28 +1,23 @@
 """The module of a dynamic hourglass."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from widthwise.kernels.dispatch import compute_dtype, use_fused
 from widthwise.kernels.sliced_swiglu import unit_centres, whole_units
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
+from widthwise.model.ffn.dynamic_hourglass import DynamicHourglassConfig
 from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
 from widthwise.model.ffn.width_mask_module import Edge
 from widthwise.model.norm import NormSite
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.dynamic_hourglass import DynamicHourglassConfig
 
 
 class DynamicHourglass(Hourglass, WidthChoosing):
     """The score reads what the first block reads. Where the mask is a step, a block computes only the tokens that pass
     it; else all, times the mask."""
 
-    def __init__(self, config: "DynamicHourglassConfig", d_model: int, d_out: int, norm: NormSite):
+    def __init__(self, config: DynamicHourglassConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__(config, d_model, d_out, norm)
         self.add_choice(config, d_model)
 
@@ -41,7 +36,7 @@ class DynamicHourglass(Hourglass, WidthChoosing):
         return self.stack[0].norm.before(self.norm(x))
 
     def _skips(self, x: Tensor, edge: Edge) -> bool:
-        """Whether blocks leave out tokens: where the mask is a step without a derivative, and counts are known."""
+        """Return whether blocks leave out tokens: the mask is a step without a derivative, and counts are known."""
         if edge.margin > 0 or self.execution == "masked" or torch.compiler.is_compiling():
             return False
         return self.execution == "sliced" or use_fused(x)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,16 +18,12 @@ from widthwise.kernels.sliced_swiglu import (
     whole_units,
 )
 from widthwise.model.axes import Linear
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
+from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.unit_ranks import grown_centres
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
 from widthwise.model.ffn.width_mask_module import Edge
 from widthwise.model.norm import NormSite
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.dynamic import DynamicConfig
-
 
 MAX_MARGIN = 0.25
 """Largest margin of an edge, as a share of the full width, that `auto` slices around: with a wider one nearly all units
@@ -38,7 +33,7 @@ would be computed anyway, and their masks kept for the backward pass as well."""
 class DynamicWidth(WidthChoosing):
     """A SwiGLU of which each token uses the first few hidden units."""
 
-    def __init__(self, config: "DynamicConfig", d_model: int, d_out: int, norm: NormSite):
+    def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
         self.norm = norm.build(d_model, d_out)

@@ -5,20 +5,50 @@ Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:26
 
 from abc import ABC
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import pydantic
 
-from widthwise.config_io import options_of
-from widthwise.model.agreement import must_stay
-from widthwise.model.cost import Cost
-from widthwise.model.ffn.block import CONVENTIONAL, BlockForm
+from widthwise.config_io import Config, options_of
+from widthwise.model.agreement import must_agree, must_stay
+from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.mlp import N_KEPT, Activation, MLPConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 
-if TYPE_CHECKING:
-    from widthwise.model.ffn.hourglass_module import Hourglass
+CONVENTIONAL = (SwiGLUConfig, MLPConfig)
+"""Feed-forwards that can be a block."""
+
+
+class BlockForm(Config):
+    """Form of a block: gated or not, with any activation."""
+
+    activation: Activation = "silu"
+    """silu is SwiGLU's and the paper's. relu2 is the square of relu."""
+    gated: bool = True
+    """Whether w_gate(x), behind the activation, multiplies w_up(x); if not, w_up(x) goes through the activation, and a
+    block has two matrices instead of three."""
+
+    def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
+        """The matrices, and the hidden activations kept for the backward pass."""
+        if not self.gated:
+            kept = Cost(activation_elements=N_KEPT[self.activation] * d_hidden)
+            return linear(d_model, d_hidden) + linear(d_hidden, d_out) + kept
+        recomputed = swiglu_cost(d_model, d_hidden, d_out)
+        if self.activation == "silu":
+            return recomputed
+        # Beside gate or its activation, up and product: the activated gate, where the activation keeps its argument.
+        return recomputed + Cost(activation_elements=(N_KEPT[self.activation] - 1) * d_hidden)
+
+    def check_first_block(self, old: FFNConfig) -> None:
+        """Raises UserError where a conventional feed-forward is no block of this form."""
+        if isinstance(old, MLPConfig):
+            must_agree("bias", old.bias, False)
+        must_agree("gated", isinstance(old, SwiGLUConfig), self.gated)
+        must_agree("activation", old.activation if isinstance(old, MLPConfig) else "silu", self.activation)
+
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
 """Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
@@ -138,12 +168,8 @@ class StackConfig(BlockOptions, FFNConfig, ABC):
 class HourglassConfig(StackConfig):
     """n_blocks times h = h + block(norm(h)); the update is the sum of what the blocks add."""
 
+    module = "widthwise.model.ffn.hourglass_module:Hourglass"
     kind: Literal["hourglass"] = "hourglass"
-
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> "Hourglass":
-        from widthwise.model.ffn.hourglass_module import Hourglass
-
-        return Hourglass(self, d_model, d_out, norm)
 
 
 def _with_shared_weights(costs: list[Cost]) -> Cost:

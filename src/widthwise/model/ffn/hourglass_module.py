@@ -2,32 +2,52 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import Tensor, nn
 
 from widthwise.model.axes import Linear
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
+from widthwise.model.ffn.hourglass import BlockForm, StackConfig
 from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
+from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.norm import NormSite
 
-if TYPE_CHECKING:
-    from widthwise.model.ffn.hourglass import StackConfig
-    from widthwise.model.ffn.mlp_module import MLP
-    from widthwise.model.ffn.swiglu_module import SwiGLU
+
+class GLU(SwiGLU):
+    """down(activation(gate(x)) * up(x)): GEGLU, ReGLU and others, in plain torch."""
+
+    def __init__(self, activation: str, config: SwiGLUConfig, d_model: int, d_out: int, norm: NormSite):
+        super().__init__(config, d_model, d_out, norm)
+        self.activation = ACTIVATIONS[activation]
+
+    def update_of(self, read: Tensor) -> Tensor:
+        return self.norm.after(self.w_down(self.activation(self.w_gate(read)) * self.w_up(read)))
+
+
+def build_block(form: BlockForm, d_model: int, d_hidden: int, d_out: int, norm: NormSite) -> SwiGLU | MLP:
+    """Build one block of an hourglass."""
+    if not form.gated:
+        return MLP(MLPConfig(d_ff=d_hidden, activation=form.activation), d_model, d_out, norm)
+    config = SwiGLUConfig(d_ff=d_hidden)
+    if form.activation == "silu":
+        return SwiGLU(config, d_model, d_out, norm)
+    return GLU(form.activation, config, d_model, d_out, norm)
 
 
 class Hourglass(FeedForward):
     """Adds up its blocks' updates itself; the layer adds their sum to the stream once."""
 
-    def __init__(self, config: "StackConfig", d_model: int, d_out: int, norm: NormSite):
+    def __init__(self, config: StackConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
         shared, own = config.norm_sites(d_model, d_out, norm)
         self.norm = nn.Identity() if shared is None else shared.build(d_model, d_out)
         blocks = zip(config.hidden_widths, config.block_outputs(d_model, d_out), own)
-        self.blocks = nn.ModuleList(config.build_block(d_model, *sizes) for sizes in blocks)
+        self.blocks = nn.ModuleList(build_block(config, d_model, *sizes) for sizes in blocks)
         if config.share_weights:
             matrices = [(name, child) for name, child in self.blocks[0].named_children() if isinstance(child, Linear)]
             for block, (name, matrix) in product(self.blocks, matrices):
@@ -35,9 +55,9 @@ class Hourglass(FeedForward):
         self.d_out = d_out
 
     @property
-    def stack(self) -> "Sequence[SwiGLU | MLP]":
+    def stack(self) -> Sequence[SwiGLU | MLP]:
         """The blocks, first to last."""
-        return cast("Sequence[SwiGLU | MLP]", self.blocks)
+        return cast(Sequence[SwiGLU | MLP], self.blocks)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         entered = self.norm(x)

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config
-from widthwise.model.adjustable import Adjustable
 from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import Component
@@ -17,6 +18,22 @@ from widthwise.sizes import Width
 
 if TYPE_CHECKING:
     from widthwise.model.ffn.interface_module import FeedForward
+
+
+@dataclass(frozen=True)
+class Adjustable:
+    """A number of a recipe that makes a model larger or smaller."""
+
+    key: str
+    """What its section of the recipe calls it."""
+    value: float
+    """What it is now."""
+    step: float
+    """The smallest change that may alter the model; values are multiples of it."""
+    limits: tuple[float, float] | None = None
+    """Open interval of a number that moves costs either way, so that all its values are looked at; None: costs grow
+    with it."""
+
 
 Blocks = Sequence[int | None]
 """The old block of each block of a grown feed-forward, None for an added one. A feed-forward that is not a stack
@@ -33,6 +50,9 @@ class FFNConfig(Config, ABC):
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
 
+    module: ClassVar[str]
+    """The class of the module, "package.file:Class". It is imported, and with it torch, when a module is built. A class
+    that stands in one file with its module overrides `build` instead."""
     kept: ClassVar[tuple[str, ...] | None] = None
     """Fields that growth must not change, because that would change the function. None: growth does not know this
     feed-forward."""
@@ -58,7 +78,7 @@ class FFNConfig(Config, ABC):
 
     @property
     def n_residual_additions(self) -> int:
-        """How often it adds to a residual stream, internal ones included."""
+        """Number of additions to a residual stream, internal ones included."""
         return 1
 
     @abstractmethod
@@ -73,9 +93,9 @@ class FFNConfig(Config, ABC):
         """Cost of its norms."""
         return norm.cost(d_model, d_out)
 
-    @abstractmethod
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "FeedForward":
-        """The module. norm: kind and placement of the layer's feed-forward norm."""
+        """Build the module. norm: kind and placement of the layer's feed-forward norm."""
+        return resolve_name(self.module)(self, d_model, d_out, norm)
 
     def norm_placement(self, placement: str) -> str:
         """The placement of its own norms in a layer with norms at `placement`."""

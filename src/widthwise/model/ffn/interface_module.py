@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
 
 
 class FeedForward(nn.Module, ABC):

@@ -5,18 +5,13 @@ arXiv:2109.08668 (relu2).
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from widthwise.config_io import Config, options_of
 from widthwise.model.agreement import may_be_added
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.mlp_module import MLP
-
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 
@@ -46,6 +41,7 @@ class MLPConfig(MLPOptions, FFNConfig):
     kept = ("activation",)
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     bakes_with_one_eps = True
+    module = "widthwise.model.ffn.mlp_module:MLP"
     kind: Literal["mlp"] = "mlp"
     d_ff: Width
     """Hidden width, in channels."""
@@ -56,11 +52,6 @@ class MLPConfig(MLPOptions, FFNConfig):
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         return self.mlp_cost(d_model, self.d_ff, d_out)
-
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> "MLP":
-        from widthwise.model.ffn.mlp_module import MLP
-
-        return MLP(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         grown = super().with_constants_of(old, reads_more)

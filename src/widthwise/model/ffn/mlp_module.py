@@ -2,19 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from widthwise.model.axes import Linear
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.norm import NormSite
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.mlp import MLPConfig
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -32,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class MLP(FeedForward):
-    def __init__(self, config: "MLPConfig", d_model: int, d_out: int, norm: NormSite):
+    def __init__(self, config: MLPConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
         self.norm = norm.build(d_model, d_out)

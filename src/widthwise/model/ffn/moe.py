@@ -4,7 +4,7 @@ Sources: Shazeer et al. 2017, arXiv:1701.06538; the variable-width paper's mixtu
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -14,11 +14,7 @@ from widthwise.config_io import Config, options_of
 from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
-from widthwise.model.norm import NormSite
 from widthwise.sizes import WIDEST, Count, Width
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.moe_module import MoE
 
 
 class Routing(Config):
@@ -68,6 +64,7 @@ class MoEConfig(Routing, FFNConfig):
     kept = ()
     hidden_axes: ClassVar = {"d_expert": "d_expert", "d_shared": "d_ff"}
     bakes_with_one_eps = True
+    module = "widthwise.model.ffn.moe_module:MoE"
     kind: Literal["moe"] = "moe"
     d_expert: Width
     """Hidden width of each expert, in channels."""
@@ -81,11 +78,6 @@ class MoEConfig(Routing, FFNConfig):
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         return self.experts_cost(d_model, self.d_expert, self.d_shared, d_out)
-
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> "MoE":
-        from widthwise.model.ffn.moe_module import MoE
-
-        return MoE(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         """A SwiGLU becomes equal experts, which diverge because a new router sends them different tokens."""

@@ -1,26 +1,22 @@
 """The module of a mixture of experts."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from widthwise.kernels import grouped_swiglu
 from widthwise.model.axes import Control, Experts
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.norm import NormSite
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.moe import MoEConfig
 
 
 class MoE(FeedForward):
     """The experts' matrices are stacked along the rows: w_gate has n_experts * d_expert rows."""
 
-    def __init__(self, config: "MoEConfig", d_model: int, d_out: int, norm: NormSite):
+    def __init__(self, config: MoEConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
         n_experts, d_expert = config.n_experts, config.d_expert
@@ -30,7 +26,7 @@ class MoE(FeedForward):
         self.w_up = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_down = Experts({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
         inside = norm.moved("none", d_model, d_out, d_out)
-        self.shared = SwiGLU(d_model, config.d_shared, d_out, inside) if config.d_shared else None
+        self.shared = SwiGLU(SwiGLUConfig(d_ff=config.d_shared), d_model, d_out, inside) if config.d_shared else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         """x: (B, T, d_model), the stream -> the update (B, T, d_out), and load and losses of the router."""

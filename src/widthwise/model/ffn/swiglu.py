@@ -1,14 +1,10 @@
 """SwiGLU, the feed-forward with a silu gate. Source: Shazeer 2020, arXiv:2002.05202."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.swiglu_module import SwiGLU
 
 
 def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
@@ -22,6 +18,7 @@ class SwiGLUConfig(FFNConfig):
     kept = ()
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     bakes_with_one_eps = True
+    module = "widthwise.model.ffn.swiglu_module:SwiGLU"
     kind: Literal["swiglu"] = "swiglu"
     d_ff: Width
     """Hidden width, in channels."""
@@ -32,11 +29,6 @@ class SwiGLUConfig(FFNConfig):
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         return swiglu_cost(d_model, self.d_ff, d_out)
-
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> "SwiGLU":
-        from widthwise.model.ffn.swiglu_module import SwiGLU
-
-        return SwiGLU(d_model, self.d_ff, d_out, norm)
 
 
 class SwiGLUTemplate(HiddenWidthTemplate):

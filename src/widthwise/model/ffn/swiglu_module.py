@@ -4,19 +4,19 @@ from torch import Tensor
 
 from widthwise.kernels import swiglu
 from widthwise.model.axes import Linear
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.norm import NormSite
 
 
 class SwiGLU(FeedForward):
-    def __init__(self, d_model: int, d_ff: int, d_out: int, norm: NormSite):
+    def __init__(self, config: SwiGLUConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.norm = norm.build(d_model, d_out)
-        self.w_gate = Linear({"d_model": d_model}, {"d_ff": d_ff})
-        self.w_up = Linear({"d_model": d_model}, {"d_ff": d_ff})
-        self.w_down = Linear({"d_ff": d_ff}, {"d_model": d_out})
+        self.w_gate = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
+        self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
+        self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out})
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         return self.update_of(self.norm.before(x)), {}

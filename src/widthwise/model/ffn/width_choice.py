@@ -1,4 +1,4 @@
-"""How a token's width is chosen, in feed-forwards of which each token uses as much as its score says.
+"""Choice of a token's width, in feed-forwards where the score of a token says how many units it uses.
 
 A width, a centre or a temperature is measured in units: hidden units of a `dynamic` feed-forward, blocks of a
 `dynamic_hourglass`.
@@ -81,7 +81,7 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
             )
 
     def begins_to_choose(self, old: "WidthChoosingConfig") -> bool:
-        """Whether tokens have used all units so far and now have a score, with growth from `old`."""
+        """Return whether growth from `old` gives a score to tokens that have used all units so far."""
         return self.mask.has_width and not old.mask.has_width
 
     def started_whole(self, old: FFNConfig) -> Self:

@@ -4,7 +4,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +13,16 @@ from widthwise.kernels.dispatch import compute_dtype, without_autocast
 from widthwise.model.axes import Vector
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.ffn.width_choice import WidthChoosingConfig
 from widthwise.model.ffn.width_mask_module import HARD, Edge
 from widthwise.model.ffn.width_score_module import GainedScore, wide
 from widthwise.model.shards import whole
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.width_choice import WidthChoosingConfig
 
 
 class WidthChoosing(FeedForward):
     """A width depends on its own token only, so it is the same in decoding as in training (but for a random score)."""
 
-    def add_choice(self, config: "WidthChoosingConfig", d_model: int) -> None:
+    def add_choice(self, config: WidthChoosingConfig, d_model: int) -> None:
         """The score's and the mask's parameters, which come after all others."""
         self.choice = config
         self.execution: str = config.execution
@@ -44,7 +41,7 @@ class WidthChoosing(FeedForward):
 
     @abstractmethod
     def read_by_score(self, x: Tensor) -> Tensor:
-        """What the score reads of the stream x, both (B, T, d_model)."""
+        """Return the input of the score for the stream x, both (B, T, d_model)."""
 
     def choose(self, x: Tensor, stream: Tensor, context: PassContext) -> tuple[Tensor, Tensor, Edge | None]:
         """The width fractions (B, T) that tokens ask for, those that this pass uses, and how the mask falls.
@@ -74,7 +71,7 @@ class WidthChoosing(FeedForward):
 
     @abstractmethod
     def used_units(self, width: Tensor) -> Tensor:
-        """How many hidden units a token of that width uses. width: (...), in units -> integers (...)."""
+        """Return the number of hidden units used by a token of that width. width: (...), in units -> integers (...)."""
 
     @abstractmethod
     def bucketed_units(self, width: Tensor, progress: Tensor) -> int:

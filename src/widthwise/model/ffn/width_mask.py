@@ -9,6 +9,7 @@ meaning. `d_ff` in this file is therefore the value before any growth.
 """
 
 from abc import ABC
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import pydantic
@@ -21,18 +22,14 @@ from widthwise.sizes import Count
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from widthwise.model.ffn.width_mask_module import (
-        LinearRampMask,
-        NestedMask,
-        StraightThroughMask,
-        TemperedMask,
-        WidthMask,
-    )
+    from widthwise.model.ffn.width_mask_module import WidthMask
 
 
 class WidthMaskConfig(Config):
     """A kind of mask and its options. The default is a step."""
 
+    module: ClassVar[str] = "widthwise.model.ffn.width_mask_module:WidthMask"
+    """The class of the module; see `FFNConfig.module`."""
     has_width: ClassVar[bool] = True
     """Whether tokens have widths at all."""
     is_exact: ClassVar[bool] = True
@@ -47,9 +44,7 @@ class WidthMaskConfig(Config):
         return Cost()
 
     def build(self, d_ff: int) -> "WidthMask":
-        from widthwise.model.ffn.width_mask_module import WidthMask
-
-        return WidthMask()
+        return resolve_name(self.module)(self, d_ff)
 
 
 class HardMaskConfig(WidthMaskConfig):
@@ -61,18 +56,19 @@ class HardMaskConfig(WidthMaskConfig):
 class TemperedMaskConfig(WidthMaskConfig, ABC):
     """A mask that falls gradually, over a temperature T: by default sigmoid((w - c) / T)."""
 
+    module = "widthwise.model.ffn.width_mask_module:TemperedMask"
     is_exact = False
     temperature: pydantic.PositiveFloat | None = None
     """T, in units: a sigmoid falls from 0.9 to 0.1 within 4.4 T. null: d_ff / 32, but at least 1."""
 
     @property
     def is_learned(self) -> bool:
-        """Whether T is a parameter."""
+        """True if T is a parameter."""
         return False
 
     @property
     def evaluates_as_step(self) -> bool:
-        """Whether evaluation uses the step instead."""
+        """True if evaluation uses the step instead."""
         return True
 
     def at_width(self, d_ff: int) -> Self:
@@ -93,11 +89,6 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
     def scheduled(self, first: float, progress: "Tensor") -> "Tensor | float":
         """T in units, if it is not learned, at this point of training. first: T at the start."""
         return first
-
-    def build(self, d_ff: int) -> "TemperedMask":
-        from widthwise.model.ffn.width_mask_module import TemperedMask
-
-        return TemperedMask(self, d_ff)
 
 
 class LearnableMaskConfig(TemperedMaskConfig, ABC):
@@ -121,13 +112,9 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
 class StraightThroughMaskConfig(LearnableMaskConfig):
     """Straight-through: a step whose gradient is that of sigmoid((w - c) / T)."""
 
+    module = "widthwise.model.ffn.width_mask_module:StraightThroughMask"
     is_exact = True
     kind: Literal["ste"] = "ste"
-
-    def build(self, d_ff: int) -> "StraightThroughMask":
-        from widthwise.model.ffn.width_mask_module import StraightThroughMask
-
-        return StraightThroughMask(self, d_ff)
 
 
 class SoftMaskConfig(LearnableMaskConfig):
@@ -156,16 +143,12 @@ class AnnealedMaskConfig(TemperedMaskConfig):
 class LinearRampMaskConfig(LearnableMaskConfig):
     """(w - c) / T + 1/2, clamped to 0 ... 1: it falls over T units and has a gradient only there."""
 
+    module = "widthwise.model.ffn.width_mask_module:LinearRampMask"
     kind: Literal["linear_ramp"] = "linear_ramp"
 
     @property
     def evaluates_as_step(self) -> bool:
         return False
-
-    def build(self, d_ff: int) -> "LinearRampMask":
-        from widthwise.model.ffn.width_mask_module import LinearRampMask
-
-        return LinearRampMask(self, d_ff)
 
 
 class NestedMaskConfig(WidthMaskConfig):
@@ -175,17 +158,13 @@ class NestedMaskConfig(WidthMaskConfig):
     arXiv:2310.07707; nested dropout, Rippel et al. 2014.
     """
 
+    module = "widthwise.model.ffn.width_mask_module:NestedMask"
     is_exact = False
     kind: Literal["nested"] = "nested"
     n_buckets: Count = Field(default=4, ge=2)
     """Number of widths to draw from, in equal steps from the narrowest to d_ff."""
     per: Literal["token", "batch"] = "token"
     """Whether each token draws its own width, or all tokens of a forward pass share one; layers draw independently."""
-
-    def build(self, d_ff: int) -> "NestedMask":
-        from widthwise.model.ffn.width_mask_module import NestedMask
-
-        return NestedMask(self)
 
 
 class NoMaskConfig(WidthMaskConfig):

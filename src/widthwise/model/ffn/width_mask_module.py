@@ -1,20 +1,18 @@
 """The modules of the masks: how each falls from 1 to 0, and what it has as derivative."""
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.kernels.sliced_swiglu import Mask
 from widthwise.model.axes import Vector
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.width_mask import NestedMaskConfig, TemperedMaskConfig
+from widthwise.model.ffn.width_mask import NestedMaskConfig, TemperedMaskConfig, WidthMaskConfig
 
 
 class Edge(NamedTuple):
-    """How a mask falls from 1 to 0 around the width."""
+    """Fall of a mask from 1 to 0 around the width."""
 
     mask: Mask
     margin: float
@@ -36,9 +34,10 @@ HARD = Edge(step, 0.0, 0.0)
 class WidthMask(nn.Module):
     """The mask of a layer. It may differ between training and evaluation."""
 
-    def __init__(self, temperature: "Temperature | None" = None):
+    def __init__(self, config: WidthMaskConfig, d_ff: int):
         super().__init__()
-        self.temperature = temperature
+        self.config = config
+        self.temperature: Temperature | None = None
 
     def drawn(self, level: Tensor) -> Tensor:
         """The level (B, T) to use instead of the score's, from 0 (narrowest) to 1 (widest)."""
@@ -52,7 +51,7 @@ class WidthMask(nn.Module):
 class Temperature(nn.Module):
     """T in units: as scheduled by the config, or first * exp(theta) clamped to 1 ... `highest_temperature`."""
 
-    def __init__(self, config: "TemperedMaskConfig", d_ff: int):
+    def __init__(self, config: TemperedMaskConfig, d_ff: int):
         super().__init__()
         self.config, self.first = config, config.first_temperature(d_ff)
         self.theta = Vector({}, 0.0) if config.is_learned else None
@@ -68,8 +67,9 @@ class Temperature(nn.Module):
 class TemperedMask(WidthMask):
     """sigmoid((w - c) / T)."""
 
-    def __init__(self, config: "TemperedMaskConfig", d_ff: int):
-        super().__init__(Temperature(config, d_ff))
+    def __init__(self, config: TemperedMaskConfig, d_ff: int):
+        super().__init__(config, d_ff)
+        self.temperature = Temperature(config, d_ff)
         self.evaluates_as_step = config.evaluates_as_step
 
     def edge(self, progress: Tensor, dtype: torch.dtype) -> Edge:
@@ -136,9 +136,7 @@ class LinearRampMask(TemperedMask):
 class NestedMask(WidthMask):
     """A step at the score's width in evaluation, and at a random one in training."""
 
-    def __init__(self, config: "NestedMaskConfig"):
-        super().__init__()
-        self.config = config
+    config: NestedMaskConfig
 
     def drawn(self, level: Tensor) -> Tensor:
         if not self.training:

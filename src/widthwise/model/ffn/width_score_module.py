@@ -4,7 +4,6 @@ Computed in fp32, or wider if the model is: in bf16 a width could not tell neigh
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +11,15 @@ from torch.nn import functional
 
 from widthwise.model.axes import Control, Vector
 from widthwise.model.context import PassContext
-
-if TYPE_CHECKING:
-    from widthwise.model.ffn.width_score import (
-        FeatureScoreConfig,
-        GainedScoreConfig,
-        LayerNormMeanScoreConfig,
-        LinearScoreConfig,
-        MLPScoreConfig,
-        TokenScoreConfig,
-    )
-
+from widthwise.model.ffn.width_score import (
+    FeatureScoreConfig,
+    GainedScoreConfig,
+    LayerNormMeanScoreConfig,
+    LinearScoreConfig,
+    MLPScoreConfig,
+    TokenScoreConfig,
+    WidthScoreConfig,
+)
 
 EPS = 1e-5
 """eps of the norms inside scores."""
@@ -35,6 +32,9 @@ def wide(x: Tensor) -> Tensor:
 
 class WidthScore(nn.Module, ABC):
     """forward(source) -> (B, T), called with autocast off. `source` returns what the score is computed from."""
+
+    def __init__(self, config: WidthScoreConfig, d_model: int):
+        super().__init__()
 
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
         """The input of `forward`. x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm."""
@@ -53,8 +53,8 @@ class ConstScore(WidthScore):
 
 
 class GainedScore(WidthScore, ABC):
-    def __init__(self, config: "GainedScoreConfig"):
-        super().__init__()
+    def __init__(self, config: GainedScoreConfig, d_model: int):
+        super().__init__(config, d_model)
         self.log_gain = Vector({}, 0.0) if config.learn_gain else None
 
     @abstractmethod
@@ -67,8 +67,8 @@ class GainedScore(WidthScore, ABC):
 
 
 class TokenScore(GainedScore):
-    def __init__(self, config: "TokenScoreConfig"):
-        super().__init__(config)
+    def __init__(self, config: TokenScoreConfig, d_model: int):
+        super().__init__(config, d_model)
         self.table = Vector({"vocab_size": config.vocab_size}, 0.0)
 
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
@@ -87,8 +87,8 @@ class RandomScore(GainedScore):
 
 
 class FeatureScore(GainedScore, ABC):
-    def __init__(self, config: "FeatureScoreConfig"):
-        super().__init__(config)
+    def __init__(self, config: FeatureScoreConfig, d_model: int):
+        super().__init__(config, d_model)
         self.detach = config.detach
 
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
@@ -96,8 +96,8 @@ class FeatureScore(GainedScore, ABC):
 
 
 class LayerNormMeanScore(FeatureScore):
-    def __init__(self, config: "LayerNormMeanScoreConfig", d_model: int):
-        super().__init__(config)
+    def __init__(self, config: LayerNormMeanScoreConfig, d_model: int):
+        super().__init__(config, d_model)
         self.scale, self.shift = Vector({"d_model": d_model}, 1.0), Vector({"d_model": d_model}, 0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
@@ -120,8 +120,8 @@ class RawMeanScore(FeatureScore):
 
 
 class LinearScore(FeatureScore):
-    def __init__(self, config: "LinearScoreConfig", d_model: int):
-        super().__init__(config)
+    def __init__(self, config: LinearScoreConfig, d_model: int):
+        super().__init__(config, d_model)
         self.v = Control({"d_model": d_model}, {"score": 1}, start=0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ class LinearScore(FeatureScore):
 
 
 class MLPScore(FeatureScore):
-    def __init__(self, config: "MLPScoreConfig", d_model: int):
-        super().__init__(config)
+    def __init__(self, config: MLPScoreConfig, d_model: int):
+        super().__init__(config, d_model)
         self.w_in = Control({"d_model": d_model}, {"d_hidden": config.d_hidden})
         self.v = Control({"d_hidden": config.d_hidden}, {"score": 1}, start=0.0)
 

@@ -16,7 +16,6 @@ import pydantic
 from widthwise.config_io import Config, options_of
 from widthwise.model.agreement import may_be_added, must_agree, must_stay
 from widthwise.model.cost import Cost
-from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import (
     RESIDUALS,
     Idle,
@@ -27,16 +26,18 @@ from widthwise.model.residual.interface import (
     SlotLayout,
     register_residual,
 )
-from widthwise.model.residual.over_width import ENTRY_SIZES, REDUCTION_COSTS, group_norm_cost
-from widthwise.model.residual.site_cost import site_cost
-from widthwise.model.residual.slot_checks import check_slots, n_blocks
+from widthwise.model.residual.slots import (
+    ENTRY_SIZES,
+    REDUCTION_COSTS,
+    check_slots,
+    group_norm_cost,
+    n_blocks,
+    site_cost,
+)
 from widthwise.sizes import NSlots, Width
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from widthwise.model.residual.hyper_connections_module import HyperConnection
-    from widthwise.model.residual.over_width_module import DirectEntry, OverWidthExit
 
 
 class HyperConnectionOptions(Config):
@@ -85,6 +86,7 @@ GroupNormKind = Literal["rms", "layer"]
 class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     """A stream of n_slots slots."""
 
+    module = "widthwise.model.residual.hyper_connections_module"
     kept = ()
     slot_width: Width
     n_slots: NSlots
@@ -117,11 +119,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def within_layers(self) -> "HyperConnectionsConfig":
         return self.model_copy(update={"state_every": min(self.state_every, 2)})  # of the two sites of a layer
 
-    def build(self, d_before: int, d_read: int, d_write: int) -> "HyperConnection":
-        from widthwise.model.residual.hyper_connections_module import HyperConnection
-
-        return HyperConnection(self, d_read // self.slot_width, d_write // self.slot_width)
-
     @property
     def stream_width(self) -> int:
         return self.n_slots * self.slot_width
@@ -132,28 +129,12 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def entry_cost(self, d_model: int) -> Cost:
         return ENTRY_SIZES[self.embedding].cost(d_model, self.n_slots, self.slot_width)
 
-    def build_entry(self, d_model: int) -> "DirectEntry":
-        from widthwise.model.residual.over_width_module import ENTRIES
-
-        return ENTRIES[self.embedding](d_model, self.n_slots, self.slot_width)
-
     def exit_cost(self, d_model: int) -> Cost:
         cost = REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width)
         return cost if self.group_norm is None else cost + group_norm_cost(self.group_norm, d_model, self.stream_width)
 
     def reduction_params(self, d_model: int) -> int:
         return int(REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width).params)
-
-    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "OverWidthExit":
-        from widthwise.model.residual.over_width_module import REDUCTION_STARTS, REDUCTIONS, GroupNorm, OverWidthExit
-
-        start = REDUCTION_STARTS[self.reduce_init]
-        reduce = REDUCTIONS[self.reduce](d_model, self.n_slots, self.slot_width, start)
-        group_norm = None
-        if self.group_norm is not None:
-            norm_dim = self.group_norm_dim or d_model
-            group_norm = GroupNorm(self.group_norm, d_model, self.stream_width, norm.eps, norm_dim)
-        return OverWidthExit(group_norm, reduce, norm.build({"d_model": width}))
 
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return self.n_slots, self.slot_width

@@ -1,7 +1,7 @@
 """The module of hyper-connections: one sublayer's mixtures."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,12 +9,63 @@ from torch import Tensor
 from widthwise.kernels import read_slots, write_slots
 from widthwise.kernels.hyper_connections import reference_read_slots
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.interface_module import Site
-from widthwise.model.residual.pattern import Pattern
-from widthwise.model.residual.site_cost import N_SCALES
+from widthwise.model.residual.over_width_module import (
+    ENTRIES,
+    REDUCTION_STARTS,
+    REDUCTIONS,
+    DirectEntry,
+    GroupNorm,
+    OverWidthExit,
+)
+from widthwise.model.residual.slots import N_SCALES
 
-if TYPE_CHECKING:
-    from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+
+class Pattern(NamedTuple):
+    """The initialiser of one site's table [read | carry | write], of n_slots rows. Its first fields are those sizes."""
+
+    n_slots: int
+    n_read: int
+    n_write: int
+    write_init: str
+    n_owned_slots: int
+    takes_own: bool = False
+    """Whether a slot can take one block only, so that all writes are one column."""
+    first_read: int = 0
+    """The slot from which on slots are read."""
+
+    @property
+    def n_coefficients(self) -> int:
+        """Columns: what a slot gives to each read block and to each carried slot, and takes from each written block."""
+        return self.n_read + self.n_slots + (1 if self.takes_own else self.n_write)
+
+    def __call__(self, table: Tensor, generator: torch.Generator) -> None:
+        """Sublayers read slots as they are, and every slot is carried unchanged, as a deviation of 0."""
+        rows = table.zero_().view(self.n_slots, self.n_coefficients)
+        for block in range(self.n_read):
+            rows[(self.first_read + block) % self.n_slots, block] = 1
+        for slot in range(self.n_slots):
+            block = WRITE_INITS[self.write_init](slot, self.n_write, self.n_owned_slots)
+            if block is not None:
+                rows[slot, self.n_read + self.n_slots + (0 if self.takes_own else block)] = 1
+
+
+def _cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot % n_write
+
+
+def _slice(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot if slot < n_write else None
+
+
+def _tail_cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot % n_write if slot < n_write or slot >= n_owned_slots else None
+
+
+WRITE_INITS = {"tail_cyclic": _tail_cyclic, "cyclic": _cyclic, "slice": _slice}
+"""Slot, blocks written, slots that layers own -> the block that the slot receives before training, if any."""
 
 
 class SlotNorm(RMSNorm):
@@ -30,7 +81,7 @@ class SlotNorm(RMSNorm):
 class HyperConnection(Site):
     """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width)."""
 
-    def __init__(self, config: "HyperConnectionsConfig", n_read: int, n_write: int):
+    def __init__(self, config: HyperConnectionsConfig, n_read: int, n_write: int):
         super().__init__()
         self.config, self.n_read, self.n_write = config, n_read, n_write
         takes_own = config.writes == "own"
@@ -99,3 +150,21 @@ class HyperConnection(Site):
 
     def write(self, kept: Any, update: Tensor) -> Tensor:
         return write_slots(kept, update, self.config.multiplier)
+
+
+def build_site(config: HyperConnectionsConfig, d_before: int, d_read: int, d_write: int) -> HyperConnection:
+    return HyperConnection(config, d_read // config.slot_width, d_write // config.slot_width)
+
+
+def build_entry(config: HyperConnectionsConfig, d_model: int) -> DirectEntry:
+    return ENTRIES[config.embedding](d_model, config.n_slots, config.slot_width)
+
+
+def build_exit(config: HyperConnectionsConfig, d_model: int, width: int, norm: NormConfig) -> OverWidthExit:
+    start = REDUCTION_STARTS[config.reduce_init]
+    reduce = REDUCTIONS[config.reduce](d_model, config.n_slots, config.slot_width, start)
+    group_norm = None
+    if config.group_norm is not None:
+        norm_dim = config.group_norm_dim or d_model
+        group_norm = GroupNorm(config.group_norm, d_model, config.stream_width, norm.eps, norm_dim)
+    return OverWidthExit(group_norm, reduce, norm.build({"d_model": width}))

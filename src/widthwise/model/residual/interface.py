@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from widthwise.config_io import Config, UserError
@@ -22,7 +23,7 @@ SiteWidths = tuple[int, int, int]
 
 
 class Idle(NamedTuple):
-    """What no training can make use of."""
+    """Coordinates and parameters that no training can use."""
 
     n_unread: int
     """Coordinates of the embedding that nobody reads."""
@@ -66,6 +67,10 @@ class ResidualConfig(Config, ABC):
         kind: Any  # a Literal of each class
         multiplier: float
 
+    module: ClassVar[str]
+    """The file "package.file" with `build_site`, `build_entry` and `build_exit`; each takes the config and the
+    arguments of the method of its name. It is imported, and with it torch, when a module is built. A class in one file
+    with its modules overrides these methods instead."""
     kept: ClassVar[tuple[str, ...] | None] = None
     """Fields that growth must not change, because that would change the function; `multiplier` is kept in any case.
     None: growth does not know this residual."""
@@ -91,9 +96,10 @@ class ResidualConfig(Config, ABC):
         """The residual as it costs a model of which no layer needs another one in its backward pass."""
         return self
 
-    @abstractmethod
     def build(self, d_before: int, d_read: int, d_write: int) -> "Site":
-        """A site whose stream arrives d_before wide, and whose sublayer reads d_read coordinates and writes d_write."""
+        """Build a site whose stream arrives d_before wide, and whose sublayer reads d_read coordinates and writes
+        d_write."""
+        return import_module(self.module).build_site(self, d_before, d_read, d_write)
 
     @property
     def layer_params(self) -> int:
@@ -101,7 +107,7 @@ class ResidualConfig(Config, ABC):
         return 0
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
-        """What the sizes of a model leave without a use. sites: those of all layers, first to last. width: what the
+        """Return what the sizes of a model leave unused. sites: those of all layers, first to last. width: what the
         last norm covers. Nothing by default: slots are mixed by coefficients that can learn to fill and to hear all.
         """
         return Idle(0, [(0, 0)] * len(sites))
@@ -114,9 +120,9 @@ class ResidualConfig(Config, ABC):
     def entry_cost(self, d_model: int) -> Cost:
         """Cost of making the stream from a row of the embedding table."""
 
-    @abstractmethod
     def build_entry(self, d_model: int) -> "nn.Module":
-        """A module (B, T, embedding_width) -> the stream before the first layer."""
+        """Build a module (B, T, embedding_width) -> the stream before the first layer."""
+        return import_module(self.module).build_entry(self, d_model)
 
     @abstractmethod
     def exit_cost(self, d_model: int) -> Cost:
@@ -126,9 +132,9 @@ class ResidualConfig(Config, ABC):
         """Parameters of the exit that MTP heads can share: those of its matrix."""
         return 0
 
-    @abstractmethod
     def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "Exit":
-        """The exit. norm: the last norm before the head, which covers `width` coordinates."""
+        """Build the exit. norm: the last norm before the head, which covers `width` coordinates."""
+        return import_module(self.module).build_exit(self, d_model, width, norm)
 
     @abstractmethod
     def slot_shape(self, d_model: int) -> tuple[int, int]:
@@ -144,7 +150,7 @@ class ResidualConfig(Config, ABC):
 
     @property
     def layout(self) -> PrefixLayout | SlotLayout | None:
-        """How layers share the stream, which decides how it can grow. None: growth does not know."""
+        """Layout of the stream among layers, which decides how it can grow. None: growth does not know."""
         return None
 
     def with_constants_of(self, old: "ResidualConfig", d_model: int, widths: Sequence[int]) -> "ResidualConfig":
@@ -162,7 +168,7 @@ class ResidualConfig(Config, ABC):
         yield from ()
 
     def has_usual_divisors(self, d_model: int) -> bool:
-        """Whether its norms have the divisors of a model that never grew."""
+        """Return whether its norms have the divisors of a model that never grew."""
         return True
 
     def baked(self) -> "ResidualConfig":
@@ -171,7 +177,7 @@ class ResidualConfig(Config, ABC):
 
 
 class ResidualTemplate(Config, ABC):
-    """What a recipe says about the residual, independent of widths."""
+    """Options of the residual in a recipe, independent of widths."""
 
     if TYPE_CHECKING:
         multiplier: float

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from widthwise.model.choices import Choices
+from widthwise.model.context import Choices
 
 if TYPE_CHECKING:
     from widthwise.model.residual.interface import Stream
@@ -22,7 +22,7 @@ class Site(nn.Module, ABC):
         """Uses the parameters that a layer has once from the first site of its layer, if the variant has any."""
 
     def choices(self) -> Choices:
-        """What the residual decided for the layer; see `model.ffn.interface_module`."""
+        """Return what the residual decided for the layer; see `model.context.Choices`."""
         return {}
 
     @abstractmethod

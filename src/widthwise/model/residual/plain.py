@@ -6,27 +6,25 @@ parked, so that narrowing is a view and widening one concatenation.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pydantic
 
-from widthwise.model.axis_sizes import Axes, size
-from widthwise.model.cost import Cost, linear
-from widthwise.model.norm import NormConfig
+from widthwise.model.cost import Axes, Cost, linear, size
 from widthwise.model.residual.interface import (
     Idle,
     PrefixLayout,
     ResidualConfig,
     ResidualTemplate,
     SiteWidths,
+    Stream,
     register_residual,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from widthwise.model.residual.plain_module import PlainEntry, PlainExit, PlainResidual, Stream
 
 
 Resize = Literal["carry", "zero", "projection", "full_projection"]
@@ -45,6 +43,7 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     It has no sizes, so one class is both template and resolved config.
     """
 
+    module = "widthwise.model.residual.plain_module"
     final_norm_spans_layer = True
     kept = ("resize",)
     is_sum = True
@@ -72,29 +71,17 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     def entry_cost(self, d_model: int) -> Cost:
         return Cost()
 
-    def build_entry(self, d_model: int) -> "PlainEntry":
-        from widthwise.model.residual.plain_module import PlainEntry
-
-        return PlainEntry()
-
     def exit_cost(self, d_model: int) -> Cost:
         return Cost()
-
-    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "PlainExit":
-        from widthwise.model.residual.plain_module import PlainExit
-
-        return PlainExit(d_model, width, norm)
 
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return 1, d_model
 
-    def to_slots(self, stream: "Stream", d_model: int) -> "Tensor":
+    def to_slots(self, stream: Stream, d_model: int) -> "Tensor":
         return stream.carry_to(d_model).prefix[..., None, :]
 
-    def from_slots(self, slots: "Tensor") -> "Stream":
-        from widthwise.model.residual.plain_module import Stream
-
-        return Stream(slots.squeeze(-2))
+    def from_slots(self, slots: "Tensor") -> Stream:
+        return import_module(self.module).Stream(slots.squeeze(-2))
 
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
         return Cost()
@@ -108,13 +95,6 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         axes = projected(self.resize, d_before, d_read)
         return linear(d_before, size(axes)) + Cost(activation_elements=d_before) if axes else Cost()
-
-    def build(self, d_before: int, d_read: int, d_write: int) -> "PlainResidual":
-        from widthwise.model.residual.plain_module import PROJECTIONS, RESIZES, PlainResidual
-
-        axes = projected(self.resize, d_before, d_read)
-        projection = PROJECTIONS[self.projections]({"d_model": d_before}, axes) if axes else None
-        return PlainResidual(RESIZES[self.resize](d_read, projection), d_write, self.multiplier)
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
         widest = max(d_model, width, *(max(site) for site in sites))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from widthwise.model.axes import Linear, UnscaledLinear
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface_module import Exit, Site
+from widthwise.model.residual.plain import PlainResidualConfig, projected
 
 
 class Stream(NamedTuple):
@@ -149,3 +150,17 @@ class PlainResidual(Site):
     def write(self, kept: Stream, update: Tensor) -> Stream:
         prefix, parked = kept.carry_to(self.d_write)
         return Stream(torch.add(prefix, update, alpha=self.multiplier), parked)
+
+
+def build_site(config: PlainResidualConfig, d_before: int, d_read: int, d_write: int) -> PlainResidual:
+    axes = projected(config.resize, d_before, d_read)
+    projection = PROJECTIONS[config.projections]({"d_model": d_before}, axes) if axes else None
+    return PlainResidual(RESIZES[config.resize](d_read, projection), d_write, config.multiplier)
+
+
+def build_entry(config: PlainResidualConfig, d_model: int) -> PlainEntry:
+    return PlainEntry()
+
+
+def build_exit(config: PlainResidualConfig, d_model: int, width: int, norm: NormConfig) -> PlainExit:
+    return PlainExit(d_model, width, norm)

@@ -10,8 +10,7 @@ from torch.nn.functional import leaky_relu
 import widthwise
 from widthwise.config_io import Config, options_of
 from widthwise.model.axes import Linear, Vector
-from widthwise.model.choices import Choices
-from widthwise.model.context import PassContext
+from widthwise.model.context import Choices, PassContext
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.interface_module import FeedForward

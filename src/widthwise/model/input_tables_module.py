@@ -1,16 +1,36 @@
-"""The module of n-gram embeddings."""
+"""The modules of learned positions and of n-gram embeddings."""
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.model.axes import Embedding, Weight
+from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
 
-if TYPE_CHECKING:
-    from widthwise.model.ngrams import NGramsConfig
+
+class LearnedPositions(Weight):
+    """One row per position."""
+
+    def __init__(self, config: LearnedPositionsConfig, width: int):
+        n_positions = config.n_positions
+        super().__init__({"n_positions": n_positions}, {"d_model": width}, (n_positions, width), start=None)
+
+    @property
+    def n_positions(self) -> int:
+        return len(self.weight)
+
+    def check(self, n_tokens: int) -> None:
+        """Raises ValueError where a text of n_tokens has tokens without a position."""
+        if n_tokens > self.n_positions:
+            raise ValueError(f"{n_tokens} tokens do not fit into {self.n_positions} learned positions")
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions: integers (...) from 0 to n_positions - 1 -> (..., width)."""
+        return nn.functional.embedding(positions, self.weight)
+
 
 PRIME = 2**31 - 1
 BASE = 1_103_515_245
@@ -28,7 +48,7 @@ class NGramTable(Embedding):
 class NGrams(nn.Module):
     """The tables of all orders."""
 
-    def __init__(self, config: "NGramsConfig", vocab_size: int, width: int):
+    def __init__(self, config: NGramsConfig, vocab_size: int, width: int):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
         self.tables = nn.ModuleList(NGramTable(config.n_rows, width) for _ in range(2, config.max_n + 1))

@@ -1,0 +1,170 @@
+"""A stream of slots: which layers can share it, and what its sites and ends cost."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from widthwise.model.cost import Cost, linear, vector
+
+IN_TURN = {
+    "write_init": ("cyclic", "tail_cyclic"),
+    "read_init": ("in_turn", "first"),
+    "writes": ("own", "all"),
+    "embedding": ("copies", "slot"),
+    "reduce": ("sum", "slot"),
+}
+"""Option -> its value that deals out blocks in turn, which would land where wider layers have others, and what serves
+layers of different widths instead."""
+TILING = {"embedding": "copies", "reduce": "sum", "reduce_init": "mean"}
+"""Option -> its value that needs a stream of whole groups of d_model coordinates."""
+
+
+def n_blocks(width: int, slot_width: int) -> int:
+    """Raises ValueError where slots do not divide a width."""
+    if width % slot_width:
+        raise ValueError(f"slot_width: got {slot_width}; must divide every width, {width} too")
+    return width // slot_width
+
+
+def check_slots(residual: "HyperConnectionsConfig", counts: Sequence[int]) -> None:
+    """Raises ValueError where the slots do not suit their users. counts: blocks of d_model, then of each layer."""
+    n_slots, widest = residual.n_slots, max(counts)
+    if n_slots < widest:
+        raise ValueError(
+            f"n_slots: got {n_slots}; must be at least the {widest} blocks of {residual.slot_width} of the widest layer"
+        )
+    if widest > residual.n_owned_slots:
+        raise ValueError(f"n_owned_slots: got {residual.n_owned_slots}; the widest layer has {widest} blocks")
+    if len(set(counts)) > 1:
+        _check_no_turns(residual)
+    _check_tiling(residual, counts[0])
+    _check_no_twins(residual, counts)
+
+
+def _check_no_turns(residual: "HyperConnectionsConfig") -> None:
+    for name, (value, instead) in IN_TURN.items():
+        if getattr(residual, name) == value:
+            raise ValueError(f"{name}: got {value}; with layers of different widths use {instead}")
+
+
+def _check_tiling(residual: "HyperConnectionsConfig", n_fractions: int) -> None:
+    n_slots = residual.n_slots
+    if residual.group_norm is not None and n_slots % n_fractions:
+        raise ValueError(
+            f"group_norm: got {residual.group_norm}; its groups of {n_fractions} slots do not tile n_slots = "
+            f"{n_slots}, so it must be none"
+        )
+    for name, value in TILING.items():
+        if getattr(residual, name) == value and n_slots % n_fractions:
+            raise ValueError(f"{name}: got {value}; groups of {n_fractions} slots do not tile n_slots = {n_slots}")
+    if residual.reduce == "sum" and residual.reduce_init != "first":
+        raise ValueError(f"reduce_init: got {residual.reduce_init}; reduce: sum has no weights, so it must be first")
+
+
+def _check_no_twins(residual: "HyperConnectionsConfig", counts: Sequence[int]) -> None:
+    """Slots that start equal, take equal updates and are not read stay equal."""
+    n_spare = residual.n_slots - residual.n_owned_slots
+    n_distinct = 0 if residual.write_init == "slice" else math.lcm(*counts)
+    if residual.embedding == "pad" and n_spare > n_distinct:
+        raise ValueError(
+            f"embedding: got pad; of the {n_spare} slots that no layer owns only {n_distinct} would ever differ, "
+            "since all start at 0; use direct, expand or slot"
+        )
+    if residual.embedding == "copies" and residual.read_init == "first" and residual.n_slots > 2 * counts[0]:
+        raise ValueError("embedding: got copies; those that nobody reads would stay equal; use read_init: in_turn")
+
+
+N_SCALES = 2
+"""Scales of a site where reads and carries share one, and writes another."""
+
+
+def site_cost(
+    slot_width: float,
+    n_slots: int,
+    n_read: Any,
+    n_write: Any,
+    dynamic: bool,
+    state_every: int = 1,
+    writes: str = "all",
+    scale: str = "entries",
+) -> Cost:
+    """Cost of one site; n_read and n_write need not be whole. FLOPs of the slot norm are not counted, as for any norm.
+
+    The last two: see `HyperConnectionOptions`. Slots that take one block each have fewer parameters, and the products
+    of all. Kept for the backward pass: the update and, on average, one state in state_every.
+    """
+    n_coefficients = n_read + n_slots + n_write
+    n_learned = n_coefficients if writes == "all" else n_read + n_slots + 1
+    mixing = Cost(
+        flops=2 * n_slots * n_coefficients * slot_width,
+        activation_elements=n_write * slot_width,
+        activation_fp32_elements=n_slots * slot_width / state_every,
+    )
+    static = vector(n_slots * n_learned) + mixing
+    if not dynamic:
+        return static
+    matrix = slot_width * n_learned
+    projection = replace(linear(slot_width, n_coefficients, n_slots), params=matrix, active_params=matrix)
+    n_scales = n_slots * n_learned if scale == "entries" else N_SCALES
+    return static + vector(n_scales + slot_width) + projection
+
+
+CostOfEnd = Callable[[int, int, int], Cost]
+
+
+class EntrySizes(NamedTuple):
+    """Sizes and cost of a kind of entry."""
+
+    has_wide_table: bool
+    """Whether the embedding table is as wide as the stream, not as d_model."""
+    cost: CostOfEnd
+    """On top of the embedding table."""
+
+
+def no_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """Rows are looked up, zeros or copies appended, or groups added up."""
+    return Cost()
+
+
+def expansion_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """A matrix from d_model to the whole stream."""
+    return linear(d_model, n_slots * slot_width) + Cost(activation_elements=d_model)
+
+
+def mixed_entry_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """Every slot is a mixture of the blocks of d_model."""
+    return linear(d_model // slot_width, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
+
+
+def reduction_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """A matrix from the whole stream to d_model, and the input that it keeps for the backward pass."""
+    return linear(n_slots * slot_width, d_model) + Cost(activation_elements=n_slots * slot_width)
+
+
+def mixed_reduction_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """Every block of d_model is a mixture of slots, which are kept for the backward pass."""
+    return linear(n_slots, d_model // slot_width, slot_width) + Cost(activation_elements=n_slots * slot_width)
+
+
+ENTRY_SIZES = {
+    "direct": EntrySizes(True, no_cost),
+    "expand": EntrySizes(False, expansion_cost),
+    "slot": EntrySizes(False, mixed_entry_cost),
+    "pad": EntrySizes(False, no_cost),
+    "copies": EntrySizes(False, no_cost),
+}
+REDUCTION_COSTS: dict[str, CostOfEnd] = {"full": reduction_cost, "slot": mixed_reduction_cost, "sum": no_cost}
+
+
+def group_norm_cost(kind: str, d_model: int, width: int) -> Cost:
+    """The output is not counted, since the reduction keeps it; `layer` also keeps its output before the bias."""
+    statistics = Cost(activation_fp32_elements=width // d_model)
+    if kind == "layer":
+        return vector(width) + vector(width) + statistics + Cost(activation_elements=width)
+    return vector(width) + statistics
