@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from tiny_sweeps import recipe_file
 
-from widthwise.experiments import eta as eta_module
+from widthwise.experiments import scheduler
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.eta import Eta, Work
 from widthwise.experiments.running import run_plan
+from widthwise.experiments.scheduler import Eta, Work
 from widthwise.training.observer import Observer, Silence
 
 
@@ -28,7 +28,7 @@ class Heard(Silence):
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(seconds=50.0)
-    monkeypatch.setattr(eta_module, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
     return clock
 
 

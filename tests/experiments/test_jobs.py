@@ -15,8 +15,7 @@ from tiny_sweeps import recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.jobs import Jobs
-from widthwise.experiments.process_group import Run, process_group
+from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.running import run_experiment, run_plan
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import read_sweep

@@ -11,10 +11,10 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.ladder import ladder_workload, read_ladder
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.scaling.fitting import fit_groups
-from widthwise.experiments.scaling.points import Axes, gather
+from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.model.config import cost_summary
 from widthwise.records.sweep import Sweep
 from widthwise.reports.writing import write_report

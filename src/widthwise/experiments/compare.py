@@ -23,7 +23,7 @@ from widthwise.experiments.matching import (
     parts_of,
     quantity_of,
 )
-from widthwise.experiments.trend import TrendConfig
+from widthwise.experiments.statistics import TrendConfig
 from widthwise.files import listed
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary

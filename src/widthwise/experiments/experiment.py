@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
 from widthwise.experiments.matching import Adjustment, Matched, check_trainable, matched_ratio
-from widthwise.experiments.trend import TrendConfig
+from widthwise.experiments.statistics import TrendConfig
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.quantities import OF_MODELS

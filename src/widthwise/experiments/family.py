@@ -10,15 +10,14 @@ from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.equal_loss import LossCurve, validations_of
 from widthwise.experiments.experiment import seeded
-from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import Trained, load_result, variant_of
-from widthwise.experiments.process_group import Run, process_group
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sentences import difference_sentence, too_few_validations
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.records.comparison import Alone, Family, FamilyControl, FamilyMember, FamilySize
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.records.family import Alone, Family, FamilyControl, FamilyMember, FamilySize
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir

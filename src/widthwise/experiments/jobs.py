@@ -1,26 +1,138 @@
-"""Several trainings at the same time on one machine, each in a process of its own with a share of its cores or GPUs."""
+"""The processes of one worker: several trainings at a time, each in a process of its own with a share of the machine's
+cores or GPUs, or all processes of torchrun, which train every run together.
+"""
 
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 
 from widthwise.config_io import UserError
 from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
+from widthwise.records.run import RunResult
 from widthwise.run_dir import RunFailed
+from widthwise.runs.data_identity import DataShelf
 from widthwise.runs.rank_memory import memory_on_cpu
-from widthwise.training.launch import is_launched
+from widthwise.runs.train import resume, train_or_resume
+from widthwise.training.joining import joined
+from widthwise.training.launch import OfOneProcess, is_launched
 from widthwise.training.observer import Observer
+from widthwise.training.processes import Processes
 from widthwise.training.stopping import Interrupted, watch_signals
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an experiment."""
+
+    path: Path
+    recipe: Recipe
+    point: str
+    """Name of the point of which it is a run."""
+    grown_at: int | None = None
+    """Step at which another run was grown into this one; None for a run that begins by itself."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, by which the runs of an experiment are told apart."""
+        return self.path.name
+
+    def train(self, observer: Observer | None = None, shelf: DataShelf | None = None) -> RunResult:
+        """Train it to its end, from wherever it stands. Raises as `runs.train.train`."""
+        if self.grown_at is not None:
+            return resume(self.path, observer)
+        return train_or_resume(self.recipe, self.path, observer, shelf)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The next work of the other processes."""
+
+    run: Run | None = None
+    """The run to train; None: nothing, but they see that the first process is still there."""
+
+
+@contextmanager
+def process_group(recipe: Recipe) -> Iterator["ProcessGroup"]:
+    """The processes that were started together. recipe: any of the experiment. Raises UserError as `joined`."""
+    with joined(recipe.train) as processes:
+        yield ProcessGroup(processes, DataShelf())
+
+
+class ProcessGroup:
+    """The first process decides what is trained; the others train it with it."""
+
+    def __init__(self, processes: Processes, shelf: DataShelf):
+        self._processes, self.shelf = processes, shelf
+
+    def do(self, work: Callable[[], T]) -> T:
+        """What the first process does, the others helping with each run it trains. All get its value, or its error."""
+        if self._processes.is_first:
+            return self._processes.first(work)
+        with watch_signals() as watch:
+            while isinstance(told := self._processes.first(_not_here), _Order):
+                if not self._signal(watch.received):
+                    _obey(told, self.shelf)
+        return cast(T, told)
+
+    def train(self, run: Run, observer: Observer) -> RunResult:
+        """Train a run, by all processes. Only inside of `do`."""
+        self._tell(_Order(run))
+        return run.train(observer, self.shelf)
+
+    def check_data(self, recipe: Recipe, observer: Observer) -> None:
+        """Prepares and checks the data of all runs. Raises UserError where there are none, before a run does."""
+        data = self.shelf.open(recipe.data, observer.preparing)
+        recipe.held_out(data).check()
+        self.shelf.check(recipe.data, observer.preparing)
+
+    def wait(self, seconds: float) -> None:
+        """Waits. Raises Interrupted after Ctrl-C or SIGTERM. Only inside of `do`."""
+        deadline = time.monotonic() + seconds
+        with watch_signals() as watch:
+            while watch.received is None and (left := deadline - time.monotonic()) > 0:
+                time.sleep(min(left, 0.1))
+        if watch.received is not None:
+            raise Interrupted("stopped while waiting", watch.received)
+        self._tell(_Order())
+
+    def _tell(self, order: _Order) -> None:
+        self._processes.first(lambda: order)
+        if received := self._signal(None):
+            raise Interrupted("stopped before the next run", received)
+
+    def _signal(self, received: int | None) -> int:
+        """The signal that any process got while it was waiting for an order; 0 if none."""
+        return int(self._processes.largest(received or 0)[0])
+
+
+def _not_here() -> NoReturn:
+    raise AssertionError("only the first process decides")
+
+
+def _obey(order: _Order, shelf: DataShelf) -> None:
+    if order.run is None:
+        return
+    try:
+        order.run.train(shelf=shelf)
+    except OfOneProcess:
+        raise
+    except (UserError, RunFailed, Interrupted):
+        pass  # the first process has the same, and decides what comes of it
+
 
 Task = Callable[[Observer], object]
 """Trains something. It must be a function that can be pickled, as a partial of one of a module."""

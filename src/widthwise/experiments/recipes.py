@@ -8,7 +8,7 @@ from pydantic.json_schema import models_json_schema
 
 from widthwise.config_io import UserError, nearest_hint
 from widthwise.experiments.compare import CompareConfig, check_fair, planned, read_variants
-from widthwise.experiments.discovery.discover import DiscoverConfig
+from widthwise.experiments.discover import DiscoverConfig
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.ladder import LadderConfig, read_ladder
 from widthwise.experiments.matching import check_trainable

@@ -13,19 +13,17 @@ import torch
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
 from widthwise.experiments.equal_loss import LossCurve
-from widthwise.experiments.eta import Work
 from widthwise.experiments.experiment import Experiment, run_path, seeded
-from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
-from widthwise.experiments.process_group import Run, process_group
-from widthwise.experiments.scheduler import Schedule, train_all
+from widthwise.experiments.scheduler import Schedule, Work, train_all
 from widthwise.experiments.study import StorageAway, Study
 from widthwise.experiments.summary import Findings, summarise
 from widthwise.files import missing_folders, remove_unused, write_first
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Comparison
-from widthwise.records.listing import PlannedRun, PlannedRuns
 from widthwise.records.record import finite
+from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.environment import command_line

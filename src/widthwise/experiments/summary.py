@@ -12,9 +12,9 @@ from widthwise.experiments.equal_loss import LossCurve, LossCurves, validations_
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.outcome import Results, Trained, check_same_data, load_result, variant_of, windows
 from widthwise.experiments.sentences import SweepSentences, comparison_sentences, too_few_validations, trend_sentence
+from widthwise.experiments.statistics import fit_trend
 from widthwise.experiments.study import Drawn, Study
 from widthwise.experiments.sweep import SweepConfig
-from widthwise.experiments.trend import fit_trend
 from widthwise.records.comparison import Comparison, Trend, Variant
 from widthwise.records.estimate import CONFIDENCE, Validations
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Sweep

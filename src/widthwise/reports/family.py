@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from widthwise.records.comparison import Variant
+from widthwise.records.comparison import Alone, Family, FamilySize, Variant
 from widthwise.records.estimate import NO_VERDICT, Estimate
-from widthwise.records.family import Alone, Family, FamilySize
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.records.run import Run

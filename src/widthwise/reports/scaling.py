@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from widthwise.experiments.scaling.laws import LAWS
+from widthwise.experiments.laws import LAWS
 from widthwise.records.record import finite
 from widthwise.records.scaling import FittedLaw, Saving, ScalingGroup, ScalingLaws
 from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percentage, shorten, si, tick

@@ -8,9 +8,8 @@ import pytest
 from widthwise.bundled import papers_folder
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.equal_loss import FEWEST_VALIDATIONS
-from widthwise.experiments.papers.counted import OF_RECIPES
-from widthwise.experiments.papers.item import Item, read_items
-from widthwise.experiments.papers.lines import item_record
+from widthwise.experiments.papers.item import Item, item_record, read_items
+from widthwise.experiments.papers.numbers import OF_RECIPES
 from widthwise.experiments.papers.work import Comparing
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import finite

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.measured import InModel, InTable, from_analysis, from_table
+from widthwise.experiments.papers.numbers import InModel, InTable, from_analysis, from_table
 from widthwise.experiments.papers.work import Analysing
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import AnalysedModel, Analysis

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.experiments.papers.printed import printed
+from widthwise.experiments.papers.item import printed
 from widthwise.experiments.statistics import seed_interval
 
 

@@ -14,10 +14,11 @@ from widthwise.evaluation.differences import all_differences
 from widthwise.evaluation.models_table import models_table
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment, run_path
+from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.ladder import read_ladder
 from widthwise.experiments.papers.demonstration import WITHOUT_EPS, demonstrate, planned_expansions
-from widthwise.experiments.papers.measured import (
+from widthwise.experiments.papers.numbers import (
     InModel,
     InTable,
     Measured,
@@ -29,8 +30,7 @@ from widthwise.experiments.papers.measured import (
 )
 from widthwise.experiments.papers.questions import TEXT, write_questions
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.scaling.fitting import fit_groups
-from widthwise.experiments.scaling.points import Axes, gather
+from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
 from widthwise.files import write_atomic
 from widthwise.recipe.recipe import Recipe, load_recipe

@@ -7,9 +7,8 @@ from typing import TypeVar
 from markupsafe import Markup
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.records.comparison import Compared, Comparison, Variant
+from widthwise.records.comparison import Compared, Comparison, Family, Variant
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
-from widthwise.records.family import Family
 from widthwise.records.quantities import QUANTITIES, QUANTITY, TITLES, OfModel, Quantity
 from widthwise.records.sweep import Sweep
 from widthwise.reports.page.formats import (

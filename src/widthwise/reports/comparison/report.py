@@ -9,9 +9,8 @@ from widthwise.experiments.matching import LARGEST_MISMATCH
 from widthwise.files import write_atomic
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.discovery import Search
-from widthwise.records.listing import ListedRun, PlannedRuns
 from widthwise.records.quantities import QUANTITY
-from widthwise.records.run import Run, RunResult
+from widthwise.records.run import ListedRun, PlannedRuns, Run, RunResult
 from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.equal_loss import equal_loss_section
 from widthwise.reports.comparison.figures import difference_figure, part_names, parts_figure, ratio_figure, shape_curves

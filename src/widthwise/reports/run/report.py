@@ -8,8 +8,7 @@ from markupsafe import Markup
 
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
-from widthwise.records.listing import ListedRun
-from widthwise.records.run import Run, RunResult
+from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports.page import plots, tables
 from widthwise.reports.page.formats import clean, shorten
 from widthwise.reports.page.html import FoldedRecipe, Panel, legend, panels, render

@@ -13,7 +13,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, checked_copy
-from widthwise.experiments.discovery.parts import PARTS, GrownModel, Part, PartName, sizes_of, template_layer
+from widthwise.experiments.growing_parts import PARTS, GrownModel, Part, PartName, sizes_of, template_layer
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe

@@ -13,15 +13,15 @@ from widthwise.bundled import recipe_name
 from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.discovery.growing import GrowingMethod, GrowingSearch, Task
 from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.growing import GrowingMethod, GrowingSearch, Task
 from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.discovery import DISCOVERED, Curve, Discovery, Found
-from widthwise.records.recipe_changes import changes_in_words
+from widthwise.records.run import changes_in_words
 from widthwise.shape.kinds import Match
 from widthwise.shape.profile import along
 from widthwise.shape.template import ModelTemplate

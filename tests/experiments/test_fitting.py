@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError
-from widthwise.experiments.scaling.fitting import fit_groups
-from widthwise.experiments.scaling.laws import LAWS
-from widthwise.experiments.scaling.points import Axes, FitData, gather
+from widthwise.experiments.fitting import fit_groups
+from widthwise.experiments.laws import LAWS
+from widthwise.experiments.scaling_points import Axes, FitData, gather
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.run_dir import RunDir

@@ -170,7 +170,7 @@ class IrreduciblePowerLaw(Law):
 
 
 class LogLinearLaw(Law):
-    """y = slope*log2(x) + intercept, by least squares in y, as `trend.fit_log_linear` draws it through mean losses."""
+    """y = slope*log2(x) + intercept, by least squares in y, as `statistics.fit_trend` draws it through mean losses."""
 
     kind = "log_linear"
     form = "y = slope*log2(x) + intercept"

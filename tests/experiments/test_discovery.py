@@ -10,8 +10,8 @@ from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError, to_data
-from widthwise.experiments.discovery.discover import discover, plan_discovery, plan_of_rivals, rivals
-from widthwise.experiments.discovery.parts import sizes_of
+from widthwise.experiments.discover import discover, plan_discovery, plan_of_rivals, rivals
+from widthwise.experiments.growing_parts import sizes_of
 from widthwise.experiments.matching import matched_quantity
 from widthwise.merging import merge
 from widthwise.model.config import ModelConfig

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.experiments.scaling.law_fit import fit_law, savings
-from widthwise.experiments.scaling.laws import LAWS, Law
-from widthwise.experiments.scaling.points import CurveGroup, Point
+from widthwise.experiments.fitting import fit_law, savings
+from widthwise.experiments.laws import LAWS, Law
+from widthwise.experiments.scaling_points import CurveGroup, Point
 from widthwise.records.scaling import Saving
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
