@@ -16,7 +16,7 @@ from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.run_dir import RunDir
 
-PAPERS = Path(__file__).parents[3] / "configs" / "papers" / "points"
+PAPERS = Path(__file__).parents[2] / "configs" / "papers" / "points"
 SIZES = (32, 48, 72, 108)
 AXES = Axes("params", "val_loss")
 

@@ -32,11 +32,11 @@ from widthwise.yaml_io import dump_yaml, parse_yaml, read_recipe
 COMPARISON = "comparison"
 N_PERMUTED = 2
 N_TRIES = 100
-"""Orders that are drawn before another one is taken not to exist."""
+"""Orders drawn before giving up on finding another."""
 
 
 class DiscoverConfig(Config):
-    """The `discover:` section of a recipe: how sizes of layers are searched, and with what the result is compared."""
+    """The `discover:` section of a recipe: the search for sizes of layers, and the comparison of its result."""
 
     method: GrowingMethod = GrowingMethod()
     steps: pydantic.PositiveInt | None = None
@@ -48,7 +48,7 @@ class DiscoverConfig(Config):
 
 
 class _Section(Config):
-    """A recipe as far as it is about discovery, so that errors name keys as overrides do."""
+    """The part of a recipe about discovery, so that errors name keys as overrides do."""
 
     discover: DiscoverConfig
 
@@ -64,7 +64,7 @@ class DiscoveryPlan:
     task: Task
 
     def settled(self, choose: Callable[[], Precision]) -> "DiscoveryPlan":
-        """Return the same discovery in a precision that is chosen, where its recipe says `auto`."""
+        """Return the discovery in the chosen precision if its recipe says `auto`."""
         base = self.task.base.settled(choose)
         if base is self.task.base:
             return self
@@ -98,7 +98,7 @@ def plan_discovery(
 
 
 def _check_uniform(recipe: Recipe) -> None:
-    """Raises UserError where the recipe is not one of a uniform model, with one rule for all layers."""
+    """Raises UserError if the recipe is not that of a uniform model, with one rule for all layers."""
     template = recipe.model
     if not isinstance(template, ModelTemplate) or template.layers:
         raise UserError("model.layers: a discovery finds the sizes of layers; leave changes to single layers out")
@@ -109,8 +109,8 @@ def _check_uniform(recipe: Recipe) -> None:
 
 
 def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str | None = None) -> Discovery:
-    """Search, as far as it was not done before, and write discovery.json, the recipe that was found (discovered.yaml)
-    and that of its comparison with rivals (rivals.yaml). Raises UserError where the folder holds another search."""
+    """Search, or resume the search, and write discovery.json, the found recipe (discovered.yaml) and that of its
+    comparison with rivals (rivals.yaml). Raises UserError if the folder holds another search."""
     from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
     from widthwise.runs.speed import chosen_precision
 
@@ -142,7 +142,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
 
 
 class _Asked(Config):
-    """The task of a folder's search, as it is written down there before anything is trained."""
+    """The task of a folder's search, written there before anything is trained."""
 
     match: Match
     steps: pydantic.PositiveInt
@@ -151,7 +151,7 @@ class _Asked(Config):
 
 
 def _begin(plan: DiscoveryPlan, folder: Path) -> None:
-    """Write down what is searched. Raises UserError where it was something else."""
+    """Write the task of the search. Raises UserError if the folder has another."""
     path, task = folder / "search.yaml", plan.task
     asked = _Asked(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
     if not path.exists():
@@ -165,7 +165,7 @@ def _begin(plan: DiscoveryPlan, folder: Path) -> None:
 
 
 def plan_of_rivals(folder: Path) -> Experiment:
-    """Return the comparison of what was found with its rivals. Raises UserError where one cannot be made to match."""
+    """Return the comparison of the found shape with its rivals. Raises UserError if one cannot be matched."""
     return read_plan(folder / "rivals.yaml")
 
 

@@ -50,7 +50,7 @@ class Fit:
     drawn_parameters: np.ndarray
     """(n_draws, n_symbols) the values fitted to each resample."""
     noise: np.ndarray
-    """(n_draws, n_points) how far each point was moved in a resample, on the law's residual scale."""
+    """(n_draws, n_points) the move of each point in a resample, on the law's residual scale."""
     degrees_of_freedom: int
     reason: str | None = None
     """Why the parameters are unreliable; None if they are not."""
@@ -82,7 +82,7 @@ class Fit:
         return bool(stats.f.sf(ratio, n_free, self.degrees_of_freedom) < 0.05)
 
     def intervals(self, confidence: float) -> dict[str, Estimate]:
-        """Parameter name -> its value and interval."""
+        """Return parameter name -> its value and interval."""
         return {
             symbol: _t_interval(
                 float(value), drawn, self.degrees_of_freedom, confidence, as_factor=symbol in self.law.factors
@@ -91,7 +91,7 @@ class Fit:
         }
 
     def band(self, confidence: float) -> Band:
-        """The confidence band of the curve at N_BAND values of x over the points."""
+        """Return the confidence band of the curve at N_BAND values of x over the points."""
         x = np.geomspace(self.group.x.min(), self.group.x.max(), N_BAND)
         scale = self.law.residual_scale
         centre = scale(self.law.y(self.parameters, x))
@@ -125,7 +125,7 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
 
 
 def _luck_of_points(law: Law, group: CurveGroup, n_free: int, random: np.random.Generator) -> np.ndarray:
-    """(N_RESAMPLES, n_points) means of as many runs as each point has, less the point's own."""
+    """Return (N_RESAMPLES, n_points) means of drawn runs, as many as each point has, less the point's own mean."""
     runs = _luck_of_runs(law, group)
     drawn = _drawn(runs, n_free, len(runs), random)
     starts = np.cumsum([0, *group.layout[:-1]])
@@ -133,13 +133,13 @@ def _luck_of_points(law: Law, group: CurveGroup, n_free: int, random: np.random.
 
 
 def _luck_of_runs(law: Law, group: CurveGroup) -> np.ndarray:
-    """(n_runs,) how far each run lies from the mean of its point, on the law's residual scale."""
+    """Return (n_runs,) distances of runs from the mean of their point, on the law's residual scale."""
     scale = law.residual_scale
     return np.concatenate([scale(np.array(point.per_seed)) - scale(np.array(point.y)) for point in group.points])
 
 
 def _drawn(residuals: np.ndarray, n_free: int, n_drawn: int, random: np.random.Generator) -> np.ndarray:
-    """(N_RESAMPLES, n_drawn) residuals drawn with replacement, widened as n_free asks."""
+    """Return (N_RESAMPLES, n_drawn) residuals drawn with replacement, widened by sqrt(n / n_free)."""
     widened = (residuals - residuals.mean()) * np.sqrt(len(residuals) / n_free)
     return widened[random.integers(len(residuals), size=(N_RESAMPLES, n_drawn))]
 
@@ -178,7 +178,7 @@ def savings(group: Fit, baseline: Fit, confidence: float) -> Iterator[Saving]:
 
 
 def _welch(first: np.ndarray, first_free: int, second: np.ndarray, second_free: int) -> float:
-    """Degrees of freedom of a sum of two independent errors, here of logarithms of resampled values."""
+    """Return the degrees of freedom of a sum of two independent errors, here of logarithms of resampled values."""
     variances = np.array([np.log(first).var(), np.log(second).var()])
     weighted = (variances**2 / np.array([first_free, second_free])).sum()
     return float(variances.sum() ** 2 / weighted) if weighted > 0 else float(first_free + second_free)
@@ -187,9 +187,9 @@ def _welch(first: np.ndarray, first_free: int, second: np.ndarray, second_free: 
 def _t_interval(
     value: float, drawn: np.ndarray, degrees_of_freedom: float, confidence: float, as_factor: bool
 ) -> Estimate:
-    """Student's t times the standard error of the resampled values; no interval if one of them is nan.
+    """Return Student's t times the standard error of the resampled values; no interval if one of them is nan.
 
-    as_factor: computes it for the logarithms, for positive values.
+    as_factor: for positive values, of their logarithms.
     """
     if as_factor and (value <= 0 or (drawn <= 0).any()):
         return Estimate(mean=value, low=None, high=None)
@@ -261,7 +261,7 @@ def _fits(groups: Sequence[CurveGroup], x: str, observer: Observer) -> Fits:
 
 
 def _choice(groups: Sequence[CurveGroup], fits: Fits, asked: str | None) -> tuple[LawName, str]:
-    """Return one law for all groups, so that their curves can be compared, and the reason for it."""
+    """Return one law for all groups, so that their curves are comparable, and the reason for it."""
     if asked is not None:
         law = next((law for law in LAWS.values() if law.kind == asked), None)
         if law is None:
@@ -282,7 +282,7 @@ def _choice(groups: Sequence[CurveGroup], fits: Fits, asked: str | None) -> tupl
 
 
 def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
-    """Root mean square of the leave-one-out errors over all groups; nan if one has too few points."""
+    """Return the root mean square of the leave-one-out errors over all groups; nan if one has too few points."""
     errors = np.concatenate([leave_one_out_errors(law, group.x, group.y) for group in groups])
     return float(np.sqrt(np.square(errors).mean()))
 
@@ -325,7 +325,7 @@ def _law_sentence(fit: Fit, x: str, y: str) -> str:
 
 
 def _saving_sentence(found: Sequence[Saving], group: str, law: str, x: str) -> str:
-    """Tell what a group saves by one law, curve against curve and point against curve, and by the other laws."""
+    """Return the savings of a group by one law, curve against curve and point against curve, and by the other laws."""
     own = {(each.fit, each.kind): each for each in found if each.group == group}
     curve, point = own[law, "curve"], own[law, "point"]
     by_curves = _reached(curve, f"{curve.baseline}'s fitted loss of {curve.at.y:.4g}", x)

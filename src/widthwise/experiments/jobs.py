@@ -41,17 +41,17 @@ class Run:
     path: Path
     recipe: Recipe
     point: str
-    """Name of the point of which it is a run."""
+    """Name of its point."""
     grown_at: int | None = None
     """Step at which another run was grown into this one; None for a run that begins by itself."""
 
     @property
     def name(self) -> str:
-        """Name of its folder, by which the runs of an experiment are told apart."""
+        """Name of its folder, unique within an experiment."""
         return self.path.name
 
     def train(self, observer: Observer | None = None, shelf: DataShelf | None = None) -> RunResult:
-        """Train it to its end, from wherever it stands. Raises as `runs.train.train`."""
+        """Train it to its end, from its last checkpoint. Raises as `runs.train.train`."""
         if self.grown_at is not None:
             return resume(self.path, observer)
         return train_or_resume(self.recipe, self.path, observer, shelf)
@@ -67,7 +67,7 @@ class _Order:
 
 @contextmanager
 def process_group(recipe: Recipe) -> Iterator["ProcessGroup"]:
-    """The processes that were started together. recipe: any of the experiment. Raises UserError as `joined`."""
+    """Join the processes that were started together. recipe: any of the experiment. Raises UserError as `joined`."""
     with joined(recipe.train) as processes:
         yield ProcessGroup(processes, DataShelf())
 
@@ -79,7 +79,7 @@ class ProcessGroup:
         self._processes, self.shelf = processes, shelf
 
     def do(self, work: Callable[[], T]) -> T:
-        """What the first process does, the others helping with each run it trains. All get its value, or its error."""
+        """Run `work` in the first process, the others helping with each run it trains. All get its value or error."""
         if self._processes.is_first:
             return self._processes.first(work)
         with watch_signals() as watch:
@@ -94,13 +94,13 @@ class ProcessGroup:
         return run.train(observer, self.shelf)
 
     def check_data(self, recipe: Recipe, observer: Observer) -> None:
-        """Prepares and checks the data of all runs. Raises UserError where there are none, before a run does."""
+        """Prepare and check the data of all runs. Raises UserError if there are none, before a run does."""
         data = self.shelf.open(recipe.data, observer.preparing)
         recipe.held_out(data).check()
         self.shelf.check(recipe.data, observer.preparing)
 
     def wait(self, seconds: float) -> None:
-        """Waits. Raises Interrupted after Ctrl-C or SIGTERM. Only inside of `do`."""
+        """Wait. Raises Interrupted after Ctrl-C or SIGTERM. Only inside of `do`."""
         deadline = time.monotonic() + seconds
         with watch_signals() as watch:
             while watch.received is None and (left := deadline - time.monotonic()) > 0:
@@ -115,7 +115,7 @@ class ProcessGroup:
             raise Interrupted("stopped before the next run", received)
 
     def _signal(self, received: int | None) -> int:
-        """The signal that any process got while it was waiting for an order; 0 if none."""
+        """Return the signal that any process received while it waited for an order; 0 if none."""
         return int(self._processes.largest(received or 0)[0])
 
 
@@ -135,7 +135,7 @@ def _obey(order: _Order, shelf: DataShelf) -> None:
 
 
 Task = Callable[[Observer], object]
-"""Trains something. It must be a function that can be pickled, as a partial of one of a module."""
+"""A training: a function that can be pickled, such as a partial of one of a module."""
 
 SMALL_STEP_FLOPS = 5e11
 """Up to this many FLOPs of a step a second thread gains less than a second training beside it does: by a third at 4e10,
@@ -143,12 +143,12 @@ by 7 percent at 4.5e11, the largest that was measured (benchmarks/results/jobs_c
 SHORT_FLOPS = 5e11
 """Up to this many FLOPs of all runs together, other processes would hardly have started before the work was done."""
 PROCESS_BYTES = 6e8
-"""What a process takes that has imported torch and made its first products."""
+"""Memory of a process that has imported torch and made its first products."""
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """How many trainings go on at a time."""
+    """Number of trainings at a time, and of the threads of each."""
 
     n: int = 1
     n_threads: int | None = None
@@ -156,10 +156,10 @@ class Jobs:
 
     @classmethod
     def of(cls, recipes: Iterable[Recipe], n_tasks: int, asked: int | None = None) -> "Jobs":
-        """As many as the machine has room for, or as were asked for.
+        """Return as many jobs as the machine has room for, or as were asked for.
 
         The number of threads depends on the recipes and the machine alone, because results depend on it by a rounding:
-        one where all steps are small, else all. A number in OMP_NUM_THREADS overrules it. Raises UserError for several
+        one if all steps are small, else all cores. OMP_NUM_THREADS overrides it. Raises UserError for several
         jobs under torchrun, whose processes train every run together.
         """
         if is_launched():
@@ -178,7 +178,7 @@ class Jobs:
 
     @contextmanager
     def threads(self) -> Iterator[None]:
-        """In the block this process trains with as many threads as each of several would."""
+        """Train in the block with the number of threads that each of several jobs would have."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.n_threads or before)
         try:
@@ -188,16 +188,16 @@ class Jobs:
 
 
 def _n_threads_of_openmp() -> int | None:
-    """What OMP_NUM_THREADS says; of a list such as "4,2", which is for nested regions, its first number.
+    """Return OMP_NUM_THREADS; of a list such as "4,2", which is for nested regions, its first number.
 
-    None where it is not set or does not begin with a positive whole number.
+    None if it is not set or does not begin with a positive whole number.
     """
     first, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")
     return int(first) or None if first.strip().isdecimal() else None
 
 
 def _n_with_room(recipes: Iterable[Recipe]) -> int:
-    """How many of the runs fit into the memory that is free, if all were as the one with the largest steps."""
+    """Return the number of runs that fit into free memory, if all were like the one with the largest steps."""
     largest = max(recipes, key=lambda recipe: recipe.training_flops / recipe.train.steps)
     return int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
 
@@ -209,10 +209,10 @@ class Ended(NamedTuple):
 
 
 class JobProcess:
-    """A process that does one task after another; what it reports is shown here."""
+    """A process that does one task after another and reports to an observer here."""
 
     def __init__(self, place: int, jobs: Jobs, observer: Observer):
-        """place: which of the jobs it is. observer: of whatever task it does."""
+        """place: index among the jobs. observer: of all its tasks."""
         self.observer, self._place, self._jobs = observer, place, jobs
         self._showing: ExitStack | None = None
         self._start()
@@ -235,7 +235,7 @@ class JobProcess:
 
     @staticmethod
     def ready(processes: Iterable["JobProcess"], seconds: float) -> list["JobProcess"]:
-        """Those that have something to report, as soon as there is one, or after so many seconds."""
+        """Return the processes with something to report, as soon as there is one, or after so many seconds."""
         by_connection = {each._connection: each for each in processes}
         return [by_connection[each] for each in wait(list(by_connection), seconds)]  # pyright: ignore[reportArgumentType]
 
@@ -274,7 +274,7 @@ class JobProcess:
 
 
 def _work(connection: Connection, place: int, n_threads: int | None) -> None:
-    """The life of a job's process."""
+    """Do tasks until the first process ends: the main function of a job's process."""
     os.setpgid(0, 0)  # a terminal's Ctrl-C goes to the first process alone, which tells the others once
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # outside of a task

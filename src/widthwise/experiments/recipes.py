@@ -27,7 +27,7 @@ CHANGES = "Changes"
 
 
 def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
-    """Whether a recipe has a section of variants, points or rungs. Raises UserError if it cannot be read."""
+    """Return True if a recipe has a section of variants, points or rungs. Raises UserError if it cannot be read."""
     data = read_recipe(path, overrides)
     if "discover" in data:
         raise UserError(
@@ -38,8 +38,8 @@ def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
 
 
 def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str | None]:
-    """All that a recipe of several runs describes, adjusted as `compare` would, and why `compare` would refuse it, or
-    None. Raises UserError."""
+    """Return the experiment of a recipe of several runs, adjusted as `compare` would, and why `compare` would refuse
+    it, or None. Raises UserError."""
     if "compare" not in read_recipe(path, overrides):
         return _points(path, overrides), None
     plan = planned([path], overrides)
@@ -51,8 +51,8 @@ def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str
 
 
 def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
-    """One run: a recipe, or a variant or point of one that describes several, as its experiment would train it but with
-    the recipe's own seed. Raises UserError."""
+    """Return one run: a recipe, or a variant or point of one that describes several, as its experiment would train it
+    but with the recipe's seed. Raises UserError."""
     if variant is None:
         return load_recipe(path, overrides)
     if not describes_several(path, overrides):
@@ -79,9 +79,9 @@ def _check_name(variant: str, names: Mapping[str, Any]) -> None:
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The schema, components of installed plugins included.
+    """Return the schema, components of installed plugins included.
 
-    No key is required, as a recipe may extend another one. Whether sizes fit together only the program knows.
+    No key is required, as a recipe may extend another one. The schema does not check that sizes fit together.
     """
     _, found = models_json_schema([(config, "validation") for config in (Recipe, *SECTIONS.values())])
     definitions = _loosened(found["$defs"])
@@ -99,7 +99,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _loosened(schema: Any) -> Any:
-    """Without required keys and numbers of them: a `kind` may be left out too, so that several alternatives may fit."""
+    """Drop required keys and their numbers: a `kind` may be left out too, so that several alternatives may fit."""
     if isinstance(schema, list):
         return [_loosened(item) for item in schema]
     if not isinstance(schema, dict):
@@ -110,7 +110,7 @@ def _loosened(schema: Any) -> Any:
 
 
 def _with_changes(schema: Any) -> Any:
-    """Every free mapping of an experiment's section changes the recipe."""
+    """Replace every free mapping of an experiment's section by changes to the recipe."""
     if isinstance(schema, list):
         return [_with_changes(item) for item in schema]
     if not isinstance(schema, dict):

@@ -20,7 +20,6 @@ from widthwise.experiments.scheduler import Schedule, Work, train_all
 from widthwise.experiments.study import StorageAway, Study
 from widthwise.experiments.summary import Findings, summarise
 from widthwise.files import missing_folders, remove_unused, write_first
-from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Comparison
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
@@ -32,9 +31,9 @@ from widthwise.training.launch import OfOneProcess, is_launched
 from widthwise.training.observer import Observer, Silence
 
 PRECISION = "precision"
-"""File that holds what `precision: auto` is in an experiment."""
+"""File that holds the choice for `precision: auto` in an experiment."""
 TRIED_FLOPS = 5e10
-"""Of a step: up to this many, it is short enough to be tried before an experiment begins."""
+"""FLOPs of a step that is short enough to be tried before an experiment begins."""
 
 
 def run_plan(
@@ -98,13 +97,13 @@ def run_experiment(
 
 
 def _one_precision(folder: Path, observer: Observer) -> Precision:
-    """The precision of all runs of an experiment, whatever machine a worker runs on: the first one chooses."""
+    """Return the precision of all runs of an experiment, on all machines: the first worker chooses."""
     folder.mkdir(parents=True, exist_ok=True)
     return cast(Precision, write_first(folder / PRECISION, chosen_precision(folder, observer) + "\n").strip())
 
 
 def runs_of(plan: Experiment, folder: Path) -> list[Run]:
-    """The runs of all points that are known, in the order of training."""
+    """Return the runs of all known points, in the order of training."""
     return [Run(folder / run_path(name, seed), plan.run_recipe(name, seed), name) for name, seed in plan.order]
 
 
@@ -112,7 +111,7 @@ class _ComparisonSchedule(Schedule):
     """A run that fails stops the comparison."""
 
     def __init__(self, plan: Experiment, folder: Path, command: str, observer: Observer):
-        """Write down what is planned, too."""
+        """Also write planned.json."""
         runs = runs_of(plan, folder)
         super().__init__(runs, observer)
         self._plan, self._command, self._folder, self._first = plan, command, folder, RunDir(runs[0].path)
@@ -127,7 +126,7 @@ class _ComparisonSchedule(Schedule):
             check_same_data(RunDir(run.path), self._first)
 
     def write(self) -> Comparison:
-        """The comparison, in its file too."""
+        """Return the comparison, and write its file."""
         plan = self._plan
         runs = {name: [RunDir(self._folder / run_path(name, seed)) for seed in plan.seeds] for name in plan.points}
         results = {name: [load_result(run) for run in own] for name, own in runs.items()}
@@ -177,7 +176,7 @@ class _SweepSchedule(Schedule):
         return run
 
     def may_begin(self, run: Run) -> bool:
-        """A run that has diverged would diverge again, whoever trained it."""
+        """Return False for a run that has diverged: it would diverge again."""
         if (reason := _stopped(RunDir(run.path))) is None:
             return True
         self._fail(run.point, f"{run.path}: {reason}", is_final=True)
@@ -193,7 +192,7 @@ class _SweepSchedule(Schedule):
 
     def failed(self, run: Run, error: BaseException) -> None:
         if not isinstance(error, (UserError, RunFailed)) or isinstance(error, (StorageAway, OfOneProcess)):
-            raise error  # the trouble is not the point's
+            raise error  # not the point's fault
         if run.point not in self._failures:
             self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))
             self.observer.message(f"failed: {self._failures[run.point]}")
@@ -206,14 +205,14 @@ class _SweepSchedule(Schedule):
             self._study.fail(point, self._failures[point], is_final)
 
     def write(self) -> Sweep:
-        """The sweep so far, in its file too."""
+        """Return the sweep so far, and write its file."""
         sweep = self._findings.sweep(self._failures)
         sweep.write(self._folder)
         return sweep
 
 
 def _stopped(run: RunDir) -> str | None:
-    """Why a run has ended itself, and nobody is at work on it; None for any other."""
+    """Return why a run has ended itself; None for any other, and while a process is at work on it."""
     if not run.exists or run.has_result:
         return None
     last, _ = run.metrics_file.last_records()
@@ -221,9 +220,9 @@ def _stopped(run: RunDir) -> str | None:
 
 
 def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None:
-    """Seconds of training that the unfinished runs take here, from a measured step of each of their points.
+    """Return the seconds of training that the unfinished runs take here, from a measured step of each of their points.
 
-    None where nothing is left, where steps are too long to be tried, on a GPU and under torchrun.
+    None if nothing is left, if steps are too long to be tried, on a GPU and under torchrun.
     """
     left = [key for key in plan.order if not RunDir(folder / run_path(*key)).has_result]
     recipes = [(plan.recipes[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
@@ -232,12 +231,11 @@ def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None
         return None
     chosen = cache(partial(chosen_precision, folder))
     with jobs.threads():
-        each = (n_runs * _steps(recipe) * step_seconds(recipe.settled(chosen)) for recipe, n_runs in recipes)
-        return sum(each) / jobs.n
-
-
-def _steps(recipe: Recipe) -> float:
-    """Those of a run and of its validations, whose forward passes take a third."""
-    train = recipe.train
-    n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
-    return train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
+        seconds = 0.0
+        for recipe, n_runs in recipes:
+            train = recipe.train
+            n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
+            # A forward pass takes a third of a step.
+            n_steps = train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
+            seconds += n_runs * n_steps * step_seconds(recipe.settled(chosen))
+        return seconds / jobs.n

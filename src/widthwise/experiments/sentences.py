@@ -22,7 +22,7 @@ PHRASES = {
 }
 
 MOST_ALONE = 2
-"""Variants beside a baseline that get a sentence each; more of them are told by their verdicts."""
+"""Largest number of variants that get a sentence each; more are grouped by verdict."""
 GROUPS: Mapping[Verdict, str] = {
     "better": "{count} {has} a lower held-out loss than {baseline}",
     "worse": "{count} {has} a higher held-out loss than {baseline}",
@@ -30,11 +30,11 @@ GROUPS: Mapping[Verdict, str] = {
     "cannot tell": "{count} {has} a held-out loss that {n} cannot tell from that of {baseline}",
     "no verdict": f"{NO_VERDICT[0].upper()}{NO_VERDICT[1:]} on {{count}} beside {{baseline}}",
 }
-"""What the variants of a verdict have in common, in the order in which it is said."""
+"""Statement on the variants of a verdict, in order."""
 
 
 def comparison_sentences(variants: Sequence[Variant], baseline: str) -> Iterator[str]:
-    """How the variants differ from the baseline: a sentence for each of a few, for each verdict where they are more.
+    """Yield the differences to the baseline: a sentence for each of a few variants, or else for each verdict.
 
     The sentence of a verdict names its variants with their differences and intervals, the lowest loss first.
     """
@@ -51,7 +51,7 @@ def comparison_sentences(variants: Sequence[Variant], baseline: str) -> Iterator
 
 
 def _differences(group: Sequence[tuple[Variant, Estimate]]) -> str:
-    """Every variant with its difference and interval; with the first it is said what the numbers are."""
+    """Return every variant with its difference and interval; the first one names the unit and the confidence."""
     (first, difference), *others = sorted(group, key=lambda each: (each[1].mean is None, each[1].mean))
     found = [f"{first.name} ({finite(difference.mean):+.4f} nats, {interval(difference)})"]
     for variant, difference in others:
@@ -61,8 +61,8 @@ def _differences(group: Sequence[tuple[Variant, Estimate]]) -> str:
 
 
 def difference_sentence(variant: Variant, difference: Estimate, baseline: str) -> str:
-    """The difference of a variant to the baseline with its interval, and the ratios of costs; then, for every held-out
-    loss, what is known of it: the difference of a further one, and what both need for the same loss."""
+    """Return the difference of a variant to the baseline with its interval and the ratios of costs; the differences
+    of further held-out losses, and tokens and FLOPs to equal loss."""
     phrase = difference_phrase(difference, variant.verdict or "cannot tell", baseline)
     titles = {"params": "parameters", "training_flops": "training FLOPs", "kv_bytes": "KV cache"}
     found = [
@@ -83,16 +83,16 @@ def difference_phrase(difference: Estimate, found: Verdict, baseline: str) -> st
 
 
 def equal_loss_sentence(loss: str, found: EqualLoss, baseline: str) -> str:
-    """What a variant, `It`, needs beside the baseline for the same loss. loss: its title."""
+    """Return the tokens and FLOPs of a variant, `It`, relative to the baseline at equal loss. loss: its title."""
     n_seeds = len(found.tokens_ratio.per_seed)
     reached = f"It reaches {baseline}'s final {loss}"
     if found.tokens_ratio.mean is None:
         if 0 < found.n_reached < n_seeds:
             return (
-                f"With some seed the {loss} was passed before the first validation, so with how many tokens is unknown."
+                f"With some seed the {loss} was passed before the first validation, so the number of tokens is unknown."
             )
         early = reached if found.n_reached else f"{baseline} reaches the {loss} it ends with"
-        return f"{early} before the first validation, so with how many tokens is unknown."
+        return f"{early} before the first validation, so the number of tokens is unknown."
     needs = " and ".join(
         f"{finite(ratio.mean):.3f} times the {title} ({interval(ratio, n_decimals=3, sign='')})"
         for title, ratio in (("tokens", found.tokens_ratio), ("training FLOPs", found.training_flops_ratio))
@@ -107,32 +107,28 @@ def equal_loss_sentence(loss: str, found: EqualLoss, baseline: str) -> str:
 
 
 def too_few_validations(validations: Validations | None) -> list[str]:
-    """A sentence where runs were validated too rarely for statements on equal losses; none otherwise."""
+    """Return a sentence if runs were validated too rarely for statements on equal loss; none otherwise."""
     if validations is None or validations.suffice:
         return []
     n, needed = validations.n_fewest, validations.n_needed
-    counted = "one validation" if n == 1 else f"{n} validations"
-    return [
-        f"With how many tokens the same loss is reached is not said: that takes {needed} validations of every run "
-        f"(train.validate_every), and one has {counted}."
-    ]
+    return [f"Tokens to equal loss omitted: needs {needed} validations of every run (train.validate_every), got {n}."]
 
 
 def interval(estimate: Estimate, confidence: float = CONFIDENCE, n_decimals: int = 4, sign: str = "+") -> str:
-    """ "95% interval -0.1 to +0.1". sign: "" for what is not a difference."""
+    """Return "95% interval -0.1 to +0.1". sign: "" for a number that is not a difference."""
     ends = ends_of(estimate, n_decimals, sign)
     return f"{100 * confidence:.4g}% interval {ends}" if ends else "one seed gives no interval"
 
 
 def ends_of(estimate: Estimate, n_decimals: int = 4, sign: str = "+") -> str:
-    """ "-0.1 to +0.1"; "" where there is no interval."""
+    """Return "-0.1 to +0.1"; "" without an interval."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"{estimate.low:{sign}.{n_decimals}f} to {estimate.high:{sign}.{n_decimals}f}"
 
 
 def seeds(n: int) -> str:
-    """ "one seed", "two seeds", "3 seeds"."""
+    """Return "one seed", "two seeds", "3 seeds"."""
     return {1: "one seed", 2: "two seeds"}.get(n, f"{n} seeds")
 
 
@@ -169,18 +165,18 @@ OUTCOMES = {
     "worse": "still stands",
     "no verdict": f"has {NO_VERDICT}",
 }
-"""Verdict under the wider interval -> what a note says of a selected difference; any other: "can be luck"."""
+"""Verdict under the wider interval -> statement on a selected difference; any other: "can be luck"."""
 
 
 class SweepSentences:
-    """What a sweep says of the points that have finished so far."""
+    """Sentences on the points of a sweep that have finished so far."""
 
     def __init__(self, plan: Experiment, trained: Mapping[str, Trained], validations: Validations | None):
         """trained: the finished points."""
         self._plan, self._trained, self._validations = plan, trained, validations
 
     def all(self, points: Sequence[FinishedPoint | OpenPoint], n_done: int) -> Iterator[str]:
-        """n_done: points that have finished or failed, those that were chosen again included."""
+        """Yield all sentences. n_done: points that have finished or failed, including those that were chosen again."""
         baseline = self._plan.baseline
         finished = [point for point in points if isinstance(point, FinishedPoint)]
         ranked = sorted(
@@ -216,7 +212,7 @@ class SweepSentences:
         yield from self._groups(ranked, baseline)
 
     def _beside_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
-        """For each group its differences at every size, and then more on every point; none was selected."""
+        """Yield the differences of each group at every size, and then a sentence on every point; none was selected."""
         for group in dict.fromkeys(point.group for point in finished if point.difference is not None):
             sizes = [
                 _at_size(point, point.difference) for point in finished if point.group == group and point.difference
@@ -228,7 +224,7 @@ class SweepSentences:
                 yield difference_sentence(point, point.difference, str(baseline))
 
     def _groups(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
-        """Sentences on whole groups of a grid, whose points were not selected (a sampler would have)."""
+        """Yield sentences on whole groups of a grid, whose points no sampler has selected."""
         if self._plan.space is not None:
             return
         for group in filter(None, self._plan.axes or {}):
@@ -252,7 +248,7 @@ class SweepSentences:
 
     @property
     def _alike(self) -> str:
-        """ " at equal parameters", or nothing where nothing is equal."""
+        """Phrase " at equal parameters"; "" if nothing is matched."""
         matched = self._plan.match
         return "" if matched == "none" else f" at equal {TITLES.get(matched, matched)}"
 
@@ -263,7 +259,7 @@ class SweepSentences:
         return windows(self._trained[name].results)
 
     def _selection_note(self, best: str, other: str, n_looked_at: int) -> str:
-        """Notes that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""
+        """Return a note that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""
         confidence = 1 - (1 - CONFIDENCE) / n_looked_at
         wide = self._difference(best, other, confidence)
         outcome = OUTCOMES.get(verdict(wide), "can be luck")
@@ -274,6 +270,6 @@ class SweepSentences:
 
 
 def _at_size(point: FinishedPoint, difference: Estimate) -> str:
-    """`d24 -0.0123 nats (95% interval -0.0203 to -0.0043), better`."""
+    """Return `d24 -0.0123 nats (95% interval -0.0203 to -0.0043), better`."""
     size = ", ".join(map(str, point.values.values()))
     return f"{size} {finite(difference.mean):+.4f} nats ({interval(difference)}), {point.verdict or 'cannot tell'}"

@@ -17,7 +17,7 @@ N_RESAMPLES = 4000
 
 
 def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Student's t interval of the mean over seeds; one seed gives no interval (None).
+    """Return Student's t interval of the mean over seeds; one seed gives no interval (None).
 
     per_seed: one number per seed.
     """
@@ -27,7 +27,7 @@ def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def _interval(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
-    """Student's t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
+    """Return Student's t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
     half_width = float(students_t(len(per_seed) - 1, confidence) * standard_error)
     return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
 
@@ -35,14 +35,14 @@ def _interval(mean: float, standard_error: float, per_seed: list[float], confide
 def paired_difference(
     variant: np.ndarray, baseline: np.ndarray, confidence: float = CONFIDENCE, seed: int = 0
 ) -> Estimate:
-    """Mean of variant - baseline, as `paired_mean` estimates it. Both: (n_seeds, n_windows) losses, paired alike."""
+    """Return the mean of variant - baseline, estimated by `paired_mean`. Both: (n_seeds, n_windows) paired losses."""
     differences = np.asarray(variant, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     return paired_mean(differences, confidence, seed)
 
 
 def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: int = 0) -> Estimate:
-    """Mean of differences of losses, or of other sums of them; its interval is Student's t times a bootstrap standard
-    error.
+    """Return the mean of differences of losses, or of other sums of them; its interval is Student's t times a bootstrap
+    standard error.
 
     differences: (n_seeds, n_windows); the same row is the same seed and data order, the same column the same held-out
     text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007, arXiv:0712.1111).
@@ -60,7 +60,7 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: i
 
 
 def verdict(difference: Estimate) -> Verdict:
-    """The verdict on a difference of losses.
+    """Return the verdict on a difference of losses.
 
     "better" or "worse" if the interval excludes 0; "tie" if it lies within TIE_MARGIN of 0; otherwise "cannot tell".
     With fewer than FEWEST_SEEDS seeds, "no verdict".
@@ -101,7 +101,7 @@ class TrendConfig(Config):
         return self
 
     def values(self, summaries: Mapping[str, CostSummary]) -> dict[str, float]:
-        """Variant -> its quantity. summaries: the cost summaries of all.
+        """Return variant -> its quantity. summaries: the cost summaries of all.
 
         Raises UserError for too few values, and for a variant that will have no such loss.
         """
@@ -129,10 +129,10 @@ def check_values(values: dict[str, float], over: str) -> None:
 def fit_trend(
     over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float, of: str = "val_loss"
 ) -> Trend:
-    """Ordinary least squares over all variants, one line per seed.
+    """Fit ordinary least squares over all variants, one line per seed.
 
-    over: what the values are of; values: above 0, by variant; of: what the losses are; losses: in nats per token, by
-    variant (n_seeds, n_windows), paired as in `paired_mean`.
+    over: name of the quantity; values: above 0, by variant; of: name of the loss; losses: in nats per token, by variant
+    (n_seeds, n_windows), paired as in `paired_mean`.
     """
     doublings = np.log2(list(values.values()))
     of_variants = np.stack([np.asarray(losses[name], dtype=np.float64) for name in values])

@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 STUDY_FILE = "study.log"
 OPENING_SECONDS = 5
-"""How long to retry opening a database after a first failure."""
+"""Time to retry opening a database after a first failure."""
 OUTAGE_SECONDS = 120
-"""How long a database may be unreachable while workers are running."""
+"""Longest time that a database may be unreachable while workers are running."""
 IDENTITY = "identity"
-"""User attribute of the study: what its workers must share."""
+"""User attribute of the study: identity of the search and of its folder."""
 POINT, REASON = "point", "reason"
 """User attributes of a trial: name, group and values of its point; why it failed."""
 
@@ -48,7 +48,7 @@ STATES: dict[str, State] = {"COMPLETE": "finished", "FAIL": "failed"}
 
 
 class StorageAway(UserError):
-    """A database that cannot be reached or used, or that has lost its study."""
+    """A database is unreachable or unusable, or has lost its study."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Study:
         self._held: dict[str, list[tuple[int, BaseFileLock]]] = {}
         """Name of a point that this worker trains -> number and lock of each of its trials."""
         self._given_up: dict[int, str] = {}
-        """Trial that this worker could not train, for a reason that may be mended -> that reason."""
+        """Trial that this worker could not train -> its reason, which may be mended."""
         self._kept: list[BaseFileLock] = []
         folder.mkdir(parents=True, exist_ok=True)
         mark = write_first(folder / "sweep_id", secrets.token_hex(16) + "\n").strip()
@@ -87,7 +87,7 @@ class Study:
 
     @property
     def storage(self) -> str:
-        """The address for files that others read: no password, and of a file only its name."""
+        """Address for published files: no password, and of a file only its name."""
         if self._url is None:
             return STUDY_FILE
         if self._url.get_backend_name() != "sqlite":
@@ -96,11 +96,11 @@ class Study:
 
     @property
     def _shown(self) -> str:
-        """The address without password and options (options may contain another password)."""
+        """Address without password and options (options may contain another password)."""
         return STUDY_FILE if self._url is None else self._url.set(query={}).render_as_string(hide_password=True)
 
     def drawn(self) -> list[Drawn]:
-        """The points chosen so far by all workers, in order."""
+        """Return the points chosen so far by all workers, in order."""
         found = []
         for trial in self._trials()[: self._space.n_trials]:
             point, reason = (trial.user_attrs.get(key) for key in (POINT, REASON))
@@ -112,13 +112,13 @@ class Study:
 
     @property
     def n_open(self) -> int:
-        """Points that have neither finished nor failed, those that are not chosen yet included."""
+        """Number of points that have neither finished nor failed, including those not chosen yet."""
         return self._space.n_trials - sum(each.state != "running" for each in self.drawn())
 
     def take(self) -> Point | None:
-        """A point for this worker: one whose worker has died, or else a new one; None if there is none.
+        """Claim a point for this worker: one whose worker has died, or else a new one; None if there is none.
 
-        A point that is impossible, or that can have no name, fails at once, and the next one is taken.
+        A point that is impossible, or whose name is too long, fails at once, and the next one is taken.
         """
         while True:
             with self._alone():
@@ -140,7 +140,7 @@ class Study:
                     return point
 
     def _next(self) -> "tuple[int, BaseFileLock] | None":
-        """Number and lock of a trial that nobody is at work on."""
+        """Return number and lock of a trial that no worker holds."""
         from filelock import FileLock, Timeout
 
         trials = self._trials()
@@ -169,14 +169,14 @@ class Study:
         return self._space.draw(self._trial(number))
 
     def finish(self, name: str, loss: float) -> None:
-        """The mean loss of a point that this worker has trained. One that is not a number becomes infinite."""
+        """Tell the mean loss of a point that this worker has trained. NaN becomes infinite."""
         value = math.inf if math.isnan(loss) else loss
         for number, lock in self._held.pop(name, []):
             self._patiently(partial(self._study.tell, number, value, skip_if_finished=True))
             lock.release()
 
     def fail(self, name: str, reason: str, is_final: bool) -> None:
-        """A point that this worker could not train. is_final: it diverged; else another start tries it again."""
+        """Tell that this worker could not train a point. is_final: it diverged; else another start tries it again."""
         for number, lock in self._held.pop(name, []):
             if is_final:
                 self._tell_failed(number, reason)
@@ -204,7 +204,7 @@ class Study:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One worker at a time chooses."""
+        """Hold the lock under which one worker at a time chooses."""
         from filelock import FileLock
 
         with FileLock(self._folder / "study.lock"):
@@ -253,7 +253,7 @@ class Study:
         return optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
 
     def _patiently(self, act: Callable[[], T], seconds: float = OUTAGE_SECONDS) -> T:
-        """The result of `act`, retried while the database is unreachable. Raises StorageAway if it stays so."""
+        """Return the result of `act`, retried while the database is unreachable. Raises StorageAway if it stays so."""
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -269,7 +269,7 @@ class Study:
             time.sleep(0.5)
 
     def _cause(self, error: BaseException) -> str:
-        """The driver's message, which may repeat the address it was given."""
+        """Return the driver's message without the password."""
         while error.__cause__ is not None:
             error = error.__cause__
         password = None if self._url is None else self._url.password

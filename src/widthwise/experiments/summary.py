@@ -30,10 +30,10 @@ def summarise(
     command: str,
     curves: Mapping[str, LossCurves] | None = None,
 ) -> Comparison:
-    """The comparison as a record.
+    """Return the comparison as a record.
 
-    results: variant -> one result per seed, in the order of plan.seeds; curves: those of these runs, or None if nothing
-    is to be said of equal losses.
+    results: variant -> one result per seed, in the order of plan.seeds; curves: the loss curves of these runs, or None
+    to leave out statements on equal loss.
     """
     assert plan.baseline is not None
     trained = {
@@ -63,7 +63,7 @@ def summarise(
 
 
 def run_paths(plan: Experiment, name: str) -> list[str]:
-    """The folders of a point's runs inside that of the experiment, one for each seed, as records have them."""
+    """Return the folders of a point's runs, one for each seed, relative to that of the experiment."""
     return [str(run_path(name, seed)) for seed in plan.seeds]
 
 
@@ -82,7 +82,7 @@ def _trend(plan: Experiment, results: Mapping[str, Results]) -> Trend | None:
 
 
 class PointState(NamedTuple):
-    """A point of a sweep, whether it has finished or not."""
+    """A point of a sweep, finished or not."""
 
     place: Mapping[str, Any]
     """Its group and values."""
@@ -99,12 +99,12 @@ class Findings:
         self._plan, self._folder, self._command, self._study = plan, folder, command, study
         self._trained: dict[str, Trained] = {}
         self._variants: dict[tuple[str, bool], Variant] = {}
-        """Name of a point, and whether its baseline has finished -> the point."""
+        """Name of a point, True if its baseline has finished -> the point."""
 
     def sweep(self, failures: Mapping[str, str]) -> Sweep:
-        """The content of sweep.json so far.
+        """Return the content of sweep.json so far.
 
-        failures: points that could not be trained -> why. Raises UserError if the runs saw different data.
+        failures: points that could not be trained -> reason. Raises UserError if the runs saw different data.
         """
         plan, drawn = self._plan, [] if self._study is None else self._study.drawn()
         states = self._states(drawn, failures)
@@ -143,7 +143,7 @@ class Findings:
         )
 
     def _states(self, drawn: Sequence[Drawn], failures: Mapping[str, str]) -> dict[str, PointState]:
-        """Every named point once, with its place and state; what failed before it had a name, by its number."""
+        """Return every named point once, with its place and state; points that failed without a name, by number."""
         found: dict[str, PointState] = {}
         for name, point in self._plan.points.items():
             place = {"group": point.group, "values": dict(point.values)}
@@ -170,7 +170,7 @@ class Findings:
         return FinishedPoint.model_validate({**self._variant(name, baseline), **beside})
 
     def _variant(self, name: str, baseline: str | None) -> Variant:
-        """The runs of a finished point, compared with those of its baseline if that has finished."""
+        """Return the runs of a finished point, compared with those of its baseline if that has finished."""
         beside = None if baseline is None else self._trained.get(baseline)
         key = (name, beside is not None)
         if key not in self._variants:
@@ -182,7 +182,7 @@ class Findings:
         return validations_of(curves) if curves else None
 
     def _read(self, name: str) -> None:
-        """Reads the runs of a finished point, once. Raises UserError if they saw other data than the first."""
+        """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
         if name in self._trained:
             return
         paths = run_paths(self._plan, name)

@@ -1,4 +1,4 @@
-"""`analysis.json`: what trained models do inside, over one text; and what runs record of it."""
+"""`analysis.json`: internals of trained models over one text; and those that runs record."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self

@@ -30,23 +30,23 @@ class Variant(Record):
     val_bits_per_byte: Estimate | None = None
     tokens_per_second: Estimate | None = None
     shares_machine: bool = False
-    """Whether other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
+    """True if other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
     doubts: Sequence[str] = ()
-    """What casts doubt on the last loss of a run, each with its seed."""
+    """Reasons to doubt the last loss of a run, each with its seed."""
     difference: Estimate | None = None
     """Held-out loss minus the baseline's, paired by seed; None for the baseline."""
     differences: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
     """Name of a further loss -> that loss minus the baseline's, paired as `difference` is if it is one of held-out
     text, otherwise by seed alone."""
     at_equal_loss: Mapping[str, EqualLoss] = pydantic.Field(default_factory=dict)
-    """Name of a held-out loss -> what the variant and the baseline need for it; empty where validations are too few."""
+    """Name of a held-out loss -> tokens and FLOPs to equal loss; empty if validations are too few."""
     gap: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)
     """Name of a held-out loss -> that loss minus the baseline's in the course of training."""
     tokens_ratio: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)
     """Name of a held-out loss -> tokens over those of the baseline for the loss that the baseline had at each of its
     validations, as far as the variant has it with every seed."""
     verdict: Verdict | None = None
-    """What `difference` says of the variant; None if there is nothing to compare with."""
+    """Verdict on `difference`; None if there is nothing to compare with."""
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""
@@ -56,7 +56,7 @@ class Variant(Record):
     """Name -> estimate, for quantities of runs that have no field of their own."""
 
     def measured_over_seeds(self, name: str) -> Estimate | None:
-        """Its mean of a quantity of runs; None if it lacks it."""
+        """Return its mean of a quantity of runs; None if it lacks it."""
         found = self.measured.get(name, getattr(self, name, None))
         return found if isinstance(found, Estimate) else None
 
@@ -84,11 +84,11 @@ class Compared(Protocol):
 
     @property
     def baseline_words(self) -> str | None:
-        """What a variant is compared with, in words; None if there is nothing, or nothing with a loss."""
+        """The baseline in words; None if there is none, or none with a loss."""
         ...
 
     def baseline_of(self, variant: Variant) -> Variant | None:
-        """What a variant is compared with: itself, if others are compared with it; None if there is nothing."""
+        """Return the baseline of a variant: itself, if others are compared with it; None if there is none."""
         ...
 
 
@@ -177,21 +177,21 @@ class Comparison(StoredRecord):
         return self.baseline
 
     def baseline_of(self, variant: Variant) -> Variant:
-        """The baseline, of every variant."""
+        """Return the baseline, the same for every variant."""
         return self.baseline_variant
 
 
 Alone = Literal["tokens", "flops"]
-"""What a model trained alone has as much of as the one that was grown."""
+"""Quantity in which a model trained alone equals the grown one."""
 
 
 class FamilyMember(Record):
     """A model that was grown and trained on."""
 
     name: str
-    """That of its recipe."""
+    """Name of its recipe."""
     seed: int | None = None
-    """That of the run it was grown from; None in files of older versions."""
+    """Seed of the run it was grown from; None in files of older versions."""
     run: str
     params: Number
     start: int
@@ -202,7 +202,7 @@ class FamilyMember(Record):
     """Training FLOPs since it branched off."""
     flops: Known = None
     flops_alone: float
-    """What a run of the same model would take from scratch over as many tokens."""
+    """Training FLOPs of the same model from scratch over the same tokens."""
     val_loss: Known = None
     val_bits_per_byte: Known = None
 
@@ -234,7 +234,7 @@ class FamilySize(Record):
 
 
 class Family(StoredRecord):
-    """What a family cost and reached."""
+    """Cost and losses of a family."""
 
     file_name: ClassVar[str] = "family.json"
 
@@ -243,7 +243,7 @@ class Family(StoredRecord):
     sources: Sequence[str] = ()
     """All runs it was grown from, one for each seed."""
     alone: Alone | None = None
-    """What the controls have as much of; None without controls."""
+    """Quantity in which the controls equal the grown models; None without controls."""
     command: str | None = None
     shared_flops: float
     """Training FLOPs before the branches, over all seeds, each counted once."""
@@ -254,7 +254,7 @@ class Family(StoredRecord):
     controls: Sequence[FamilyControl] = ()
     sizes: Sequence[FamilySize] = ()
     sentence: str = ""
-    """How each size compares with the model trained alone, in words, one per line; nothing without controls."""
+    """Comparison of each size with the model trained alone, in words, one per line; empty without controls."""
     validations: Validations | None = None
     """None without controls, and in files of older versions."""
     columns: Sequence[str] | None = None
@@ -266,12 +266,12 @@ class Family(StoredRecord):
 
     @property
     def seeds(self) -> Sequence[int]:
-        """Those of the runs it was grown from."""
+        """Seeds of the runs it was grown from."""
         return list(dict.fromkeys(member.seed for member in self.members if member.seed is not None))
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """The models of all sizes, grown and alone; none in files of older versions."""
+        """Models of all sizes, grown and alone; none in files of older versions."""
         return [variant for size in self.sizes for variant in size.variants]
 
     @property
@@ -279,7 +279,7 @@ class Family(StoredRecord):
         return None if self.alone is None else "the same model trained alone"
 
     def baseline_of(self, variant: Variant) -> Variant | None:
-        """The controls of its size; None without controls."""
+        """Return the controls of its size; None without controls."""
         if self.alone is None:
             return None
         return next(size.variants[-1] for size in self.sizes if variant.name in [each.name for each in size.variants])

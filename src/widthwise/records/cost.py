@@ -73,7 +73,7 @@ class CostSummary(Record):
 
 
 def sum_of(params: Mapping[str, Number], parts: Sequence[str]) -> Number | None:
-    """Sum of the parameters of some parts; None if one of them is unknown."""
+    """Return the sum of the parameters of some parts; None if one of them is unknown."""
     return sum(params[part] for part in parts) if set(parts) <= params.keys() else None
 
 
@@ -160,13 +160,13 @@ class Deployment(Record):
     times: Times | None = None
     """None without a device."""
     fits: bool | None = None
-    """Whether a device has the memory; None without a device."""
+    """True if a device has the memory; None without a device."""
     remedy: str | None = None
     """The smallest change with which it would fit; None if none is needed, or none was found."""
 
 
 class DryRun(Record):
-    """What a recipe would take on several numbers of devices."""
+    """Predicted cost of a recipe on several numbers of devices."""
 
     params: int
     units: Sequence[UnitSize]
@@ -178,7 +178,7 @@ class DryRun(Record):
 
 
 class PartMemory(Record):
-    """What a part of the model takes on a device, were all of it there at once."""
+    """Memory of a part of the model on a device, if all of it were there at once."""
 
     part: str
     """One of `records.cost.PARTS`, or what layers that run again leave."""
@@ -206,7 +206,7 @@ class Setup(Record):
 
 
 class DataCost(Record):
-    """What the tokens of a run take before training."""
+    """Cost of the tokens of a run before training."""
 
     disk_bytes: int
     """Size of the token files."""
@@ -217,7 +217,7 @@ class DataCost(Record):
 
 
 class Plan(Record):
-    """What a recipe takes on devices of one kind."""
+    """Predicted cost of a recipe on devices of one kind."""
 
     device: str
     device_memory_bytes: int
@@ -230,7 +230,7 @@ class Plan(Record):
     micro_batch_size: int
     """Sequences of a pass, by the recipe."""
     memory: RankMemory
-    """What a process needs with passes of that size."""
+    """Memory of a process with passes of that size."""
     fits: bool
     setups: Sequence[Setup]
     steps: int

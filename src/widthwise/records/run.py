@@ -38,7 +38,7 @@ class GrowthRecord(Record):
 
 
 class DataCounts(Record):
-    """The text that a run had to read, all sources of a mixture together; bytes are those of UTF-8."""
+    """The text of a run, all sources of a mixture together; bytes are those of UTF-8."""
 
     n_train_tokens: int
     n_train_bytes: int
@@ -96,7 +96,7 @@ class RunResult(StoredRecord):
     val_losses: Mapping[str, float] | None = None
     """Mean loss over the held-out windows of each source of a mixture; None for data of one source."""
     val_texts: Mapping[str, TextResult] | None = None
-    """Those of the recipe's other texts, by name; None for a recipe that names none."""
+    """Results on the recipe's other texts at the end, by name; None for a recipe that names none."""
     val_tasks: Mapping[str, TaskResult] | None = None
     """Results on the recipe's tasks at the end, by name; None for a recipe that names none."""
     best_step: int | None = None
@@ -199,7 +199,7 @@ class Continuation(Record):
 
 
 def continued(recipe: Any, continuations: Iterable[Continuation]) -> Any:
-    """A recipe, as plain data, with what a run was continued with."""
+    """Return a recipe, as plain data, with the settings of continuations."""
     changed = copy.deepcopy(recipe)
     for each in continuations:
         for path, value in each.after.items():
@@ -236,7 +236,7 @@ class ListedRun(Record):
     """running: a process holds its folder. stopped: begun, not finished, and nobody is at work on it. failed: it ended
     itself, as when the loss diverged. waiting: its experiment has not begun it. unreadable: its files are broken."""
     step: int | None = None
-    """That of its last record."""
+    """Step of its last record."""
     n_steps: int | None = None
     loss: Known = None
     """Training loss of its last record of training."""
@@ -248,7 +248,7 @@ class ListedRun(Record):
     n_bytes: int | None = None
     """All its files together."""
     reason: str | None = None
-    """Why it has failed, or cannot be read."""
+    """Reason why it has failed or is unreadable."""
 
 
 class PlannedRun(Record):
@@ -274,11 +274,11 @@ class PlannedRuns(StoredRecord):
 
 
 OF_SEVERAL_RUNS = {"comparison.json": "a comparison", "sweep.json": "a sweep"}
-"""File that tells what a folder of several runs is -> what it is called."""
+"""File of a folder of several runs -> its kind in words."""
 
 
 def other_folder(path: Path) -> str:
-    """`; it is ...`: what a folder that is no run directory holds, and how a run comes of it; "" if nobody knows."""
+    """Return `; it is ...`, the content of a folder that is no run directory and the way to a run; "" if unknown."""
     for file, name in OF_SEVERAL_RUNS.items():
         if (path / file).is_file():
             return f"; it is {name}, whose runs are {path}/runs/NAME"

@@ -38,11 +38,11 @@ class Printed:
     text: str = ""
     number: float | None = None
     half_unit: float = 0.0
-    """Half a unit of the last printed digit: what rounding may have taken away or added."""
+    """Half a unit of the last printed digit: the largest error of rounding."""
     is_difference: bool = False
-    """Whether it is about the difference to the baseline."""
+    """True if it is about the difference to the baseline."""
     judge: Callable[[Estimate], Answer] | None = None
-    """Of a word: answers whether what was measured at another size is as it says."""
+    """For a word: answers whether a measurement at another size agrees with it."""
 
     def agrees_with(self, counted: float) -> bool | None:
         """Return whether a number counted at the paper's size, rounded to the printed digits, is the printed one; a tie
@@ -112,7 +112,7 @@ def _as_printed(text: str) -> str:
 
 
 class Item(Config):
-    """What one table or figure prints, and what makes its numbers here."""
+    """The printed numbers of a table or figure, and the recipes and experiments that reproduce them."""
 
     paper: PaperName
     where: str
@@ -149,14 +149,14 @@ class Item(Config):
         return self
 
     def baseline_of(self, row: str) -> str | None:
-        """The row from which its losses are subtracted; None for a baseline itself."""
+        """Return the row whose losses are subtracted from a row's; None for a baseline itself."""
         base = self.baselines.get(row, next(iter(self.printed)))
         is_baseline = row not in self.baselines and row in self.baselines.values()
         return None if is_baseline or base == row else base
 
     @property
     def experiments(self) -> Mapping[str, Work]:
-        """Scale -> what it trains."""
+        """Scale -> its experiment."""
         return {} if self.small is None else {"small": self.small, "tiny": self.small.tiny}
 
     @cached_property
@@ -177,12 +177,12 @@ class Item(Config):
 
     @cached_property
     def statements(self) -> Mapping[str, Mapping[str, Printed]]:
-        """`printed`, understood."""
+        """`printed`, parsed."""
         return {row: {name: printed(text) for name, text in own.items()} for row, own in self.printed.items()}
 
 
 def read_items() -> dict[str, Item]:
-    """All items, paper by paper. Raises UserError where the file of one is not as it should be."""
+    """Return all items, paper by paper. Raises UserError for a broken file."""
     papers = list(PAPERS)
     items = {path.stem: read_item(path.stem) for path in papers_folder().glob("*.yaml")}
     ordered = sorted(items, key=lambda name: (papers.index(items[name].paper), _with_numbers(name)))
@@ -190,7 +190,7 @@ def read_items() -> dict[str, Item]:
 
 
 def read_item(name: str) -> Item:
-    """Raises UserError where there is no such item, or its file is not as it should be."""
+    """Return one item. Raises UserError if there is none, or its file is broken."""
     path = papers_folder() / f"{name}.yaml"
     if not path.is_file():
         known = [each.stem for each in papers_folder().glob("*.yaml")]
@@ -199,12 +199,12 @@ def read_item(name: str) -> Item:
 
 
 def _with_numbers(name: str) -> list[tuple[int, str]]:
-    """table_10 comes after table_2."""
+    """Return a sorting key by which table_10 comes after table_2."""
     return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split("_")]
 
 
 SCALES = ("small", "tiny")
-"""Those that are looked for among results, in this order."""
+"""Scales that are looked for among results, in this order."""
 
 
 def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SCALES) -> PaperItem:
@@ -254,7 +254,7 @@ def _described(name: str, scale: str, work: Work, measured: Measured) -> PaperEx
 
 
 def _with_others(own: Mapping[str, Printed], also: Sequence[str]) -> Iterator[tuple[str, Printed]]:
-    """Yield what a row prints, and what is shown besides; of a printed difference the quantity itself comes first."""
+    """Yield the printed quantities of a row and the others to show; before a printed difference the quantity itself."""
     for quantity, printed in own.items():
         if printed.is_difference and quantity in also:
             yield quantity, Printed()

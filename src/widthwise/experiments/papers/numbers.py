@@ -71,7 +71,7 @@ class Measured:
 def _of_seeds(
     values: Mapping[str, Mapping[str, Sequence[float]]], n_seeds: int, params: Sequence[float] = ()
 ) -> Measured:
-    """values: name -> quantity -> a value for each seed."""
+    """Return means over seeds. values: name -> quantity -> a value for each seed."""
 
     def value(name: str, quantity: str) -> Estimate | None:
         found = values.get(name, {}).get(quantity, ())
@@ -119,7 +119,7 @@ def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measured:
 
 
 class InModel(Config):
-    """Where an analysis has a quantity: of a model, or of its layers, as a mean over a part of the network."""
+    """Place of a quantity in an analysis: of a model, or of its layers, as a mean over a part of the network."""
 
     of: Literal["model", "activations", "stream", "logit_lens"]
     """The state before the first layer counts for no part."""
@@ -169,7 +169,7 @@ def from_analysis(analysis: Analysis, quantities: Mapping[str, InModel]) -> Meas
 
 
 class InTable(Config):
-    """Where a table of evaluations has a quantity."""
+    """Place of a quantity in a table of evaluations."""
 
     column: str
     metric: str
@@ -196,34 +196,34 @@ def from_table(table: EvaluationTable, quantities: Mapping[str, InTable]) -> Mea
 
 
 N_GPUS = 8
-"""Those of a node, as the dynamic-width paper has them."""
+"""GPUs of a node, as in the dynamic-width paper."""
 NORM_FLOPS = 4
 """FLOPs that the virtual-width paper counts for each number that is normalised; here norms are not counted."""
 
 
 def _memory_gb(recipe: Recipe) -> float:
-    """Most memory that one of the GPUs of a node holds in a step."""
+    """Return the peak memory of a GPU of a node in a step."""
     with warnings.catch_warnings(action="ignore"):  # a model that is only counted need not be a good one
         sharded = ShardedModel.of(recipe)
     return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, N_GPUS)).total_bytes / 1e9
 
 
 def _depth_connection_flops(recipe: Recipe) -> float:
-    """Those of the writes of a site, coefficients apart, over d_model."""
+    """Return the FLOPs of the writes of a site, without coefficients, over d_model."""
     d_model = recipe.final_model.d_model
     static = recipe.final_model.residual.model_copy(update={"dynamic": False})
     return (static.cost(d_model, d_model, d_model).flops - static.cost(d_model, d_model, 0).flops) / d_model
 
 
 def _width_connection_flops(recipe: Recipe) -> float:
-    """Those of the norm, the coefficients, the reads and the carries of a site, over d_model."""
+    """Return the FLOPs of the norm, the coefficients, the reads and the carries of a site, over d_model."""
     d_model, residual = recipe.final_model.d_model, recipe.final_model.residual
     site = residual.cost(d_model, d_model, d_model).flops + NORM_FLOPS * math.prod(residual.slot_shape(d_model))
     return site / d_model - _depth_connection_flops(recipe)
 
 
 def _layer_activation_bytes(recipe: Recipe, *parts: str) -> float:
-    """Bytes that the first layer, or parts of it, keep of a token for the backward pass in bf16, over d_model."""
+    """Return bytes that the first layer, or parts of it, keep per token for the backward pass in bf16, over d_model."""
     costs = recipe.final_model.layer_costs()[0]
     return sum(costs[part].activation_bytes() for part in parts or costs) / recipe.final_model.d_model
 
@@ -277,7 +277,7 @@ class PrintedPoints(Config):
 
     @cached_property
     def laws(self) -> Measured:
-        """Their numbers, group by group. Raises UserError."""
+        """The numbers of the laws, group by group. Raises UserError."""
         path = papers_folder() / "points" / f"{self.file}.csv"
         axes = {x: Axes(x, self.y, self.group) for x in self.over}
         return from_laws({x: fit_groups(gather([path], axes[x], self.baseline), "", "", self.law) for x in self.over})

@@ -57,7 +57,7 @@ TINY = (
     "train.loss_window_steps=1",
     "schedule.warmup_steps=1",
 )
-"""Overrides that make an experiment last seconds: it shows that the recipe works, and nothing of what a paper finds."""
+"""Overrides that make an experiment last seconds: it shows that the recipe works, not a paper's finding."""
 MODELS, POINTS = "models", "points"
 """Folders of the trained models, inside that of their analysis or evaluation, and of a ladder's sizes, beside its laws;
 a law is in a folder named after the quantity of its x axis."""
@@ -67,22 +67,22 @@ class Work(Config, ABC):
     """An experiment of a bundled recipe, in a folder of its own."""
 
     record: ClassVar[type[StoredRecord]]
-    """What it leaves."""
+    """The record that it writes."""
     tiny_overrides: ClassVar[tuple[str, ...]] = ()
-    """What its kind adds to TINY."""
+    """Overrides that its kind adds to TINY."""
     tiny_fields: ClassVar[Mapping[str, Any]] = {}
     recipe: str
     """Name of the bundled recipe that describes it."""
     overrides: tuple[str, ...] = ()
     """Changes to it, as on the command line."""
     overrides_of_tiny: tuple[str, ...] = ()
-    """Further changes for its tiny form, which its kind does not know of."""
+    """Further changes for its tiny form, beyond those of its kind."""
     folder: str | None = None
     """Name of its folder among the results; default: the recipe's name."""
     rows: dict[str, str] = Field(default_factory=dict)
-    """Row of the item -> its name in the experiment, where that is another."""
+    """Row of the item -> its name in the experiment, if it differs."""
     core_minutes: float | None = None
-    """What it took, in minutes of one CPU core."""
+    """Its duration, in minutes of one CPU core."""
 
     @property
     def name(self) -> str:
@@ -106,11 +106,11 @@ class Work(Config, ABC):
 
     @abstractmethod
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        """Train what is not finished. Returns the folders that a report can be made of."""
+        """Train the unfinished runs. Returns the folders that have a report."""
 
     def measured(self, folder: Path) -> Measured | None:
-        """Return what an earlier run left in the folder, by the rows of the item; None if nothing. Raises UserError
-        where it is broken."""
+        """Return the numbers in the folder, by the rows of the item; None if there are none. Raises UserError for a
+        broken record."""
         found = self.found(folder)
         return None if found is None else self.numbers(found).called(self.rows)
 
