@@ -145,7 +145,7 @@ def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path
         raise Interrupted(f"{path}: stopped", 2)
 
     monkeypatch.setattr(jobs, "train_or_resume", interrupt)
-    message = "uniform-seed3: stopped; the same command goes on with the comparison"
+    message = "uniform-seed3: stopped; the same command resumes the comparison"
     with pytest.raises(Interrupted, match=message) as stopped:
         run_plan(done[0], tmp_path, "widthwise compare recipe.yaml")
     assert stopped.value.exit_code == 130

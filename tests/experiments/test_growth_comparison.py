@@ -87,7 +87,7 @@ def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothin
 
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "resume", interrupt)
-        with pytest.raises(Interrupted, match=r"wide: stopped; the same command goes on with the family"):
+        with pytest.raises(Interrupted, match=r"wide: stopped; the same command resumes the family"):
             run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
     branches = plan_family(source, recipes, [], tmp_path / "out")
     found = run_family(branches, tmp_path / "out", Silence())

@@ -142,7 +142,7 @@ def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path:
 
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "train_or_resume", interrupt)
-        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same command goes on") as stopped:
+        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same command resumes") as stopped:
             run_experiment(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
     found = run_experiment(plan, tmp_path, COMMAND)

@@ -76,26 +76,13 @@ def read_plan(
     seeds: Sequence[int] = (),
     match: str | None = None,
     adjust: str | None = None,
-    tolerance: float = LARGEST_MISMATCH,
+    tolerance: float | None = LARGEST_MISMATCH,
 ) -> Experiment:
     """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
 
-    seeds, match, adjust: replace those of the section. tolerance: how far the matched quantity may be from the
-    baseline's, as a fraction. Raises UserError.
+    seeds, match, adjust: replace those of the section. tolerance: largest relative difference of the matched quantity
+    to the baseline's; None: without `check_fair`. Raises UserError.
     """
-    plan = planned(paths, overrides, seeds, match, adjust)
-    check_fair(plan, tolerance)
-    return plan
-
-
-def planned(
-    paths: Path | str | Sequence[Path | str],
-    overrides: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    match: str | None = None,
-    adjust: str | None = None,
-) -> Experiment:
-    """Return the comparison like `read_plan`, but without `check_fair`."""
     files = listed(paths)
     config, recipes = read_variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
     data = to_data(config)
@@ -107,7 +94,7 @@ def planned(
             points[name] = config.sized(name, recipe, recipes[baseline])
         except UserError as error:
             points[name], refused[name] = Point(name, recipe), str(error)
-    return Experiment(
+    plan = Experiment(
         title="-vs-".join(recipe_name(path) for path in files),
         points=points,
         seeds=config.seeds,
@@ -117,6 +104,9 @@ def planned(
         trend=config.trend,
         refused=refused,
     )
+    if tolerance is not None:
+        check_fair(plan, tolerance)
+    return plan
 
 
 def read_variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:

@@ -20,7 +20,7 @@ from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
-from widthwise.records.discovery import DISCOVERED, Curve, Discovery, Found
+from widthwise.records.discovery import DISCOVERED, Curve, DiscoveredShape, Discovery
 from widthwise.records.run import changes_in_words
 from widthwise.shape.kinds import Match
 from widthwise.shape.profile import along
@@ -117,7 +117,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     plan = plan.settled(partial(chosen_precision, folder, observer))
     task, config = plan.task, plan.config
     _begin(plan, folder)
-    with interruption_adds("the same command goes on with the discovery"):
+    with interruption_adds("the same command resumes the discovery"):
         found = GrowingSearch(config.method, task).find(folder / "search", observer)
     discovery = Discovery(
         title=plan.title,
@@ -141,7 +141,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     return discovery
 
 
-class _Asked(Config):
+class _SearchSpec(Config):
     """The task of a folder's search, written there before anything is trained."""
 
     match: Match
@@ -153,11 +153,11 @@ class _Asked(Config):
 def _begin(plan: DiscoveryPlan, folder: Path) -> None:
     """Write the task of the search. Raises UserError if the folder has another."""
     path, task = folder / "search.yaml", plan.task
-    asked = _Asked(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
+    asked = _SearchSpec(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
     if not path.exists():
         write_atomic(path, dump_yaml(to_data(asked)))
         return
-    before = parse(_Asked, parse_yaml(read_text(path), str(path)), str(path))
+    before = parse(_SearchSpec, parse_yaml(read_text(path), str(path)), str(path))
     # With defaults for what is newer than the file.
     recipe = to_data(parse_recipe(before.recipe, f"{path}: recipe"))
     if changes := changes_in_words(to_data(before) | {"recipe": recipe}, to_data(asked)):
@@ -169,7 +169,7 @@ def plan_of_rivals(folder: Path) -> Experiment:
     return read_plan(folder / "rivals.yaml")
 
 
-def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
+def rivals(found: DiscoveredShape, task: Task) -> dict[str, dict[str, Any]]:
     """Return for each variant its changes to the recipe of the uniform model, which is the first.
 
     `even` has what was found on average in all layers, to tell the profile from the share that attention has beside the

@@ -11,7 +11,7 @@ from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.equal_loss import LossCurve, validations_of
 from widthwise.experiments.experiment import seeded
 from widthwise.experiments.jobs import Jobs, Run, process_group
-from widthwise.experiments.outcome import Trained, load_result, variant_of
+from widthwise.experiments.outcome import SeedRuns, load_result, variant_of
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sentences import difference_sentence, too_few_validations
 from widthwise.recipe.flop_budget import FlopBudget
@@ -68,10 +68,6 @@ class Branch:
     def runs(self) -> list[RunDir]:
         """Its run and that of its control."""
         return [self.run, *([] if self.control is None else [RunDir(self.control.path)])]
-
-    def grow(self, observer: Observer) -> None:
-        if not self.is_begun:
-            carry_out(self.source, self.intention, self.run.path, observer)
 
 
 def plan_family(
@@ -154,7 +150,8 @@ def run_family(
     jobs: number of runs trained at a time; alone: as in `plan_family`. Returns the family.
     """
     for branch in branches:
-        branch.grow(observer)
+        if not branch.is_begun:
+            carry_out(branch.source, branch.intention, branch.run.path, observer)
     runs = [Run(each.run.path, each.intention.recipe, each.name, each.source.step) for each in branches]
     runs += [each.control for each in branches if each.control is not None]
     with process_group(branches[0].intention.recipe) as group:
@@ -175,9 +172,9 @@ def summarise(
     members = [_member(branch, results[branch.run.path.name]) for branch in branches]
     curves = {run.path.name: LossCurve.of(run.metrics()) for branch in branches for run in branch.runs}
 
-    def read(runs: Sequence[RunDir]) -> Trained:
+    def read(runs: Sequence[RunDir]) -> SeedRuns:
         names = [run.path.name for run in runs]
-        return Trained(names, [results[name] for name in names], [curves[name] for name in names])
+        return SeedRuns(names, [results[name] for name in names], [curves[name] for name in names])
 
     sizes = [_size(name, branches, read) for name in dict.fromkeys(branch.name for branch in branches)]
     sentences = [
@@ -235,7 +232,7 @@ def _control(control: Run, results: Mapping[str, RunResult]) -> FamilyControl:
     )
 
 
-def _size(name: str, branches: Sequence[Branch], read: Callable[[Sequence[RunDir]], Trained]) -> FamilySize:
+def _size(name: str, branches: Sequence[Branch], read: Callable[[Sequence[RunDir]], SeedRuns]) -> FamilySize:
     """Return one recipe over the seeds. read: gives the results of some runs."""
     own = [branch for branch in branches if branch.name == name]
     grown, alone = read([branch.run for branch in own]), None

@@ -18,7 +18,7 @@ from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule
-from widthwise.records.discovery import Candidate, Curve, Found, LayerSizes, Stage
+from widthwise.records.discovery import Candidate, Curve, DiscoveredShape, LayerSizes, Stage
 from widthwise.records.quantities import OF_MODELS
 from widthwise.run_dir import RunDir
 from widthwise.shape.kinds import CurveShape, ExplicitShape, Match
@@ -185,7 +185,7 @@ class GrowingSearch:
                 f"leave {step:,.0f}, what a single growth takes"
             )
 
-    def find(self, folder: Path, observer: Observer) -> Found:
+    def find(self, folder: Path, observer: Observer) -> DiscoveredShape:
         """Train and grow stage by stage. Stages that were trained before are not trained again."""
         stages, flops, source, now = list[Stage](), 0.0, None, GrownModel.ungrown(self.start)
         for number in range(1, self.method.n_stages + 1):
@@ -202,7 +202,9 @@ class GrowingSearch:
         spent, layers = source.spent, stages[-1].layers
         n_layers = {} if len(layers) == self.task.template.n_layers else {"n_layers": len(layers)}
         flops += spent.training_flops
-        return Found(curve=self.task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops, **n_layers)
+        return DiscoveredShape(
+            curve=self.task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops, **n_layers
+        )
 
     def _trained(
         self, now: GrownModel, number: int, folder: Path, before: "Source | None", observer: Observer

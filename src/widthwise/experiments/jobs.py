@@ -202,7 +202,7 @@ def _n_with_room(recipes: Iterable[Recipe]) -> int:
     return int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
 
 
-class Ended(NamedTuple):
+class TaskEnd(NamedTuple):
     """The end of a task."""
 
     error: BaseException | None
@@ -239,7 +239,7 @@ class JobProcess:
         by_connection = {each._connection: each for each in processes}
         return [by_connection[each] for each in wait(list(by_connection), seconds)]  # pyright: ignore[reportArgumentType]
 
-    def hear(self) -> Ended | None:
+    def hear(self) -> TaskEnd | None:
         """Pass on a report to the observer, or return the end of the task."""
         try:
             name, arguments = self._connection.recv()
@@ -247,10 +247,10 @@ class JobProcess:
             self._close()
             self._process.join()
             code = self._process.exitcode
-            return Ended(RunFailed(f"a training process ended with code {code}; the runs can be resumed"))
+            return TaskEnd(RunFailed(f"a training process ended with code {code}; the runs can be resumed"))
         if name is None:
             self._close()
-            return Ended(arguments)
+            return TaskEnd(arguments)
         getattr(self._own_observer, name)(*arguments)
         return None
 

@@ -147,18 +147,13 @@ def ladder_workload(plan: Experiment, clock: Device | None, days: float | None =
         "n_runs": n_seeds * len(rows),
         "training_flops": total,
         "hours": None if clock is None else total / clock.flops_per_second / 3600,
-        "remarks": [] if days is None else _too_long(rows, 24 * days),
+        "remarks": [
+            f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {days:g} there are; a law needs "
+            "its last rung, so make it smaller or give it fewer tokens"
+            for row in rows
+            if days is not None and row["hours"] is not None and row["hours"] > 24 * days
+        ],
     }
-
-
-def _too_long(rows: Sequence[Mapping[str, Any]], hours: float) -> list[str]:
-    """Return one line for each point whose run does not fit into the hours."""
-    return [
-        f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {hours / 24:g} there are; a law needs "
-        "its last rung, so make it smaller or give it fewer tokens"
-        for row in rows
-        if row["hours"] is not None and row["hours"] > hours
-    ]
 
 
 def _costs(recipe: Recipe) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Law(ABC):
     form: ClassVar[str]
     symbols: ClassVar[tuple[str, ...]]
     factors: ClassVar[tuple[str, ...]] = ()
-    """Symbols above 0 of which a ratio means more than a difference: their intervals are made of logarithms."""
+    """Positive symbols whose ratios mean more than differences: their intervals are those of logarithms."""
     steepness: ClassVar[str]
     """The parameter that measures how fast y falls."""
 

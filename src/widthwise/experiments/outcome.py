@@ -11,7 +11,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.equal_loss import LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.inspection import ratios
-from widthwise.records.comparison import Validated, Variant
+from widthwise.records.comparison import ValidationScore, Variant
 from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.record import finite
@@ -30,7 +30,7 @@ Results = Sequence[RunResult]
 
 
 @dataclass(frozen=True)
-class Trained:
+class SeedRuns:
     """The finished runs of one recipe, one for each seed."""
 
     paths: Sequence[str]
@@ -77,7 +77,7 @@ def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
     return np.array(found if all(found) else [[]] * len(found), dtype=np.float64)
 
 
-def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
+def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
     """Return the runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
 
     The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, the
@@ -136,7 +136,7 @@ def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:
     return ratio
 
 
-def _validated(results: Results, baseline: Results | None) -> dict[str, Validated]:
+def _validated(results: Results, baseline: Results | None) -> dict[str, ValidationScore]:
     """Return TEXT.loss and TASK.METRIC -> mean over seeds and difference to the baseline, of what every run has.
 
     Losses are paired by seed and window, scores by seed alone. baseline: None of the baseline itself.
@@ -151,7 +151,7 @@ def _validated(results: Results, baseline: Results | None) -> dict[str, Validate
             continue  # files that another program wrote may lack the windows
         difference = None if baseline is None else paired_difference(own, other, CONFIDENCE)
         value = seed_interval(own.mean(axis=1).tolist(), CONFIDENCE)
-        found[f"{name}.loss"] = Validated(value=value, difference=difference)
+        found[f"{name}.loss"] = ValidationScore(value=value, difference=difference)
     for name in _common_names([result.val_tasks or {} for each in both for result in each]):
         for metric in OF_TASKS:
             own, other = ([_score(result, name, metric) for result in each] for each in both)
@@ -159,7 +159,7 @@ def _validated(results: Results, baseline: Results | None) -> dict[str, Validate
                 continue
             by_seed = None if baseline is None else (np.array(own) - np.array(other)).tolist()
             difference = None if by_seed is None else seed_interval(by_seed, CONFIDENCE)
-            found[f"{name}.{metric}"] = Validated(value=seed_interval(own, CONFIDENCE), difference=difference)
+            found[f"{name}.{metric}"] = ValidationScore(value=seed_interval(own, CONFIDENCE), difference=difference)
     return found
 
 

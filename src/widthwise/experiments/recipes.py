@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.experiments.compare import CompareConfig, check_fair, planned, read_variants
+from widthwise.experiments.compare import CompareConfig, check_fair, read_plan, read_variants
 from widthwise.experiments.discover import DiscoverConfig
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.ladder import LadderConfig, read_ladder
@@ -42,7 +42,7 @@ def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str
     it, or None. Raises UserError."""
     if "compare" not in read_recipe(path, overrides):
         return _points(path, overrides), None
-    plan = planned([path], overrides)
+    plan = read_plan([path], overrides, tolerance=None)
     try:
         check_fair(plan)
     except UserError as error:

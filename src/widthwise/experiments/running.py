@@ -16,7 +16,7 @@ from widthwise.experiments.equal_loss import LossCurve
 from widthwise.experiments.experiment import Experiment, run_path, seeded
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
-from widthwise.experiments.scheduler import Schedule, Work, train_all
+from widthwise.experiments.scheduler import RunWork, Schedule, train_all
 from widthwise.experiments.study import StorageAway, Study
 from widthwise.experiments.summary import Findings, summarise
 from widthwise.files import missing_folders, remove_unused, write_first
@@ -154,7 +154,7 @@ class _SweepSchedule(Schedule):
         self._seeds, self._folder, self._choose, self._study = plan.seeds, folder, choose, study
         self._findings, self._failures = Findings(plan, folder, command, study), dict[str, str]()
         n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
-        super().__init__(runs_of(plan, folder), observer, [Work.of(plan.reference)] * n_unknown)
+        super().__init__(runs_of(plan, folder), observer, [RunWork.of(plan.reference)] * n_unknown)
 
     @property
     def n_held_elsewhere(self) -> int:

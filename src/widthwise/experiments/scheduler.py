@@ -22,14 +22,14 @@ from widthwise.training.stopping import Interrupted, interruption_adds, watch_si
 
 
 @dataclass(frozen=True)
-class Work:
+class RunWork:
     """Remaining steps of a run, and the FLOPs of one."""
 
     flops_per_step: float
     n_steps: int
 
     @classmethod
-    def of(cls, recipe: Recipe, start: int = 0) -> "Work":
+    def of(cls, recipe: Recipe, start: int = 0) -> "RunWork":
         """Return the work of a run from `start` steps on. If its model grows, every step counts as the mean."""
         return cls(recipe.training_flops / recipe.train.steps, recipe.train.steps - start)
 
@@ -44,7 +44,7 @@ class Eta:
     A step is expected to take the time of earlier steps of the same FLOPs, or else that of its FLOPs at the mean rate.
     """
 
-    def __init__(self, observer: Observer, works: Mapping[str, Work], further: Sequence[Work] = ()):
+    def __init__(self, observer: Observer, works: Mapping[str, RunWork], further: Sequence[RunWork] = ()):
         """works: run -> its work, in order, done or not. further: the work of runs that are not known yet."""
         self.observer, self._works, self._further = observer, dict(works), list(further)
         self._places = {run: place for place, run in enumerate(works, start=1)}
@@ -54,7 +54,7 @@ class Eta:
         self._elsewhere: list[list[str]] = []
         self._measured: Pace = {}
 
-    def add(self, run: str, work: Work) -> None:
+    def add(self, run: str, work: RunWork) -> None:
         """Add a run, in place of a further one."""
         self._further = self._further[1:]
         self._works[run] = work
@@ -91,7 +91,7 @@ class Eta:
         n_flops = sum(flops * steps for flops, (steps, _) in measured.items())
         rate = n_flops / max(sum(seconds for _, seconds in measured.values()), 1e-9)
 
-        def seconds_of(work: Work, n_steps: int) -> float:
+        def seconds_of(work: RunWork, n_steps: int) -> float:
             steps, seconds = measured.get(work.flops_per_step, (1, work.flops_per_step / rate))
             return n_steps * seconds / steps
 
@@ -108,7 +108,7 @@ class Eta:
 class _RunObserver(Relay):
     """The observer of one run at work."""
 
-    work: Work
+    work: RunWork
 
     def __init__(self, eta: Eta, place: str, observer: Observer):
         super().__init__(observer)
@@ -160,14 +160,14 @@ class HeldElsewhere(UserError):
 class Schedule:
     """The runs of an experiment that are left, for the jobs of one worker."""
 
-    def __init__(self, runs: Iterable[Run], observer: Observer, further: Sequence[Work] = ()):
+    def __init__(self, runs: Iterable[Run], observer: Observer, further: Sequence[RunWork] = ()):
         """runs: in the order of training. further: the work of runs that are not known yet."""
         self.observer = observer
         self.left = {run.name: run for run in runs}
         self._at_work: set[str] = set()
         self._held_elsewhere: list[str] = []
         self._n_announced = 0
-        works = {name: Work.of(run.recipe, run.grown_at or 0) for name, run in self.left.items()}
+        works = {name: RunWork.of(run.recipe, run.grown_at or 0) for name, run in self.left.items()}
         self.eta = Eta(observer, works, further)
 
     @property
@@ -184,7 +184,7 @@ class Schedule:
         """Append runs."""
         for run in runs:
             self.left[run.name] = run
-            self.eta.add(run.name, Work.of(run.recipe))
+            self.eta.add(run.name, RunWork.of(run.recipe))
 
     def drop(self, point: str) -> None:
         """Remove the runs of a point."""
@@ -251,7 +251,7 @@ def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: s
     current step, with a checkpoint; then Interrupted is raised. The first error that stops the experiment stops the
     other runs in the same way, and is raised.
     """
-    with interruption_adds(f"the same command goes on with the {experiment}"):
+    with interruption_adds(f"the same command resumes the {experiment}"):
         (_one_at_a_time if jobs.n == 1 else _several_at_a_time)(schedule, group, jobs, waits)
     if not schedule.is_over:
         n = schedule.n_held_elsewhere

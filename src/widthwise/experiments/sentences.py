@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from widthwise.experiments.experiment import Experiment
-from widthwise.experiments.outcome import Trained, windows
+from widthwise.experiments.outcome import SeedRuns, windows
 from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.records.comparison import Trend, Variant
 from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, EqualLoss, Estimate, Validations, Verdict
@@ -171,7 +171,7 @@ OUTCOMES = {
 class SweepSentences:
     """Sentences on the points of a sweep that have finished so far."""
 
-    def __init__(self, plan: Experiment, trained: Mapping[str, Trained], validations: Validations | None):
+    def __init__(self, plan: Experiment, trained: Mapping[str, SeedRuns], validations: Validations | None):
         """trained: the finished points."""
         self._plan, self._trained, self._validations = plan, trained, validations
 

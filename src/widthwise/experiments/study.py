@@ -52,7 +52,7 @@ class StorageAway(UserError):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPoint:
     """A point that was chosen."""
 
     key: str
@@ -99,7 +99,7 @@ class Study:
         """Address without password and options (options may contain another password)."""
         return STUDY_FILE if self._url is None else self._url.set(query={}).render_as_string(hide_password=True)
 
-    def drawn(self) -> list[Drawn]:
+    def drawn(self) -> list[DrawnPoint]:
         """Return the points chosen so far by all workers, in order."""
         found = []
         for trial in self._trials()[: self._space.n_trials]:
@@ -107,7 +107,7 @@ class Study:
             state = STATES.get(trial.state.name, "running")
             if trial.number in self._given_up and state == "running":
                 state, reason = "failed", self._given_up[trial.number]
-            found.append(Drawn(f"#{trial.number}", state, point, reason))
+            found.append(DrawnPoint(f"#{trial.number}", state, point, reason))
         return found
 
     @property

@@ -112,7 +112,7 @@ class Certificate(StoredRecord):
         ]
 
 
-class Demonstrated(Record):
+class MeasuredExpansion(Record):
     """One expansion of a model, drawn once for each seed."""
 
     does: Sequence[str]
@@ -134,4 +134,4 @@ class Demonstration(StoredRecord):
     seeds: Sequence[int]
     params: Number
     """Parameters of the model before it grows."""
-    expansions: Mapping[str, Demonstrated]
+    expansions: Mapping[str, MeasuredExpansion]

@@ -11,7 +11,7 @@ from widthwise.records.estimate import CONFIDENCE, EqualLoss, Estimate, OverToke
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 
-class Validated(Record):
+class ValidationScore(Record):
     """A number of a further text or task of the recipes, over all seeds."""
 
     value: Estimate
@@ -50,7 +50,7 @@ class Variant(Record):
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""
-    validated: Mapping[str, Validated] = pydantic.Field(default_factory=dict)
+    validated: Mapping[str, ValidationScore] = pydantic.Field(default_factory=dict)
     """TEXT.loss, TASK.acc and so on -> number, of the further texts and tasks that the recipes name."""
     measured: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
     """Name -> estimate, for quantities of runs that have no field of their own."""
@@ -229,8 +229,7 @@ class FamilySize(Record):
     """Grown minus alone, paired by seed and held-out window; None without controls."""
     verdict: Verdict | None = None
     variants: Sequence[Variant] = ()
-    """The grown models and, where there are controls, behind them these, with which they are compared: all that is
-    known of both. Files of older versions have none."""
+    """The grown models and, after them, their controls, if any. Files of older versions have none."""
 
 
 class Family(StoredRecord):

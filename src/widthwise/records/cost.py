@@ -78,7 +78,7 @@ def sum_of(params: Mapping[str, Number], parts: Sequence[str]) -> Number | None:
 
 
 class UnitSize(Record):
-    """Parameters that are gathered and freed together: those of a layer, or of all that is in none."""
+    """Parameters that are gathered and freed together: of a layer, or of everything outside of layers."""
 
     name: str
     params: int
@@ -128,7 +128,7 @@ class StepTraffic(Record):
 
 
 class Times(Record):
-    """Predicted times, on devices and at rates that somebody assumed."""
+    """Predicted times, on assumed devices and at assumed rates."""
 
     compute_seconds: float
     """Computation of a step."""

@@ -27,7 +27,7 @@ class Candidate(Record):
     layer: int
     """From 0."""
     is_gap: bool = False
-    """True if a further layer would come before `layer`, or behind all where there is none of that number."""
+    """True if a further layer would come before `layer`, or behind all if there is none of that number."""
     part: str
     gain: float
     """Fall of the loss by a step of its new entries that are 0, to first order: nats, at a rate of 1."""
@@ -99,7 +99,7 @@ def _units(name: str, widths: Sequence[float]) -> Sequence[float]:
     return widths if name in OVER_WIDTH else [1.0] * len(widths)
 
 
-class Found(Record):
+class DiscoveredShape(Record):
     """The find of a method of discovery."""
 
     curve: Curve
@@ -148,7 +148,7 @@ class Discovery(StoredRecord):
     command: str | None = None
     environment: Mapping[str, Any] | None = None
     """Versions, machine and commit of the process that wrote the record."""
-    found: Found
+    found: DiscoveredShape
     comparison: str | None = None
     """Folder of the comparison with its rivals, from that of this file; None if none was made."""
 

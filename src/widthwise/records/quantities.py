@@ -49,7 +49,7 @@ class Quantity(ABC):
     is_signed: bool = False
     """It is a difference, shown with its sign."""
     is_judged: bool = False
-    """The verdict is about it, and stands beside it."""
+    """The verdict is about it, and shown next to it."""
 
     @property
     def csv_column(self) -> str:

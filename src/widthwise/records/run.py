@@ -233,7 +233,7 @@ class ListedRun(Record):
 
     path: str
     state: RunState
-    """running: a process holds its folder. stopped: begun, not finished, and nobody is at work on it. failed: it ended
+    """running: a process holds its folder. stopped: begun, not finished, and not held. failed: it ended
     itself, as when the loss diverged. waiting: its experiment has not begun it. unreadable: its files are broken."""
     step: int | None = None
     """Step of its last record."""

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from widthwise.bundled import papers_folder
 from widthwise.config_io import Config, UserError, nearest_hint, parse
-from widthwise.experiments.papers.numbers import DIFFERENCE, DIFFERENCES, Measured, PrintedPoints, count, read_sizes
+from widthwise.experiments.papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count, read_sizes
 from widthwise.experiments.papers.work import AnyWork, Work
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
@@ -31,7 +31,7 @@ _FORM = re.compile(r"([+-]?\d+(?:\.\d+)?)([%KMBT]?)")
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedNumber:
     """A number ("113M", "3.430", "-3.2%") or a word of WORDS; without text nothing, so that the quantity is only
     measured."""
 
@@ -59,7 +59,7 @@ class Printed:
 
 
 def _is_above_zero(sign: int, measured: Estimate) -> Answer:
-    """Judge by the interval of the difference to the baseline, where there are seeds enough to say so."""
+    """Judge by the interval of the difference to the baseline, if there are enough seeds."""
     if len(measured.per_seed) < FEWEST_SEEDS:
         return "cannot tell"
     low, high = sorted(sign * finite(end) for end in (measured.low, measured.high))
@@ -70,15 +70,15 @@ def _is_zero(measured: Estimate) -> Answer:
     return "yes" if all(abs(finite(change)) <= ROUNDING for change in measured.per_seed) else "no"
 
 
-WORDS: Mapping[str, Printed] = {
-    "higher": Printed("higher", is_difference=True, judge=partial(_is_above_zero, 1)),
-    "lower": Printed("lower", is_difference=True, judge=partial(_is_above_zero, -1)),
-    "unchanged": Printed("unchanged", judge=_is_zero),
+WORDS: Mapping[str, PrintedNumber] = {
+    "higher": PrintedNumber("higher", is_difference=True, judge=partial(_is_above_zero, 1)),
+    "lower": PrintedNumber("lower", is_difference=True, judge=partial(_is_above_zero, -1)),
+    "unchanged": PrintedNumber("unchanged", judge=_is_zero),
 }
 """Directions to the baseline that a figure shows without a number, and a change that is 0 with every seed."""
 
 
-def printed(text: str) -> Printed:
+def parse_printed(text: str) -> PrintedNumber:
     """Return a word of WORDS, or a number with an optional unit of UNITS. Raises ValueError for anything else."""
     if text in WORDS:
         return WORDS[text]
@@ -90,7 +90,7 @@ def printed(text: str) -> Printed:
         )
     number, unit = Decimal(found[1]), UNITS[found[2]]
     n_decimals = len(found[1].partition(".")[2])
-    return Printed(text, float(number * unit), float(Decimal(10) ** -n_decimals * unit / 2))
+    return PrintedNumber(text, float(number * unit), float(Decimal(10) ** -n_decimals * unit / 2))
 
 
 PaperName = Literal["variable-width", "hourglass", "expansions", "dynamic-width", "virtual-width"]
@@ -107,7 +107,7 @@ CHANGE = "_change"
 
 
 def _as_printed(text: str) -> str:
-    printed(text)
+    parse_printed(text)
     return text
 
 
@@ -176,9 +176,9 @@ class Item(Config):
         return None if fitted is None else fitted.mean
 
     @cached_property
-    def statements(self) -> Mapping[str, Mapping[str, Printed]]:
+    def statements(self) -> Mapping[str, Mapping[str, PrintedNumber]]:
         """`printed`, parsed."""
-        return {row: {name: printed(text) for name, text in own.items()} for row, own in self.printed.items()}
+        return {row: {name: parse_printed(text) for name, text in own.items()} for row, own in self.printed.items()}
 
 
 def read_items() -> dict[str, Item]:
@@ -240,7 +240,7 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
     )
 
 
-def _described(name: str, scale: str, work: Work, measured: Measured) -> PaperExperiment:
+def _described(name: str, scale: str, work: Work, measured: Measurements) -> PaperExperiment:
     return PaperExperiment(
         scale=scale,
         recipe=work.recipe,
@@ -253,19 +253,21 @@ def _described(name: str, scale: str, work: Work, measured: Measured) -> PaperEx
     )
 
 
-def _with_others(own: Mapping[str, Printed], also: Sequence[str]) -> Iterator[tuple[str, Printed]]:
+def _with_others(own: Mapping[str, PrintedNumber], also: Sequence[str]) -> Iterator[tuple[str, PrintedNumber]]:
     """Yield the printed quantities of a row and the others to show; before a printed difference the quantity itself."""
     for quantity, printed in own.items():
         if printed.is_difference and quantity in also:
-            yield quantity, Printed()
+            yield quantity, PrintedNumber()
         yield quantity, printed
     for quantity in dict.fromkeys(also):
         if quantity not in own:
-            yield quantity, Printed()
+            yield quantity, PrintedNumber()
 
 
-def _line(item: Item, row: str, quantity: str, printed: Printed, measured: Measured | None) -> PaperLine | None:
-    """Return None where there is nothing to say."""
+def _line(
+    item: Item, row: str, quantity: str, printed: PrintedNumber, measured: Measurements | None
+) -> PaperLine | None:
+    """Return the line of a quantity; None if nothing is known of it."""
     is_printed = bool(printed.text)
     counted = item.count(row, quantity) if is_printed else None
     value = printed.number if is_printed else _printed_difference(item, row, quantity)
@@ -293,11 +295,11 @@ def _printed_difference(item: Item, row: str, quantity: str) -> float | None:
     loss, base = DIFFERENCES.get(quantity), item.baseline_of(row)
     if loss is None or base is None:
         return None
-    own, other = (item.statements[each].get(loss, Printed()).number for each in (row, base))
+    own, other = (item.statements[each].get(loss, PrintedNumber()).number for each in (row, base))
     return None if own is None or other is None else own - other
 
 
-def _measured(item: Item, row: str, quantity: str, printed: Printed, measured: Measured) -> Estimate | None:
+def _measured(item: Item, row: str, quantity: str, printed: PrintedNumber, measured: Measurements) -> Estimate | None:
     """Return the quantity, or its difference to the baseline of the row. Of quantities of the size alone nothing is
     measured: those of a small model say nothing about the paper's."""
     if not (printed.is_difference or quantity.startswith(DIFFERENCE)):

@@ -38,7 +38,7 @@ OTHER_UNITS = {"pflops_days": "training_flops"}
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """The numbers of a record."""
 
     value: Callable[[str, str], Estimate | None]
@@ -47,15 +47,15 @@ class Measured:
     params: Sequence[float] = ()
     """Parameters of the models; empty where they are not known."""
 
-    def called(self, names: Mapping[str, str]) -> "Measured":
+    def called(self, names: Mapping[str, str]) -> "Measurements":
         """Return the same for other names. names: new name -> name here, where that is another."""
         return replace(self, value=lambda name, quantity: self.value(names.get(name, name), quantity))
 
     def difference(self, name: str, baseline: str, quantity: str) -> Estimate | None:
         """Return a quantity minus the baseline's; of a loss or its difference, that difference.
 
-        As the record holds it where that is to the same baseline, so that there is one interval for one difference;
-        otherwise paired by seed. None where they were not measured, or with other seeds.
+        The recorded difference if it is to the same baseline, so that one difference has one interval; otherwise paired
+        by seed. None if they were not measured, or with other seeds.
         """
         recorded = next((key for key, loss in DIFFERENCES.items() if loss == quantity), quantity)
         if recorded.startswith(DIFFERENCE) and self.value(baseline, recorded) is None:
@@ -70,17 +70,17 @@ class Measured:
 
 def _of_seeds(
     values: Mapping[str, Mapping[str, Sequence[float]]], n_seeds: int, params: Sequence[float] = ()
-) -> Measured:
+) -> Measurements:
     """Return means over seeds. values: name -> quantity -> a value for each seed."""
 
     def value(name: str, quantity: str) -> Estimate | None:
         found = values.get(name, {}).get(quantity, ())
         return seed_interval(found) if len(found) and np.isfinite(found).all() else None
 
-    return Measured(value, n_seeds, params)
+    return Measurements(value, n_seeds, params)
 
 
-def from_variants(compared: Compared) -> Measured:
+def from_variants(compared: Compared) -> Measurements:
     """Return the numbers of a comparison or a sweep, by variant; quantities are those of QUANTITY."""
     by_name = {variant.name: variant for variant in compared.variants}
 
@@ -88,17 +88,17 @@ def from_variants(compared: Compared) -> Measured:
         known = name in by_name and quantity in QUANTITY
         return QUANTITY[quantity].of_variant(by_name[name]) if known else None
 
-    return Measured(value, len(compared.seeds), [variant.cost.params["total"] for variant in compared.variants])
+    return Measurements(value, len(compared.seeds), [variant.cost.params["total"] for variant in compared.variants])
 
 
-def from_demonstration(found: Demonstration) -> Measured:
+def from_demonstration(found: Demonstration) -> Measurements:
     """Return the numbers of a demonstration, by expansion."""
     expansions = found.expansions
     by_name = {name: each.quantities for name, each in expansions.items()}
     return _of_seeds(by_name, len(found.seeds), [each.params for each in expansions.values()])
 
 
-def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measured:
+def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measurements:
     """Return the numbers of laws, by group: NEEDS and a quantity of an x axis, the parameters of a law and r_squared.
 
     by_x: quantity of the x axis -> the laws over it.
@@ -115,10 +115,10 @@ def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measured:
         return Estimate(mean=fit.r_squared) if quantity == "r_squared" else fit.parameters.get(quantity)
 
     points = [point for laws in by_x.values() for group in laws.groups for point in group.points]
-    return Measured(value, min((point.n_seeds for point in points), default=None))
+    return Measurements(value, min((point.n_seeds for point in points), default=None))
 
 
-class InModel(Config):
+class AnalysisQuantity(Config):
     """Place of a quantity in an analysis: of a model, or of its layers, as a mean over a part of the network."""
 
     of: Literal["model", "activations", "stream", "logit_lens"]
@@ -151,7 +151,7 @@ class InModel(Config):
         return float(of_units.std() / of_units.mean()) if of_units.any() else math.nan
 
 
-def from_analysis(analysis: Analysis, quantities: Mapping[str, InModel]) -> Measured:
+def from_analysis(analysis: Analysis, quantities: Mapping[str, AnalysisQuantity]) -> Measurements:
     """Return the numbers of models, by variant: they are called after their runs, `x-seed1`. Seeds that a variant lacks
     count for none, so that differences are paired."""
     by_name: dict[str, dict[str, AnalysedModel]] = {}
@@ -168,7 +168,7 @@ def from_analysis(analysis: Analysis, quantities: Mapping[str, InModel]) -> Meas
     return _of_seeds(values, len(seeds))
 
 
-class InTable(Config):
+class TableQuantity(Config):
     """Place of a quantity in a table of evaluations."""
 
     column: str
@@ -177,7 +177,7 @@ class InTable(Config):
     """Factor; 100 for a share that is printed in percent."""
 
 
-def from_table(table: EvaluationTable, quantities: Mapping[str, InTable]) -> Measured:
+def from_table(table: EvaluationTable, quantities: Mapping[str, TableQuantity]) -> Measurements:
     """Return the numbers of a table, by variant: its rows are called after runs, `x-seed1`."""
     columns = {(column.name, column.metric): i for i, column in enumerate(table.columns)}
     by_name: dict[str, list[list[float]]] = {}
@@ -276,7 +276,7 @@ class PrintedPoints(Config):
     """Default: the one that errs least at a point left out."""
 
     @cached_property
-    def laws(self) -> Measured:
+    def laws(self) -> Measurements:
         """The numbers of the laws, group by group. Raises UserError."""
         path = papers_folder() / "points" / f"{self.file}.csv"
         axes = {x: Axes(x, self.y, self.group) for x in self.over}
