@@ -69,7 +69,7 @@ class Fit:
         return float(1 - np.square(residuals).mean() / y.var()) if np.ptp(y) else float("nan")
 
     @property
-    def misses_by_more_than_luck(self) -> bool:
+    def has_lack_of_fit(self) -> bool:
         """True if means over seeds lie farther off the curve than the noise of runs explains: the F test of lack of
         fit, at 5 percent. The intervals do not include such a miss."""
         if not self.group.has_seeds:
@@ -77,7 +77,7 @@ class Fit:
         scale, n_free = self.law.residual_scale, len(self.group.points) - len(self.law.symbols)
         n_seeds = np.array(self.group.layout)
         off_curve = scale(self.group.y) - scale(self.law.y(self.parameters, self.group.x))
-        luck = _luck_of_runs(self.law, self.group)
+        luck = _run_noise(self.law, self.group)
         ratio = ((n_seeds * off_curve**2).sum() / n_free) / (np.square(luck).sum() / self.degrees_of_freedom)
         return bool(stats.f.sf(ratio, n_free, self.degrees_of_freedom) < 0.05)
 
@@ -101,7 +101,7 @@ class Fit:
         return Band(x=x.tolist(), low=low, high=high)
 
 
-def undetermined(law: Law, group: CurveGroup) -> str | None:
+def objection(law: Law, group: CurveGroup) -> str | None:
     """Return why a law cannot be fitted to a group; None if it can."""
     n_different = len(set(group.x))
     if n_different >= law.fewest_points:
@@ -110,13 +110,13 @@ def undetermined(law: Law, group: CurveGroup) -> str | None:
 
 
 def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
-    """Fit a law to a group for which `undetermined` gives no objection. seed: of the resampling."""
+    """Fit a law to a group without an `objection`. seed: of the resampling."""
     x, y = group.x, group.y
     parameters = law.fit(x, y)
     random = np.random.default_rng([seed, *group.layout])
     if group.has_seeds:
         centre, n_free = law.residual_scale(y), sum(group.layout) - len(x)
-        noise = _luck_of_points(law, group, n_free, random)
+        noise = _drawn_noise(law, group, n_free, random)
     else:
         centre, n_free = law.residual_scale(law.y(parameters, x)), len(x) - len(law.symbols)
         noise = _drawn(law.residual_scale(y) - centre, n_free, len(x), random)
@@ -124,15 +124,15 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     return Fit(law, group, parameters, drawn, noise, n_free, law.doubt(parameters))
 
 
-def _luck_of_points(law: Law, group: CurveGroup, n_free: int, random: np.random.Generator) -> np.ndarray:
+def _drawn_noise(law: Law, group: CurveGroup, n_free: int, random: np.random.Generator) -> np.ndarray:
     """Return (N_RESAMPLES, n_points) means of drawn runs, as many as each point has, less the point's own mean."""
-    runs = _luck_of_runs(law, group)
+    runs = _run_noise(law, group)
     drawn = _drawn(runs, n_free, len(runs), random)
     starts = np.cumsum([0, *group.layout[:-1]])
     return np.add.reduceat(drawn, starts, axis=1) / np.array(group.layout)
 
 
-def _luck_of_runs(law: Law, group: CurveGroup) -> np.ndarray:
+def _run_noise(law: Law, group: CurveGroup) -> np.ndarray:
     """Return (n_runs,) distances of runs from the mean of their point, on the law's residual scale."""
     scale = law.residual_scale
     return np.concatenate([scale(np.array(point.per_seed)) - scale(np.array(point.y)) for point in group.points])
@@ -247,11 +247,11 @@ def fit_groups(
 
 def _fits(groups: Sequence[CurveGroup], x: str, observer: Observer) -> Fits:
     for group in groups:
-        reasons = [undetermined(law, group) for law in LAWS.values()]
+        reasons = [objection(law, group) for law in LAWS.values()]
         if all(reasons):
             raise UserError(f"fit: over {x} a law {reasons[0]}; --group-by decides which models share a curve")
     possible: list[tuple[LawName, CurveGroup]] = [
-        (kind, group) for kind, law in LAWS.items() for group in groups if undetermined(law, group) is None
+        (kind, group) for kind, law in LAWS.items() for group in groups if objection(law, group) is None
     ]
     fits: Fits = {kind: {} for kind in LAWS}
     for n_done, (kind, group) in enumerate(possible):
@@ -267,7 +267,7 @@ def _choice(groups: Sequence[CurveGroup], fits: Fits, asked: str | None) -> tupl
         if law is None:
             raise UserError(f"--law: got {asked!r}; {nearest_hint(asked, LAWS)}")
         for group in groups:
-            if reason := undetermined(law, group):
+            if reason := objection(law, group):
                 raise UserError(f"--law: got {asked}, which {reason}")
         return law.kind, "as asked"
     errors: dict[LawName, float] = {
@@ -308,7 +308,7 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
             r_squared=fit and fit.r_squared,
             leave_one_out_rms=fit and _left_out_rms(law, [group]),
             band=fit and fit.band(CONFIDENCE),
-            reason=undetermined(law, group) if fit is None else fit.reason,
+            reason=objection(law, group) if fit is None else fit.reason,
         )
     return ScalingGroup(name=group.name, points=points, fits=laws, chosen=chosen)
 
@@ -318,7 +318,7 @@ def _law_sentence(fit: Fit, x: str, y: str) -> str:
     steepness = fit.intervals(CONFIDENCE)[symbol]
     doubt = "" if fit.reason is None else f"; {fit.reason}"
     quality = "all points are equal" if np.isnan(fit.r_squared) else f"R² {fit.r_squared:.4f}"
-    if fit.misses_by_more_than_luck:
+    if fit.has_lack_of_fit:
         doubt += "; its points lie off it by more than the luck of runs, and of that the intervals know nothing"
     formula = fit.law.written(fit.parameters, x, y)
     return f"{fit.group.name}: {formula} ({symbol}: {_ends(steepness, '{:.4g}')}; {quality}){doubt}."

@@ -239,7 +239,7 @@ class JobProcess:
         by_connection = {each._connection: each for each in processes}
         return [by_connection[each] for each in wait(list(by_connection), seconds)]  # pyright: ignore[reportArgumentType]
 
-    def hear(self) -> TaskEnd | None:
+    def receive(self) -> TaskEnd | None:
         """Pass on a report to the observer, or return the end of the task."""
         try:
             name, arguments = self._connection.recv()

@@ -73,18 +73,18 @@ def run_experiment(
     upgrade of Python, and Interrupted after Ctrl-C or SIGTERM. Under torchrun all processes call this, and train each
     run together.
     """
-    folder, says, at_a_time, command = Path(folder), observer or Silence(), jobs or Jobs(), command or command_line()
+    folder, shown, at_a_time, command = Path(folder), observer or Silence(), jobs or Jobs(), command or command_line()
 
     def work() -> Comparison | Sweep:
         if at_a_time.n > 1 or plan.axes is not None:
-            group.check_data(plan.reference, says)
-        choose = cache(partial(_one_precision, folder, says))
+            group.check_data(plan.reference, shown)
+        choose = cache(partial(_one_precision, folder, shown))
         settled = plan.settled(choose)
         if plan.axes is None:
-            schedule = _ComparisonSchedule(settled, folder, command, says)
+            schedule = _ComparisonSchedule(settled, folder, command, shown)
         else:
             study = None if plan.space is None else ending.enter_context(Study(plan, folder, storage_url, study_name))
-            schedule = _SweepSchedule(settled, folder, command, says, choose, study)
+            schedule = _SweepSchedule(settled, folder, command, shown, choose, study)
         train_all(schedule, group, at_a_time, "comparison" if plan.axes is None else "sweep", waits)
         return schedule.write()
 

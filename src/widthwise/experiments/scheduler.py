@@ -308,7 +308,7 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                 time.sleep(0.2)
                 continue
             for process in JobProcess.ready(at_work, SECONDS_BETWEEN_SIGNALS if stop else 0.2):
-                if (end := process.hear()) is None:
+                if (end := process.receive()) is None:
                     continue
                 run, looks_at = at_work.pop(process), 0.0
                 if isinstance(end.error, Interrupted):

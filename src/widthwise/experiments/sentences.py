@@ -21,9 +21,9 @@ PHRASES = {
     "no verdict": f"differs from {{baseline}} by {{mean:+.4f}} nats of held-out loss: {NO_VERDICT}",
 }
 
-MOST_ALONE = 2
+MOST_SENTENCES = 2
 """Largest number of variants that get a sentence each; more are grouped by verdict."""
-GROUPS: Mapping[Verdict, str] = {
+VERDICT_PHRASES: Mapping[Verdict, str] = {
     "better": "{count} {has} a lower held-out loss than {baseline}",
     "worse": "{count} {has} a higher held-out loss than {baseline}",
     "tie": f"{{count}} {{has}} the held-out loss of {{baseline}} to within {TIE_MARGIN} nats",
@@ -39,10 +39,10 @@ def comparison_sentences(variants: Sequence[Variant], baseline: str) -> Iterator
     The sentence of a verdict names its variants with their differences and intervals, the lowest loss first.
     """
     compared = [(variant, variant.difference) for variant in variants if variant.difference is not None]
-    if len(compared) <= MOST_ALONE:
+    if len(compared) <= MOST_SENTENCES:
         yield from (difference_sentence(*each, baseline) for each in compared)
         return
-    for found, phrase in GROUPS.items():
+    for found, phrase in VERDICT_PHRASES.items():
         group = [each for each in compared if (each[0].verdict or "cannot tell") == found]
         if group:
             count, has = f"{len(group)} of {len(compared)} variants", "has" if len(group) == 1 else "have"
@@ -160,7 +160,7 @@ def trend_sentence(trend: Trend) -> str:
     )
 
 
-OUTCOMES = {
+SELECTED_PHRASES = {
     "better": "still stands",
     "worse": "still stands",
     "no verdict": f"has {NO_VERDICT}",
@@ -183,11 +183,11 @@ class SweepSentences:
             (point for point in finished if point.name != baseline), key=lambda point: finite(point.val_loss.mean)
         )
         if self._plan.baseline_group is not None and any(point.difference for point in finished):
-            yield from self._beside_group(finished)
+            yield from self._against_group(finished)
         elif baseline in self._trained and ranked:
-            yield from self._beside_baseline(ranked, str(baseline))
+            yield from self._against_baseline(ranked, str(baseline))
         elif ranked:
-            yield from self._among_themselves(ranked)
+            yield from self._without_baseline(ranked)
         if any(point.difference for point in finished):
             yield from too_few_validations(self._validations)
         failed = [point.name for point in points if point.state == "failed"]
@@ -198,20 +198,20 @@ class SweepSentences:
         if n_open := self._plan.n_points - n_done:
             yield f"{n_open} of {self._plan.n_points} points have not finished."
 
-    def _beside_baseline(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
-        best, n_looked_at = ranked[0], len(ranked)
-        if n_looked_at > 1:
-            yield f"Of {n_looked_at} points{self._alike} {best.name} has the lowest held-out loss."
+    def _against_baseline(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
+        best, n_candidates = ranked[0], len(ranked)
+        if n_candidates > 1:
+            yield f"Of {n_candidates} points{self._at_equal} {best.name} has the lowest held-out loss."
         if best.difference is not None:
             yield difference_sentence(best, best.difference, baseline)
-        if n_looked_at > 1:
-            yield self._selection_note(best.name, baseline, n_looked_at)
+        if n_candidates > 1:
+            yield self._selection_note(best.name, baseline, n_candidates)
             found = [point.verdict or "cannot tell" for point in ranked]
             counts = ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found))
             yield f"Each for itself beside {baseline}: {counts}."
         yield from self._groups(ranked, baseline)
 
-    def _beside_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
+    def _against_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
         """Yield the differences of each group at every size, and then a sentence on every point; none was selected."""
         for group in dict.fromkeys(point.group for point in finished if point.difference is not None):
             sizes = [
@@ -235,10 +235,10 @@ class SweepSentences:
                 phrase = difference_phrase(difference, verdict(difference), baseline)
                 yield f"On average over its {len(names)} points {group} {phrase} ({interval(difference)})."
 
-    def _among_themselves(self, ranked: Sequence[FinishedPoint]) -> Iterator[str]:
+    def _without_baseline(self, ranked: Sequence[FinishedPoint]) -> Iterator[str]:
         best, *others = ranked
         loss = finite(best.val_loss.mean)
-        yield f"{best.name} has the lowest held-out loss of {len(ranked)} points{self._alike}, {loss:.4f} nats."
+        yield f"{best.name} has the lowest held-out loss of {len(ranked)} points{self._at_equal}, {loss:.4f} nats."
         if others:
             second = others[0].name
             difference = self._difference(best.name, second, CONFIDENCE)
@@ -247,7 +247,7 @@ class SweepSentences:
             yield self._selection_note(best.name, second, len(ranked))
 
     @property
-    def _alike(self) -> str:
+    def _at_equal(self) -> str:
         """Phrase " at equal parameters"; "" if nothing is matched."""
         matched = self._plan.match
         return "" if matched == "none" else f" at equal {TITLES.get(matched, matched)}"
@@ -258,13 +258,13 @@ class SweepSentences:
     def _windows(self, name: str) -> np.ndarray:
         return windows(self._trained[name].results)
 
-    def _selection_note(self, best: str, other: str, n_looked_at: int) -> str:
+    def _selection_note(self, best: str, other: str, n_candidates: int) -> str:
         """Return a note that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""
-        confidence = 1 - (1 - CONFIDENCE) / n_looked_at
+        confidence = 1 - (1 - CONFIDENCE) / n_candidates
         wide = self._difference(best, other, confidence)
-        outcome = OUTCOMES.get(verdict(wide), "can be luck")
+        outcome = SELECTED_PHRASES.get(verdict(wide), "can be luck")
         return (
-            f"As the best of {n_looked_at} points looked at it looks better than it is; with an interval widened for "
+            f"As the best of {n_candidates} points looked at it looks better than it is; with an interval widened for "
             f"that many (Bonferroni), its difference to {other} {outcome} ({interval(wide, confidence)})."
         )
 

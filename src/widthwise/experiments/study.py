@@ -81,8 +81,8 @@ class Study:
         self._kept: list[BaseFileLock] = []
         folder.mkdir(parents=True, exist_ok=True)
         mark = write_first(folder / "sweep_id", secrets.token_hex(16) + "\n").strip()
-        with self._alone():
-            self._study = self._patiently(self._opened, OPENING_SECONDS)
+        with self._locked():
+            self._study = self._retried(self._opened, OPENING_SECONDS)
             self._check_identity([self._space.identity(), mark])
 
     @property
@@ -121,11 +121,11 @@ class Study:
         A point that is impossible, or whose name is too long, fails at once, and the next one is taken.
         """
         while True:
-            with self._alone():
+            with self._locked():
                 if (taken := self._next()) is None:
                     return None
                 number, lock = taken
-                group, values = self._patiently(partial(self._draw, number))
+                group, values = self._retried(partial(self._draw, number))
                 try:
                     name = point_name(group, values)
                     self._note(number, POINT, {"name": name, "group": group, "values": values})
@@ -155,7 +155,7 @@ class Study:
                 lock.acquire(timeout=0)
                 if number == len(trials):
                     self._study.sampler = self._space.sampler(number)
-                    self._patiently(self._study.ask)
+                    self._retried(self._study.ask)
                 return number, lock
         return None
 
@@ -172,7 +172,7 @@ class Study:
         """Tell the mean loss of a point that this worker has trained. NaN becomes infinite."""
         value = math.inf if math.isnan(loss) else loss
         for number, lock in self._held.pop(name, []):
-            self._patiently(partial(self._study.tell, number, value, skip_if_finished=True))
+            self._retried(partial(self._study.tell, number, value, skip_if_finished=True))
             lock.release()
 
     def fail(self, name: str, reason: str, is_final: bool) -> None:
@@ -189,10 +189,10 @@ class Study:
         from optuna.trial import TrialState
 
         self._note(number, REASON, reason)
-        self._patiently(lambda: self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True))
+        self._retried(lambda: self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True))
 
     def _note(self, number: int, key: str, value: Any) -> None:
-        self._patiently(lambda: self._trial(number).set_user_attr(key, value))
+        self._retried(lambda: self._trial(number).set_user_attr(key, value))
 
     def __enter__(self) -> "Study":
         return self
@@ -203,7 +203,7 @@ class Study:
             lock.release()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Hold the lock under which one worker at a time chooses."""
         from filelock import FileLock
 
@@ -212,7 +212,7 @@ class Study:
 
     def _trials(self) -> "list[FrozenTrial]":
         try:
-            return self._patiently(lambda: self._study.get_trials(deepcopy=False))
+            return self._retried(lambda: self._study.get_trials(deepcopy=False))
         except KeyError:
             raise StorageAway(f"study {self.name} in {self._shown}: is not there any more") from None
 
@@ -223,7 +223,7 @@ class Study:
                 f"study {self.name} in {self._shown}: was not made by widthwise; choose another with --study"
             )
         if found is None:
-            self._patiently(lambda: self._study.set_user_attr(IDENTITY, identity))
+            self._retried(lambda: self._study.set_user_attr(IDENTITY, identity))
             return
         advice = (
             "is one of another sweep; name another study with --study",
@@ -252,7 +252,7 @@ class Study:
                 raise UserError(f"--storage: {self._shown}: {error}") from None
         return optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
 
-    def _patiently(self, act: Callable[[], T], seconds: float = OUTAGE_SECONDS) -> T:
+    def _retried(self, act: Callable[[], T], seconds: float = OUTAGE_SECONDS) -> T:
         """Return the result of `act`, retried while the database is unreachable. Raises StorageAway if it stays so."""
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError

@@ -138,17 +138,17 @@ class SweepSpace:
             self.baseline = Point(config.baseline_name, recipe)
         self.n_trials = 0 if config.search is None else config.search.n_trials
         if self.baseline is not None:
-            self._judged_as = self.baseline.name, self.baseline.recipe
+            self._reference = self.baseline.name, self.baseline.recipe
         elif config.search is not None:
-            self._judged_as = title, parse_recipe(dict(data), title)
+            self._reference = title, parse_recipe(dict(data), title)
         else:
             group, values = next(self._combinations())
             name = point_name(group, values)
-            self._judged_as = name, self._recipe(name, group, values)
+            self._reference = name, self._recipe(name, group, values)
 
     @property
     def reference(self) -> Recipe:
-        return self._judged_as[1]
+        return self._reference[1]
 
     def grid(self) -> dict[str, Point]:
         """Return name -> point, the baseline first; for a search only the baseline. Raises UserError for the first
@@ -185,7 +185,7 @@ class SweepSpace:
             advice = "resize it, or say match: none under sweep, or --match none"
             check_matched({name: recipe}, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
         else:
-            check_same_windows(name, recipe, *self._judged_as)
+            check_same_windows(name, recipe, *self._reference)
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
@@ -255,7 +255,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
         raise UserError(f"{path}: has no sweep section; say what to vary there or with --over")
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
-    config, title = parse(SweepConfig, _laid_over(section, asked or {}), f"{path}: sweep"), recipe_name(path)
+    config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
     space = SweepSpace(title, config, data)
     return Experiment(
         title=title,
@@ -269,7 +269,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     )
 
 
-def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     groups = section.get("groups")
     named = groups.values() if isinstance(groups, dict) else []
     own_axes = [isinstance(group, dict) and "over" in group for group in named]
