@@ -36,7 +36,6 @@ class Task:
     base: Recipe
     """Its model is the uniform one."""
     steps: int
-    """Training steps of the search."""
     match: Match
 
     @property

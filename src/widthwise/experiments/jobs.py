@@ -41,7 +41,6 @@ class Run:
     path: Path
     recipe: Recipe
     point: str
-    """Name of its point."""
     grown_at: int | None = None
     """Step at which another run was grown into this one; None for a run that begins by itself."""
 

@@ -1,6 +1,6 @@
 """Recipe files that describe several runs: all of these, one of them alone, and the JSON schema of recipe files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,15 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
     if not describes_several(path, overrides):
         sections = ", ".join(SEVERAL_RUNS)
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
-    if "compare" not in read_recipe(path, overrides):
+    config = None
+    if "compare" in read_recipe(path, overrides):
+        config, recipes = read_variants(path, overrides)
+    else:
         recipes = _points(path, overrides).recipes
-        _check_name(variant, recipes)
+    if variant not in recipes:
+        raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, recipes)}")
+    if config is None:
         return recipes[variant]
-    config, recipes = read_variants(path, overrides)
-    _check_name(variant, recipes)
     recipe = config.sized(variant, recipes[variant], next(iter(recipes.values()))).recipe
     check_trainable(recipe, variant)
     return recipe
@@ -71,11 +74,6 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
 
 def _points(path: Path, overrides: Sequence[str]) -> Experiment:
     return read_sweep(path, overrides) if "sweep" in read_recipe(path, overrides) else read_ladder(path, overrides)
-
-
-def _check_name(variant: str, names: Mapping[str, Any]) -> None:
-    if variant not in names:
-        raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, names)}")
 
 
 def recipe_schema() -> dict[str, Any]:

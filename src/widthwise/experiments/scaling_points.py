@@ -192,7 +192,6 @@ class _Model:
     cost: CostSummary
     per_seed: Sequence[float]
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The values of a sweep's point."""
 
     def point(self, axes: Axes) -> Point:
         if axes.x in OF_RUNS:

@@ -213,15 +213,17 @@ class SweepSentences:
 
     def _against_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
         """Yield the differences of each group at every size, and then a sentence on every point; none was selected."""
-        for group in dict.fromkeys(point.group for point in finished if point.difference is not None):
+        compared = [(point, point.difference) for point in finished if point.difference is not None]
+        for group in dict.fromkeys(point.group for point, _ in compared):
             sizes = [
-                _at_size(point, point.difference) for point in finished if point.group == group and point.difference
+                f"{', '.join(map(str, point.values.values()))} {finite(difference.mean):+.4f} nats "
+                f"({interval(difference)}), {point.verdict or 'cannot tell'}"
+                for point, difference in compared
+                if point.group == group
             ]
             yield f"{group} beside {self._plan.baseline_group}, size by size: {'; '.join(sizes)}."
-        for point in finished:
-            if point.difference is not None:
-                baseline = self._plan.baseline_of(point.group or "", point.values)
-                yield difference_sentence(point, point.difference, str(baseline))
+        for point, difference in compared:
+            yield difference_sentence(point, difference, str(self._plan.baseline_of(point.group or "", point.values)))
 
     def _groups(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
         """Yield sentences on whole groups of a grid, whose points no sampler has selected."""
@@ -267,9 +269,3 @@ class SweepSentences:
             f"As the best of {n_candidates} points looked at it looks better than it is; with an interval widened for "
             f"that many (Bonferroni), its difference to {other} {outcome} ({interval(wide, confidence)})."
         )
-
-
-def _at_size(point: FinishedPoint, difference: Estimate) -> str:
-    """Return `d24 -0.0123 nats (95% interval -0.0203 to -0.0043), better`."""
-    size = ", ".join(map(str, point.values.values()))
-    return f"{size} {finite(difference.mean):+.4f} nats ({interval(difference)}), {point.verdict or 'cannot tell'}"

@@ -61,7 +61,6 @@ class DrawnPoint:
     point: dict[str, Any] | None
     """Name, group and values; None where it has no name."""
     reason: str | None
-    """Why it failed, or None."""
 
 
 class Study:

@@ -68,7 +68,6 @@ class PaperItem(StoredRecord):
     small_core_minutes: Known = None
     """Duration of the experiment for two CPU cores, in minutes of one of them."""
     remarks: Sequence[str] = ()
-    """Differences and their reasons."""
 
     @property
     def n_printed(self) -> int:

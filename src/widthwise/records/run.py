@@ -248,7 +248,6 @@ class ListedRun(Record):
     n_bytes: int | None = None
     """All its files together."""
     reason: str | None = None
-    """Reason why it has failed or is unreadable."""
 
 
 class PlannedRun(Record):

@@ -38,7 +38,6 @@ class OpenPoint(Record):
     values: Mapping[str, Any]
     group: str | None = None
     reason: str | None = None
-    """Reason why the point failed, or None."""
 
 
 class Study(Record):
