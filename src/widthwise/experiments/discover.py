@@ -172,11 +172,10 @@ def plan_of_rivals(folder: Path) -> Experiment:
 def rivals(found: DiscoveredShape, task: Task) -> dict[str, dict[str, Any]]:
     """Return for each variant its changes to the recipe of the uniform model, which is the first.
 
-    `even` has what was found on average in all layers, to tell the profile from the share that attention has beside the
-    feed-forward; where that share is the uniform model's, so would be `even`, which is left out. `reversed` has the
-    last layer first, `permuted_1` and `permuted_2` have the layers in drawn orders: whether that matters. They have the
-    layers that were found, so that nothing else differs, up to what meets the budget: the first layer reads and the
-    last one writes no more than d_model, so that orders differ in cost.
+    `even` gives all layers the mean of the found sizes, to tell the profile from the shares of attention and
+    feed-forward; it is left out if those are the uniform model's. `reversed` has the last layer first, `permuted_1` and
+    `permuted_2` have the layers in drawn orders, to test whether the order matters. They have the found layers, scaled
+    to the budget: the first layer reads and the last one writes no more than d_model, so orders differ in cost.
     """
     curve = found.curve
     curves = {
@@ -199,8 +198,8 @@ def rivals(found: DiscoveredShape, task: Task) -> dict[str, dict[str, Any]]:
 
 
 def _permuted(curve: Curve, n_layers: int, seed: int) -> dict[str, Curve]:
-    """Return the layers of a curve in drawn orders, all different from each other, from that of the curve and its
-    reverse, as far as so few layers have so many."""
+    """Return the layers of a curve in drawn orders, all different from each other, from the curve and from its
+    reverse; fewer if there are not so many orders."""
     lists = {name: along(points, n_layers) for name, points in curve.to_data().items() if points}
     layers = list(zip(*lists.values(), strict=True))
     known, found, generator = [layers, layers[::-1]], list[Curve](), np.random.default_rng(seed)

@@ -110,7 +110,7 @@ class Part(ABC):
         return [place for place in range(model.n_layers) if self.grown(start, place) is not None]
 
     def layers_of(self, grown: GrownModel, place: int, n_steps: int) -> Sequence[int]:
-        """Return which layers of a model have what was grown at a place."""
+        """Return the layers of a model that were grown at a place."""
         return [grown.index(place)]
 
     def draws(self, gains: "Mapping[str, Tensor]", grown: GrownModel, place: int, n_steps: int) -> list[float]:

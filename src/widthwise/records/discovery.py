@@ -100,7 +100,7 @@ def _units(name: str, widths: Sequence[float]) -> Sequence[float]:
 
 
 class DiscoveredShape(Record):
-    """The find of a method of discovery."""
+    """The curve that a search found, and its stages and cost."""
 
     curve: Curve
     n_layers: int | None = None

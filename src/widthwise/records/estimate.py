@@ -64,7 +64,7 @@ class OverTokens(Record):
 
 
 class Validations(Record):
-    """Validations of all runs of a comparison, as far as equal losses depend on them."""
+    """Number of validations of all runs of a comparison, which equal losses depend on."""
 
     n_fewest: int
     """Validations of the run that has the fewest, the last one included."""

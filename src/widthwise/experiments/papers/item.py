@@ -53,8 +53,7 @@ class PrintedNumber:
         return abs(counted - self.number) <= self.half_unit + slack
 
     def reproduced_by(self, measured: Estimate) -> Answer | None:
-        """Return whether what was measured at another size is as a word says; None for numbers, which depend on the
-        size."""
+        """Return whether a measurement at another size agrees with a word; None for numbers: they depend on size."""
         return None if self.judge is None else self.judge(measured)
 
 
@@ -290,8 +289,8 @@ def _line(
 
 
 def _printed_difference(item: Item, row: str, quantity: str) -> float | None:
-    """Return the printed loss of a row minus that of its baseline; None for what is no difference or not printed of
-    both."""
+    """Return the printed loss of a row minus that of its baseline; None if it is no difference, or not printed
+    of both."""
     loss, base = DIFFERENCES.get(quantity), item.baseline_of(row)
     if loss is None or base is None:
         return None
