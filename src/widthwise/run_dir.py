@@ -33,10 +33,8 @@ from widthwise.files import (
     writing,
 )
 from widthwise.metrics_file import MetricsFile
-from widthwise.records.other_folders import other_folder
-from widthwise.records.recipe_changes import OF_PROCESSES, Continuation, changes_in_words, continued
 from widthwise.records.record import CHECKSUMS, check_unchanged, digests
-from widthwise.records.run import RunResult
+from widthwise.records.run import OF_PROCESSES, Continuation, RunResult, changes_in_words, continued, other_folder
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "result.json", "holder")

@@ -12,7 +12,7 @@ from tiny_runs import tiny_recipe
 
 from widthwise.cli.signals import stop_by_exception
 from widthwise.config_io import UserError
-from widthwise.experiments.process_group import ProcessGroup, process_group
+from widthwise.experiments.jobs import ProcessGroup, process_group
 from widthwise.training.launch import Interrupted
 
 

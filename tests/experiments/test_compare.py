@@ -10,7 +10,7 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments import process_group, running
+from widthwise.experiments import jobs, running
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.jobs import Jobs
@@ -144,8 +144,8 @@ def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path
     def interrupt(recipe, path, observer, data_cache):
         raise Interrupted(f"{path}: stopped", 2)
 
-    monkeypatch.setattr(process_group, "train_or_resume", interrupt)
-    message = "uniform-seed3: stopped; the same command goes on with the comparison"
+    monkeypatch.setattr(jobs, "train_or_resume", interrupt)
+    message = "uniform-seed3: stopped; the same command resumes the comparison"
     with pytest.raises(Interrupted, match=message) as stopped:
         run_plan(done[0], tmp_path, "widthwise compare recipe.yaml")
     assert stopped.value.exit_code == 130
@@ -169,7 +169,7 @@ def test_a_run_that_fails_stops_its_worker_and_waits_for_another(
         raise RunFailed(f"{path}: loss is nan")
 
     with monkeypatch.context() as patch:
-        patch.setattr(process_group, "train_or_resume", diverge)
+        patch.setattr(jobs, "train_or_resume", diverge)
         with pytest.raises(RunFailed, match="plain-seed3: loss is nan"):
             run_plan(short, tmp_path / "out", COMMAND)
     assert len(run_plan(short, tmp_path / "out", COMMAND).variants) == 2

@@ -156,7 +156,7 @@ def test_the_answer_in_words() -> None:
         (6.9, 6.9): "with 0.779 times the tokens (95% interval 0.779 to 0.779) and 0.779 times the training FLOPs (95%",
         (7.1,): "It does not reach uniform's final held-out loss: for the one it ends with, it takes 1.284 times the",
         (6.9, 7.1): "with 1 of 2 seeds; for the higher of the two final losses it takes 1.000 times the tokens (95%",
-        (3.0,): "It reaches uniform's final held-out loss before the first validation, so with how many tokens is",
+        (3.0,): "It reaches uniform's final held-out loss before the first validation, so the number of tokens is",
         (11.0,): "uniform reaches the held-out loss it ends with before the first validation, so",
     }.items():
         found = compared([straight(height) for height in own], [straight(7)] * len(own))

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from tiny_sweeps import recipe_file
 
-from widthwise.experiments import eta as eta_module
+from widthwise.experiments import scheduler
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.eta import Eta, Work
 from widthwise.experiments.running import run_plan
+from widthwise.experiments.scheduler import Eta, RunWork
 from widthwise.training.observer import Observer, SilentObserver
 
 
@@ -28,7 +28,7 @@ class Heard(SilentObserver):
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(seconds=50.0)
-    monkeypatch.setattr(eta_module, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
     return clock
 
 
@@ -38,7 +38,7 @@ def advance(run: Observer, clock, step: int, seconds: float) -> None:
     run.step_done(step)
 
 
-WORKS = {"a1": Work(100.0, 10), "b1": Work(300.0, 20), "a2": Work(100.0, 10), "b2": Work(300.0, 20)}
+WORKS = {"a1": RunWork(100.0, 10), "b1": RunWork(300.0, 20), "a2": RunWork(100.0, 10), "b2": RunWork(300.0, 20)}
 
 
 def test_what_was_not_measured_takes_as_long_as_its_flops_say_and_what_was_as_long_again(clock) -> None:

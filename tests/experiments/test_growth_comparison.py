@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY
 
-from widthwise.experiments import process_group
+from widthwise.experiments import jobs
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.equal_loss import LossCurve, equal_losses
 from widthwise.experiments.family import plan_family, run_family
 from widthwise.experiments.running import run_plan
 from widthwise.recipe.recipe import parse_recipe
-from widthwise.records.family import Family
+from widthwise.records.comparison import Family
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
@@ -86,8 +86,8 @@ def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothin
         raise Interrupted(f"{path}: stopped", 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(process_group, "resume", interrupt)
-        with pytest.raises(Interrupted, match=r"wide: stopped; the same command goes on with the family"):
+        patch.setattr(jobs, "resume", interrupt)
+        with pytest.raises(Interrupted, match=r"wide: stopped; the same command resumes the family"):
             run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", SilentObserver())
     branches = plan_family(source, recipes, [], tmp_path / "out")
     found = run_family(branches, tmp_path / "out", SilentObserver())

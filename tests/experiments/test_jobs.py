@@ -15,8 +15,7 @@ from tiny_sweeps import recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.jobs import Jobs
-from widthwise.experiments.process_group import Run, process_group
+from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.running import run_experiment, run_plan
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import read_sweep
@@ -144,7 +143,7 @@ def test_a_signal_stops_all_with_a_checkpoint_and_the_same_command_goes_on(tmp_p
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, said
     last = [line for line in said.splitlines() if line][-1]
-    assert "2 runs stopped, each with a checkpoint; the same command goes on with the comparison" in last
+    assert "2 runs stopped, each with a checkpoint; the same command resumes the comparison" in last
     runs = [out / "runs" / "a-seed1", out / "runs" / "b-seed1"]
     assert all(list((run / "checkpoints").iterdir()) for run in runs)
     states = [json.loads(next((run / "checkpoints").glob("*/state.json")).read_text()) for run in runs]

@@ -11,10 +11,10 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.ladder import ladder_workload, read_ladder
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.scaling.fitting import fit_groups
-from widthwise.experiments.scaling.points import Axes, gather
+from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.model.config import cost_summary
 from widthwise.records.sweep import Sweep
 from widthwise.reports.writing import write_report
@@ -181,7 +181,7 @@ def test_a_rung_has_its_tokens_at_equal_loss_where_it_was_validated_often_enough
         assert twins[d].at_equal_loss["val_loss"].tokens_ratio.per_seed == [1, 1]
         assert f"It reaches uniform-d{d}'s final held-out loss with 1.000 times the tokens" in found.sentence
     assert "uniform-d16's final" not in found.sentence
-    assert "takes 5 validations of every run (train.validate_every), and one has 4" in found.sentence
+    assert "needs 5 validations of every run (train.validate_every), got 4" in found.sentence
     page, *tables = write_report([folder])
     rows = {row["variant"]: row for row in csv.DictReader(tables[0].read_text().splitlines())}
     assert rows["twin-d40"]["tokens_at_equal_loss_mean"] == "1.0"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from small_costs import small_cost
 
-from widthwise.experiments.outcome import Trained, variant_of
+from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import paired_difference, seed_interval
 from widthwise.records.comparison import Variant
@@ -37,8 +37,8 @@ def runs(of_tokens: np.ndarray, train_losses: Sequence[float] = (2.5, 2.75, 3.0)
     ]
 
 
-def trained(results: Sequence[RunResult]) -> Trained:
-    return Trained([f"runs/x-seed{seed}" for seed in SEEDS], results)
+def trained(results: Sequence[RunResult]) -> SeedRuns:
+    return SeedRuns([f"runs/x-seed{seed}" for seed in SEEDS], results)
 
 
 def test_further_heads_are_paired_by_seed_and_window_like_the_loss_itself() -> None:
@@ -66,7 +66,7 @@ def test_the_training_loss_is_paired_by_seed() -> None:
     assert difference == seed_interval([-0.25, -0.25, 0.25])
 
 
-def validated(of_tokens: np.ndarray, accuracies: Sequence[float]) -> Trained:
+def validated(of_tokens: np.ndarray, accuracies: Sequence[float]) -> SeedRuns:
     """With losses of a text `wiki` and accuracies in a task `piqa`."""
     return trained(
         [

@@ -2,7 +2,7 @@
 
 from small_costs import small_cost
 
-from widthwise.experiments.sentences import MOST_ALONE, comparison_sentences, difference_sentence
+from widthwise.experiments.sentences import MOST_SENTENCES, comparison_sentences, difference_sentence
 from widthwise.experiments.statistics import verdict
 from widthwise.records.comparison import Variant
 from widthwise.records.estimate import Estimate
@@ -25,7 +25,7 @@ def sentences(*variants: Variant) -> list[str]:
 
 
 def test_a_few_variants_get_a_sentence_each_and_many_are_told_by_their_verdicts_the_lowest_loss_first():
-    few = [variant("x", -0.25, 0.125), variant("diamond", 0.5, 0.75)][:MOST_ALONE]
+    few = [variant("x", -0.25, 0.125), variant("diamond", 0.5, 0.75)][:MOST_SENTENCES]
     assert sentences(*few) == [difference_sentence(each, each.difference, "uniform") for each in few]
     assert sentences() == []
     many = [

@@ -11,7 +11,7 @@ from tiny_runs import Listener
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
-from widthwise.experiments import process_group
+from widthwise.experiments import jobs
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
@@ -141,8 +141,8 @@ def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path:
         raise Interrupted(f"{path}: stopped", 15)
 
     with monkeypatch.context() as patch:
-        patch.setattr(process_group, "train_or_resume", interrupt)
-        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same command goes on") as stopped:
+        patch.setattr(jobs, "train_or_resume", interrupt)
+        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same command resumes") as stopped:
             run_experiment(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
     found = run_experiment(plan, tmp_path, COMMAND)
@@ -160,7 +160,7 @@ def test_a_run_that_another_process_took_first_is_left_to_it_and_waited_for(tmp_
             raise RunInUse(f"{path}: is in use by process 1")
         return train_or_resume(recipe, path, observer, data_cache)
 
-    monkeypatch.setattr(process_group, "train_or_resume", lost_at_first)
+    monkeypatch.setattr(jobs, "train_or_resume", lost_at_first)
     found = run_experiment(plan, tmp_path, COMMAND)
     assert found["study"]["n_finished"] == 2
     assert sorted(set(calls)) == ["0.002-seed4", "0.03-seed4"]
@@ -183,7 +183,7 @@ def test_a_mistake_that_can_be_mended_is_tried_again_by_the_next_start(tmp_path:
         raise UserError(f"{path}: no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(process_group, "train_or_resume", full_disk)
+        patch.setattr(jobs, "train_or_resume", full_disk)
         found = run_experiment(plan, tmp_path, COMMAND)
     assert [point["reason"] for point in found["points"]] == [
         f"runs/{name}-seed4: no space left on device" for name in ("0.002", "0.03")

@@ -13,9 +13,8 @@ from tiny_runs import TINY
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan, trend_values
 from widthwise.experiments.experiment import Experiment
-from widthwise.experiments.statistics import paired_difference
+from widthwise.experiments.statistics import check_values, fit_trend, paired_difference
 from widthwise.experiments.summary import summarise
-from widthwise.experiments.trend import check_values, fit_trend
 from widthwise.model.config import cost_summary
 from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.run import RunResult

@@ -7,7 +7,7 @@ import time
 import pytest
 from tiny_runs import unfinished_copy
 
-from widthwise.records.listing import PlannedRun, PlannedRuns
+from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir
 from widthwise.runs.listing import list_runs, listed_run
 

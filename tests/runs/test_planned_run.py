@@ -13,7 +13,7 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.records.plan import Plan
+from widthwise.records.cost import Plan
 from widthwise.runs.devices import Device
 from widthwise.runs.plan import Planner, data_cost
 from widthwise.runs.remarks import remarks

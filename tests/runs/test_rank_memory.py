@@ -22,7 +22,7 @@ from widthwise.model.sharded_units import sharded_units
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
 from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.plan import RankMemory
+from widthwise.records.cost import RankMemory
 from widthwise.runs.rank_memory import Layout, ShardedModel
 from widthwise.training.growth_step import EntryRates
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from widthwise.cli.options import whole_numbers
 from widthwise.cli.terminal import say_json, say_tables
 from widthwise.config_io import UserError
-from widthwise.records.plan import Deployment, DryRun, RankMemory, StepTraffic, Times
+from widthwise.records.cost import Deployment, DryRun, RankMemory, StepTraffic, Times
 from widthwise.reports.formats import TIMES, counted, duration, si
 from widthwise.reports.table import Table
 

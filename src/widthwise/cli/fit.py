@@ -48,8 +48,8 @@ def fit(
     --baseline transformer`
     """
     from widthwise.cli.progress import shown_progress
-    from widthwise.experiments.scaling.fitting import fit_groups
-    from widthwise.experiments.scaling.points import Axes, gather
+    from widthwise.experiments.fitting import fit_groups
+    from widthwise.experiments.scaling_points import Axes, gather
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 

@@ -14,7 +14,7 @@ from widthwise.cli.options import JsonOption, RunArgument, StepOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_tables, say_text, table_console
 from widthwise.config_io import Config, UserError
-from widthwise.records.listing import ListedRun
+from widthwise.records.run import ListedRun
 from widthwise.reports.formats import MISSING, counted, duration, fixed, si
 from widthwise.reports.table import Table
 

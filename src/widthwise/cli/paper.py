@@ -55,8 +55,7 @@ def paper(
             raise UserError("--dry-run: name an item, and an experiment with --scale")
         _list(scale, results, page, as_json)
         return
-    from widthwise.experiments.papers.item import read_item
-    from widthwise.experiments.papers.lines import SCALES, item_record
+    from widthwise.experiments.papers.item import SCALES, item_record, read_item
     from widthwise.reports.paper import item_notes, item_page, item_table
 
     if dry_run and scale not in SCALES:
@@ -96,8 +95,7 @@ def _trained(work: "Work", folder: Path, jobs: str, track: Sequence[TrackerName]
 
 
 def _list(scale: Scale | None, results: Path, page: Path | None, as_json: bool) -> None:
-    from widthwise.experiments.papers.item import read_items
-    from widthwise.experiments.papers.lines import item_record
+    from widthwise.experiments.papers.item import item_record, read_items
     from widthwise.reports.paper import all_items, list_table
 
     if scale is not None:

@@ -10,7 +10,7 @@ from widthwise.bundled import recipe_path
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
-from widthwise.records.plan import Plan
+from widthwise.records.cost import Plan
 from widthwise.reports.formats import counted, duration, si
 from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml

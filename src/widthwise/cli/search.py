@@ -128,8 +128,8 @@ def discover(
 
     Example: `widthwise discover configs/small.yaml --seed 1 --seed 2 --seed 3`
     """
-    from widthwise.experiments.discovery.discover import COMPARISON, plan_discovery, plan_of_rivals
-    from widthwise.experiments.discovery.discover import discover as discover_shape
+    from widthwise.experiments.discover import COMPARISON, plan_discovery, plan_of_rivals
+    from widthwise.experiments.discover import discover as discover_shape
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import run_plan
     from widthwise.records.comparison import Comparison

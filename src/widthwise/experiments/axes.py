@@ -19,7 +19,7 @@ SIGNIFICANT_DIGITS = 6
 
 
 def word(value: Any) -> str:
-    """A value as part of a name, in characters that names may have. Raises ValueError for a mapping."""
+    """Return a value as part of a name, in characters that names may have. Raises ValueError for a mapping."""
     if isinstance(value, Mapping):
         raise ValueError(f"got {json.dumps(value)}; a mapping has no short name: make a group of it")
     if isinstance(value, (list, tuple)):
@@ -44,7 +44,7 @@ class Values(Config):
         return self.items
 
     def drawn(self, trial: "Trial", name: str) -> Any:
-        """What the sampler of a search chooses for a trial."""
+        """Return the value that a search's sampler chooses for a trial."""
         words = {word(item): item for item in self.items}
         return words[trial.suggest_categorical(name, list(words))]
 
@@ -80,7 +80,7 @@ class Range(Config):
         raise UserError(f"sweep: {path}: got a range; a grid needs a list of values, or add search: {{n_trials: ...}}")
 
     def drawn(self, trial: "Trial", name: str) -> Any:
-        """What the sampler of a search chooses for a trial."""
+        """Return the value that a search's sampler chooses for a trial."""
         if self._is_whole:
             return trial.suggest_int(name, int(self.low), int(self.high), step=self.step or 1, log=self.log)
         value = trial.suggest_float(name, self.low, self.high, log=self.log)
@@ -92,7 +92,7 @@ class Range(Config):
 
 
 def rounded(value: float) -> float:
-    """The value rounded to SIGNIFICANT_DIGITS."""
+    """Return the value rounded to SIGNIFICANT_DIGITS."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else value
 
 

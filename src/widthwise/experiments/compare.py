@@ -23,7 +23,7 @@ from widthwise.experiments.matching import (
     parts_of,
     quantity_of,
 )
-from widthwise.experiments.trend import TrendConfig
+from widthwise.experiments.statistics import TrendConfig
 from widthwise.files import listed
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
@@ -55,9 +55,9 @@ class CompareConfig(Config):
         return self
 
     def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> Point:
-        """A variant with what `match` adjusts of it. Raises UserError if that does not bring it near the baseline.
+        """Return a variant, adjusted as `match` says. Raises UserError if that does not bring it near the baseline.
 
-        What is only adjusted because nothing is said stays as it is where it cannot be.
+        Without a `match` section, a variant that cannot be adjusted stays as it is.
         """
         quantity, parts = quantity_of(self.match or "params"), parts_of(self.match, name)
         adjustment = None
@@ -76,26 +76,13 @@ def read_plan(
     seeds: Sequence[int] = (),
     match: str | None = None,
     adjust: str | None = None,
-    tolerance: float = LARGEST_MISMATCH,
+    tolerance: float | None = LARGEST_MISMATCH,
 ) -> Experiment:
-    """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError.
+    """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
 
-    seeds, match, adjust: replace those of the section. tolerance: how far the matched quantity may be from the
-    baseline's, as a fraction.
+    seeds, match, adjust: replace those of the section. tolerance: largest relative difference of the matched quantity
+    to the baseline's; None: without `check_fair`. Raises UserError.
     """
-    plan = planned(paths, overrides, seeds, match, adjust)
-    check_fair(plan, tolerance)
-    return plan
-
-
-def planned(
-    paths: Path | str | Sequence[Path | str],
-    overrides: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    match: str | None = None,
-    adjust: str | None = None,
-) -> Experiment:
-    """As `read_plan`, but what it would refuse as not comparable is left to `check_fair`."""
     files = listed(paths)
     config, recipes = read_variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
     data = to_data(config)
@@ -107,7 +94,7 @@ def planned(
             points[name] = config.sized(name, recipe, recipes[baseline])
         except UserError as error:
             points[name], refused[name] = Point(name, recipe), str(error)
-    return Experiment(
+    plan = Experiment(
         title="-vs-".join(recipe_name(path) for path in files),
         points=points,
         seeds=config.seeds,
@@ -117,10 +104,13 @@ def planned(
         trend=config.trend,
         refused=refused,
     )
+    if tolerance is not None:
+        check_fair(plan, tolerance)
+    return plan
 
 
 def read_variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """One recipe, varied as its compare section says, before anything is adjusted. Raises UserError."""
+    """Return the compare section of a recipe and its variants, before anything is adjusted. Raises UserError."""
     data = read_recipe(path, overrides)
     if "compare" not in data:
         raise UserError(f"{path}: has no compare section; give several recipes, or name variants under compare")
@@ -132,7 +122,7 @@ def read_variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, 
 
 
 def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """Several recipes, each named after its file."""
+    """Return several recipes, each named after its file."""
     recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in paths}
     if len(recipes) < len(paths):
         raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
@@ -154,7 +144,7 @@ def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:
 
 
 def trend_values(plan: Experiment) -> dict[str, float]:
-    """Variant -> the quantity of the trend, if there is one. Raises UserError if no line can be fitted."""
+    """Return variant -> the quantity of the trend, if there is one. Raises UserError if no line can be fitted."""
     if plan.trend is None:
         return {}
     costs = {name: cost_summary(recipe.final_model, recipe.seq_len) for name, recipe in plan.recipes.items()}
@@ -162,11 +152,11 @@ def trend_values(plan: Experiment) -> dict[str, float]:
 
 
 def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Experiment:
-    """The comparison of what `widthwise search` found with its base.
+    """Return the comparison of the shapes that `widthwise search` found with its base.
 
     summary: of a `shape.search.SearchResult`. recipes: the base, and some of those written for its candidates. They are
-    matched in what the search matched, as closely as it was asked to, or within the one percent of other comparisons.
-    Where its budget is not the base's, nothing is: the candidates match each other alone.
+    matched in the quantity of the search, within its tolerance or the one percent of other comparisons, whichever is
+    larger. Where its budget is not the base's, nothing is matched: only the candidates match each other.
     """
     match, tolerance = summary["match"], max(summary["tolerance"], LARGEST_MISMATCH)
     miss_of_base = abs(summary["baseline"][match] / summary["budget"] - 1)

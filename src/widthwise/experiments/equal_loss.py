@@ -19,7 +19,7 @@ from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 
 FEWEST_VALIDATIONS = 5
-"""Between fewer points a line is no picture of a curve."""
+"""Fewer points do not draw a curve."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LossCurve:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> "LossCurve":
-        """Takes the records of metrics.jsonl. Validations of older versions, which lack tokens, are left out."""
+        """Read the records of metrics.jsonl. Validations of older versions, which lack tokens, are left out."""
         records = list(records)
         by_step = {each["step"]: each for each in records if each["event"] == "validation" and "tokens" in each}
         validations = [by_step[step] for step in sorted(by_step)]
@@ -52,9 +52,9 @@ class LossCurve:
         )
 
     def tokens_at(self, loss: str, level: float) -> float:
-        """Tokens at which a loss first comes down to a level.
+        """Return the tokens at which a loss first comes down to a level.
 
-        NaN where that is unknown: the run never comes down to it, or was below it at its first validation.
+        NaN if that is unknown: the run never comes down to it, or was below it at its first validation.
         """
         values, positions = self.losses[loss], np.log(self.tokens)
         reached = np.flatnonzero(values <= level)
@@ -67,7 +67,7 @@ class LossCurve:
         return float(np.exp(positions[i - 1] + share * (positions[i] - positions[i - 1])))
 
     def flops_at(self, tokens: float) -> float:
-        """Training FLOPs by then. Between two validations they are in proportion to tokens."""
+        """Return the training FLOPs after so many tokens. Between two validations they are in proportion to tokens."""
         return float(np.interp(tokens, self.tokens, self.training_flops))
 
 
@@ -82,7 +82,7 @@ def _value(validation: Mapping[str, Any], depth: int) -> Any:
 
 
 def validations_of(curves: Iterable[LossCurve]) -> Validations:
-    """What all runs of a comparison have in common."""
+    """Return the validations that all runs of a comparison have in common."""
     curves = list(curves)
     shares = [curve.final_lr_share for curve in curves if np.isfinite(curve.final_lr_share)]
     return Validations(
@@ -93,84 +93,88 @@ def validations_of(curves: Iterable[LossCurve]) -> Validations:
 
 
 def equal_losses(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, EqualLoss]:
-    """Name of a held-out loss -> what both need for it, for those that both have."""
-    return {name: _equal_loss(name, own, baseline, confidence) for name in _common(own, baseline)}
+    """Return name of a held-out loss -> tokens and FLOPs that both need for it, for the losses that both have."""
+    found: dict[str, EqualLoss] = {}
+    for loss in _common(own, baseline):
+        tokens, flops, tokens_ratios, flops_ratios, n_reached = [], [], [], [], 0
+        for mine, other in zip(own, baseline, strict=True):
+            target, end = float(other.losses[loss][-1]), float(mine.losses[loss][-1])
+            n_reached += bool((mine.losses[loss] <= target).any())
+            tokens.append(mine.tokens_at(loss, target))
+            flops.append(mine.flops_at(tokens[-1]))
+            at = [curve.tokens_at(loss, max(target, end)) for curve in (mine, other)]
+            tokens_ratios.append(at[0] / at[1])
+            flops_ratios.append(mine.flops_at(at[0]) / other.flops_at(at[1]))
+        found[loss] = EqualLoss(
+            n_reached=n_reached,
+            tokens=seed_interval(tokens, confidence),
+            training_flops=seed_interval(flops, confidence),
+            tokens_ratio=_geometric(tokens_ratios, confidence),
+            training_flops_ratio=_geometric(flops_ratios, confidence),
+        )
+    return found
 
 
 def tokens_ratios(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, OverTokens]:
-    """Name of a held-out loss -> the ratio of tokens for what the baseline had at each of its validations, over its
-    tokens there; for the losses that both have."""
-    found = {name: _tokens_ratio(name, own, baseline, confidence) for name in _common(own, baseline)}
-    return {name: ratio for name, ratio in found.items() if ratio.tokens}
+    """Return name of a held-out loss -> tokens to the baseline's loss over the baseline's tokens, at each of its
+    validations; for the losses that both have."""
+
+    def ratios(loss: str, mine: LossCurve, other: LossCurve) -> dict[float, float]:
+        levels = zip(other.tokens.tolist(), other.losses[loss].tolist())
+        found = {at: mine.tokens_at(loss, level) / other.tokens_at(loss, level) for at, level in levels}
+        return {at: ratio for at, ratio in found.items() if np.isfinite(ratio)}
+
+    return _over_tokens(own, baseline, ratios, lambda values: _geometric(values, confidence))
 
 
 def gaps(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, OverTokens]:
-    """Name of a held-out loss -> its distance to the baseline's over tokens, for those that both have."""
-    found = {name: _gap(name, own, baseline, confidence) for name in _common(own, baseline)}
-    return {name: gap for name, gap in found.items() if gap.tokens}
+    """Return name of a held-out loss -> its difference to the baseline's over tokens, for the losses that both have.
+
+    At the variant's validations that every seed has, within the range of the baseline's, which is interpolated over the
+    logarithm of tokens.
+    """
+
+    def gap(loss: str, mine: LossCurve, other: LossCurve) -> dict[float, float]:
+        inside = (mine.tokens >= other.tokens[0]) & (mine.tokens <= other.tokens[-1])
+        at = mine.tokens[inside]
+        gap = mine.losses[loss][inside] - np.interp(np.log(at), np.log(other.tokens), other.losses[loss])
+        return dict(zip(at.tolist(), gap.tolist()))
+
+    return _over_tokens(own, baseline, gap, lambda values: seed_interval(values, confidence))
 
 
 def _common(own: LossCurves, baseline: LossCurves) -> list[str]:
-    """The losses that all runs have; none where there are no runs."""
+    """Return the losses that all runs have; none without runs."""
     curves = (*own, *baseline)
     return [name for name in OF_HELD_OUT if curves and all(name in curve.losses for curve in curves)]
 
 
-def _equal_loss(loss: str, own: LossCurves, baseline: LossCurves, confidence: float) -> EqualLoss:
-    tokens, flops, tokens_ratios, flops_ratios = [], [], [], []
-    n_reached = 0
-    for mine, other in zip(own, baseline, strict=True):
-        target, end = float(other.losses[loss][-1]), float(mine.losses[loss][-1])
-        n_reached += bool((mine.losses[loss] <= target).any())
-        tokens.append(mine.tokens_at(loss, target))
-        flops.append(mine.flops_at(tokens[-1]))
-        at = [curve.tokens_at(loss, max(target, end)) for curve in (mine, other)]
-        tokens_ratios.append(at[0] / at[1])
-        flops_ratios.append(mine.flops_at(at[0]) / other.flops_at(at[1]))
-    return EqualLoss(
-        n_reached=n_reached,
-        tokens=seed_interval(tokens, confidence),
-        training_flops=seed_interval(flops, confidence),
-        tokens_ratio=_geometric(tokens_ratios, confidence),
-        training_flops_ratio=_geometric(flops_ratios, confidence),
-    )
-
-
 def _geometric(ratios: Sequence[float], confidence: float) -> Estimate:
-    """Geometric mean; its interval is that of the mean logarithm."""
+    """Return the geometric mean; its interval is that of the mean logarithm."""
     of_logarithm = seed_interval(np.log(ratios).tolist(), confidence)
     mean, low, high = (float(np.exp(finite(end))) for end in (of_logarithm.mean, of_logarithm.low, of_logarithm.high))
     return Estimate(mean=mean, low=low, high=high, per_seed=list(ratios))
 
 
-def _tokens_ratio(loss: str, own: LossCurves, baseline: LossCurves, confidence: float) -> OverTokens:
-    of_seeds: list[dict[float, float]] = []
-    for mine, other in zip(own, baseline, strict=True):
-        levels = zip(other.tokens.tolist(), other.losses[loss].tolist())
-        ratios = {at: mine.tokens_at(loss, level) / other.tokens_at(loss, level) for at, level in levels}
-        of_seeds.append({at: ratio for at, ratio in ratios.items() if np.isfinite(ratio)})
-    return _over_tokens(of_seeds, lambda ratios: _geometric(ratios, confidence))
+def _over_tokens(
+    own: LossCurves,
+    baseline: LossCurves,
+    values: Callable[[str, LossCurve, LossCurve], Mapping[float, float]],
+    estimate: Callable[[list[float]], Estimate],
+) -> dict[str, OverTokens]:
+    """Return name of a loss -> estimates at the tokens where every seed has a value.
 
-
-def _gap(loss: str, own: LossCurves, baseline: LossCurves, confidence: float) -> OverTokens:
-    """At the variant's validations that every seed has and within the baseline's, which is interpolated between its
-    own over the logarithm of tokens."""
-    of_seeds: list[dict[float, float]] = []
-    for mine, other in zip(own, baseline, strict=True):
-        inside = (mine.tokens >= other.tokens[0]) & (mine.tokens <= other.tokens[-1])
-        at = mine.tokens[inside]
-        gap = mine.losses[loss][inside] - np.interp(np.log(at), np.log(other.tokens), other.losses[loss])
-        of_seeds.append(dict(zip(at.tolist(), gap.tolist())))
-    return _over_tokens(of_seeds, lambda gap: seed_interval(gap, confidence))
-
-
-def _over_tokens(of_seeds: Sequence[Mapping[float, float]], estimate: Callable[[list[float]], Estimate]) -> OverTokens:
-    """Where every seed has a number. of_seeds: tokens -> number, one for each seed."""
-    tokens = sorted(set(of_seeds[0]).intersection(*of_seeds[1:]))
-    estimates = [estimate([found[at] for found in of_seeds]) for at in tokens]
-    return OverTokens(
-        tokens=tokens,
-        mean=[each.mean for each in estimates],
-        low=[each.low for each in estimates],
-        high=[each.high for each in estimates],
-    )
+    values: of a loss in the two runs of a seed, tokens -> value.
+    """
+    found: dict[str, OverTokens] = {}
+    for loss in _common(own, baseline):
+        of_seeds = [values(loss, mine, other) for mine, other in zip(own, baseline, strict=True)]
+        if tokens := sorted(set(of_seeds[0]).intersection(*of_seeds[1:])):
+            estimates = [estimate([each[at] for each in of_seeds]) for at in tokens]
+            found[loss] = OverTokens(
+                tokens=tokens,
+                mean=[each.mean for each in estimates],
+                low=[each.low for each in estimates],
+                high=[each.high for each in estimates],
+            )
+    return found

@@ -8,19 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
 from widthwise.experiments.matching import Adjustment, Matched, check_trainable, matched_ratio
-from widthwise.experiments.trend import TrendConfig
+from widthwise.experiments.statistics import TrendConfig
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.quantities import OF_MODELS
 
 if TYPE_CHECKING:
-    from optuna import Trial
-    from optuna.samplers import BaseSampler
+    from widthwise.experiments.sweep import SweepSpace
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
@@ -32,12 +31,12 @@ def check_name(key: str, name: str) -> None:
 
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:
-    """One run. The seed sets initial weights and data order: runs of one seed see the same text in one order."""
+    """Return the recipe of one run. The seed sets initial weights and data order: one seed sees one order of text."""
     return checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", seed=seed))
 
 
 def run_path(name: str, seed: int) -> Path:
-    """Path of a run inside the folder of its experiment."""
+    """Return the path of a run inside the folder of its experiment."""
     return Path("runs") / f"{name}-seed{seed}"
 
 
@@ -54,34 +53,6 @@ class Point:
     """Changes that make it match its baseline."""
 
 
-class Space(Protocol):
-    """The points among which a sampler chooses."""
-
-    n_trials: int
-
-    @property
-    def reference(self) -> Recipe:
-        """The recipe that the points change."""
-        ...
-
-    def sampler(self, index: int) -> "BaseSampler":
-        """The sampler of one trial. It depends only on the trial's index and on what has finished before, so that an
-        interrupted search continues as it would have."""
-        ...
-
-    def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
-        """Group and values that the sampler chooses for a trial."""
-        ...
-
-    def point(self, group: str, values: Mapping[str, Any]) -> Point:
-        """A point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
-        ...
-
-    def identity(self) -> str:
-        """Equal for searches that may share a study: all that decides what is trained, but for their lengths."""
-        ...
-
-
 @dataclass(frozen=True)
 class Experiment:
     """Points that are trained with the same seeds, and compared."""
@@ -91,7 +62,7 @@ class Experiment:
     """By name, in order, as far as they are known before the experiment is run."""
     seeds: tuple[int, ...]
     match: Matched = "none"
-    """Quantity that compared points have in common."""
+    """Quantity in which compared points match."""
     baseline: str | None = None
     """The point with which all others are compared."""
     baseline_group: str | None = None
@@ -101,14 +72,14 @@ class Experiment:
     trend: TrendConfig | None = None
     axes: Mapping[str, Mapping[str, Any]] | None = None
     """Group -> recipe key -> its values, or a range as a mapping; None for points given by name."""
-    space: Space | None = None
+    space: "SweepSpace | None" = None
     """Further points are chosen from here; None for none."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Point -> why it could not be adjusted as asked."""
 
     @property
     def reference(self) -> Recipe:
-        """The recipe on whose held-out text all points are judged."""
+        """The recipe whose held-out text judges all points."""
         if self.points:
             return next(iter(self.points.values())).recipe
         assert self.space is not None
@@ -120,7 +91,7 @@ class Experiment:
 
     @property
     def _known(self) -> dict[str, Recipe]:
-        """The recipes of the points, or the reference where none is known yet."""
+        """The recipes of the points, or the reference if none is known yet."""
         return self.recipes or {self.title: self.reference}
 
     @property
@@ -129,13 +100,13 @@ class Experiment:
         return len(self.points) + (self.space.n_trials if self.space else 0)
 
     def settled(self, choose: Callable[[], Precision]) -> "Experiment":
-        """The same experiment in one precision that is chosen, for all recipes that say `auto`."""
+        """Return the experiment with one chosen precision for all recipes that say `auto`."""
         chosen = cache(choose)
         settled = {name: replace(point, recipe=point.recipe.settled(chosen)) for name, point in self.points.items()}
         return replace(self, points=settled)
 
     def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
-        """Name of the point that a point is compared with, itself if others are compared with it; None: with none."""
+        """Return the name of the point that a point is compared with: itself for a baseline, None if there is none."""
         if self.baseline_group is None:
             return self.baseline
         alike = (each for each in self.points.values() if (each.group, each.values) == (self.baseline_group, values))
@@ -159,7 +130,7 @@ class Experiment:
 
     @property
     def adjustment_lines(self) -> list[str]:
-        """The numbers and the miss of each adjusted point, in words, and the dead parameters of each that has some."""
+        """The changes and the miss of each adjusted point in words, and the dead parameters of each that has some."""
         found = [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
         if self.axes is None:
             dead = {name: recipe.final_model.n_dead_params for name, recipe in self.recipes.items()}
@@ -180,9 +151,9 @@ class Experiment:
         )
 
     def workload(self) -> dict[str, Any]:
-        """The costs of every point over all its seeds, and the work in all, as plain data.
+        """Return the costs of every point over all its seeds, and the total work, as plain data.
 
-        Points that are not chosen yet count as the mean of the known ones, or as the reference where none is known.
+        Points that are not chosen yet count as the mean of the known ones, or as the reference if none is known.
         """
         recipes, n_seeds, adjustments = self._known, len(self.seeds), self.adjustments
         base = None if self.baseline is None or self.match == "none" else recipes[self.baseline]
@@ -210,13 +181,11 @@ class Experiment:
         }
 
     def costs(self, refusal: str | None = None) -> dict[str, Any]:
-        """The costs of one run of every point, and the ratios to the baseline's, as plain data.
+        """Return the costs of one run of every point, and the ratios to the baseline's, as plain data.
 
         refusal: why the experiment would not be run. Raises UserError for an impossible model.
         """
-        counted = {
-            name: _costs(name, recipe) for name, recipe in (self.recipes or {self.title: self.reference}).items()
-        }
+        counted = {name: _costs(name, recipe) for name, recipe in self._known.items()}
         base = None if self.baseline is None else counted[self.baseline]
         rows = [
             {

@@ -2,7 +2,7 @@
 end of its recipe, beside controls that train the same models alone.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,15 +10,14 @@ from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.equal_loss import LossCurve, validations_of
 from widthwise.experiments.experiment import seeded
-from widthwise.experiments.jobs import Jobs
-from widthwise.experiments.outcome import Trained, load_result, variant_of
-from widthwise.experiments.process_group import Run, process_group
+from widthwise.experiments.jobs import Jobs, Run, process_group
+from widthwise.experiments.outcome import SeedRuns, load_result, variant_of
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sentences import difference_sentence, too_few_validations
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.records.comparison import Alone, Family, FamilyControl, FamilyMember, FamilySize
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.records.family import Alone, Family, FamilyControl, FamilyMember, FamilySize
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
@@ -37,7 +36,8 @@ class Branch:
     run: RunDir
     intention: Intention
     source: Source
-    control: "Control | None" = None
+    control: Run | None = None
+    """The same model, trained alone."""
 
     @property
     def is_begun(self) -> bool:
@@ -56,30 +56,18 @@ class Branch:
 
     @property
     def inherited(self) -> Spent:
-        """Tokens and compute already spent when it branched off."""
+        """Tokens and compute spent before it branched off."""
         return inherited(self.run.metrics())
 
     @property
     def recipes(self) -> list[Recipe]:
-        """Those of its runs."""
+        """The recipes of its runs."""
         return [self.intention.recipe, *([] if self.control is None else [self.control.recipe])]
 
     @property
     def runs(self) -> list[RunDir]:
-        """Its own and that of its control."""
-        return [self.run, *([] if self.control is None else [self.control.run])]
-
-    def grow(self, observer: Observer) -> None:
-        if not self.is_begun:
-            carry_out(self.source, self.intention, self.run.path, observer)
-
-
-@dataclass(frozen=True)
-class Control:
-    """The same model, trained alone."""
-
-    run: RunDir
-    recipe: Recipe
+        """Its run and that of its control."""
+        return [self.run, *([] if self.control is None else [RunDir(self.control.path)])]
 
 
 def plan_family(
@@ -90,10 +78,10 @@ def plan_family(
     further: Sequence[Source] = (),
     alone: Alone | None = None,
 ) -> list[Branch]:
-    """The branches of a run and of further ones of other seeds, named after their recipes.
+    """Return the branches of a run and of further runs of other seeds, named after their recipes.
 
-    Of several, each branch has the seed of its run, and its control too. alone: what a control has as much of as its
-    branch; None for no controls. Raises UserError if one cannot be grown.
+    With several runs, each branch and its control have the seed of their run. alone: the quantity in which a control
+    equals its branch; None for no controls. Raises UserError if one cannot be grown.
     """
     names = [recipe_name(path) for path in recipes]
     if len(set(names)) < len(names):
@@ -111,16 +99,10 @@ def plan_family(
             except UserError as error:
                 raise UserError(f"{path}: {error}") from None
             branches[-1].check()
-    _check_folders(branches)
-    return branches
-
-
-def _check_folders(branches: Sequence[Branch]) -> None:
-    """Raises UserError where a model and a control would have one folder."""
-    folders = [run for each in branches for run in each.runs]
-    paths = [run.path for run in folders]
-    if twice := next((path for path in paths if paths.count(path) > 1), None):
+    paths = [run.path for each in branches for run in each.runs]
+    if twice := next((path for path in paths if paths.count(path) > 1), None):  # of a model and a control
         raise UserError(f"--to: two runs would have the folder {twice}; give a recipe another name")
+    return branches
 
 
 def _check_alike(source: Source, other: Source) -> None:
@@ -135,7 +117,7 @@ def _check_alike(source: Source, other: Source) -> None:
 def _branch(
     source: Source, name: str, path: Path, overrides: Sequence[str], folder: Path, has_seeds: bool, alone: Alone | None
 ) -> Branch:
-    """One recipe of one run. has_seeds: whether there are other seeds, so that names and recipes have this one's."""
+    """Return the branch of one recipe from one run. has_seeds: True if there are other seeds, which names tell."""
     seed, ending = source.recipe.train.seed, ""
     wanted = wanted_recipe(source, path, overrides)
     if has_seeds:
@@ -144,12 +126,12 @@ def _branch(
     control = None
     if alone is not None:
         recipe = wanted if alone == "tokens" else _of_equal_flops(wanted, source)
-        control = Control(RunDir(folder / f"{name}-alone{ending}"), recipe)
+        control = Run(folder / f"{name}-alone{ending}", recipe, name)
     return Branch(name, RunDir(folder / f"{name}{ending}"), intention, source, control)
 
 
 def _of_equal_flops(wanted: Recipe, source: Source) -> Recipe:
-    """The recipe for a run from scratch that spends as much as the source and what follows it in this recipe."""
+    """Return the recipe of a run from scratch that spends the FLOPs of the source and of the steps after it."""
     follows = wanted.training_flops - wanted.training_flops_until(source.step)
     budget = FlopBudget(training_flops=source.spent.training_flops + follows)
     return checked_copy(wanted, "recipe", train=wanted.train.model_copy(update={"steps": budget.steps(wanted)}))
@@ -163,16 +145,15 @@ def run_family(
     alone: Alone | None = None,
     command: str | None = None,
 ) -> Family:
-    """Grows the branches that have not begun, and trains those that have not finished; writes family.json.
+    """Grow the branches that have not begun, train those that have not finished, and write family.json.
 
-    jobs: how many are trained at a time; alone: as `plan_family` was told. Returns the family.
+    jobs: number of runs trained at a time; alone: as in `plan_family`. Returns the family.
     """
     for branch in branches:
-        branch.grow(observer)
+        if not branch.is_begun:
+            carry_out(branch.source, branch.intention, branch.run.path, observer)
     runs = [Run(each.run.path, each.intention.recipe, each.name, each.source.step) for each in branches]
-    runs += [
-        Run(each.control.run.path, each.control.recipe, each.name) for each in branches if each.control is not None
-    ]
+    runs += [each.control for each in branches if each.control is not None]
     with process_group(branches[0].intention.recipe) as group:
         train_all(Schedule(runs, observer), group, jobs or Jobs(), "family")
     family = summarise(branches, {run.name: load_result(RunDir(run.path)) for run in runs}, alone, command)
@@ -183,19 +164,24 @@ def run_family(
 def summarise(
     branches: Sequence[Branch], results: Mapping[str, RunResult], alone: Alone | None, command: str | None
 ) -> Family:
-    """The family as data. results: by name of the folder.
+    """Return the record of a family. results: by name of the folder.
 
-    FLOPs are training FLOPs over all steps. `flops_alone` is what a run of the same model would take from scratch over
-    as many tokens; the shared steps are counted once.
+    FLOPs are training FLOPs over all steps. `flops_alone` counts runs of the same models from scratch over the same
+    tokens; the shared steps are counted once.
     """
     members = [_member(branch, results[branch.run.path.name]) for branch in branches]
     curves = {run.path.name: LossCurve.of(run.metrics()) for branch in branches for run in branch.runs}
 
-    def read(runs: Sequence[RunDir]) -> Trained:
+    def read(runs: Sequence[RunDir]) -> SeedRuns:
         names = [run.path.name for run in runs]
-        return Trained(names, [results[name] for name in names], [curves[name] for name in names])
+        return SeedRuns(names, [results[name] for name in names], [curves[name] for name in names])
 
     sizes = [_size(name, branches, read) for name in dict.fromkeys(branch.name for branch in branches)]
+    sentences = [
+        difference_sentence(size.variants[0], size.difference, size.variants[-1].name)
+        for size in sizes
+        if size.difference is not None
+    ]
     validations = None if alone is None else validations_of(curves.values())
     sources = {str(branch.source.run.path): branch for branch in branches}
     shared = sum(branch.inherited.training_flops for branch in sources.values())
@@ -209,9 +195,9 @@ def summarise(
         family_flops=shared + sum(member.flops_own for member in members),
         flops_alone=sum(member.flops_alone for member in members),
         members=members,
-        controls=[_control(branch, branch.control, results) for branch in branches if branch.control is not None],
+        controls=[_control(each.control, results) for each in branches if each.control is not None],
         sizes=sizes,
-        sentence="\n".join((*_sentences(sizes), *too_few_validations(validations))),
+        sentence="\n".join((*sentences, *too_few_validations(validations))),
         validations=validations,
     )
 
@@ -234,23 +220,23 @@ def _member(branch: Branch, result: RunResult) -> FamilyMember:
     )
 
 
-def _control(branch: Branch, control: Control, results: Mapping[str, RunResult]) -> FamilyControl:
-    result = results[control.run.path.name]
+def _control(control: Run, results: Mapping[str, RunResult]) -> FamilyControl:
+    result = results[control.name]
     return FamilyControl(
-        name=branch.name,
+        name=control.point,
         seed=control.recipe.train.seed,
-        run=str(control.run.path),
+        run=str(control.path),
         tokens=result.tokens,
         flops=result.training_flops,
         val_loss=result.val_loss,
     )
 
 
-def _size(name: str, branches: Sequence[Branch], read: Callable[[Sequence[RunDir]], Trained]) -> FamilySize:
-    """read: what is known of runs."""
+def _size(name: str, branches: Sequence[Branch], read: Callable[[Sequence[RunDir]], SeedRuns]) -> FamilySize:
+    """Return one recipe over the seeds. read: gives the results of some runs."""
     own = [branch for branch in branches if branch.name == name]
     grown, alone = read([branch.run for branch in own]), None
-    if controls := [branch.control.run for branch in own if branch.control is not None]:
+    if controls := [RunDir(branch.control.path) for branch in own if branch.control is not None]:
         alone = read(controls)
     variants = [variant_of(name, grown, alone)]
     if alone is not None:
@@ -264,9 +250,3 @@ def _size(name: str, branches: Sequence[Branch], read: Callable[[Sequence[RunDir
         verdict=None if first.difference is None else first.verdict,
         variants=variants,
     )
-
-
-def _sentences(sizes: Iterable[FamilySize]) -> Iterator[str]:
-    for size in sizes:
-        if size.difference is not None:
-            yield difference_sentence(size.variants[0], size.difference, size.variants[-1].name)

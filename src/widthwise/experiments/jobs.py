@@ -1,28 +1,139 @@
-"""Several trainings at the same time on one machine, each in a process of its own with a share of its cores or GPUs."""
+"""The processes of one worker: several trainings at a time, each in a process of its own with a share of the machine's
+cores or GPUs, or all processes of torchrun, which train every run together.
+"""
 
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 
 from widthwise.config_io import UserError
 from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
+from widthwise.records.run import RunResult
 from widthwise.run_dir import RunFailed
+from widthwise.runs.data_identity import DataCache
 from widthwise.runs.rank_memory import memory_on_cpu
-from widthwise.training.launch import Interrupted, is_launched, watch_signals
+from widthwise.runs.train import resume, train_or_resume
+from widthwise.training.joining import launched_processes
+from widthwise.training.launch import Interrupted, RankLocalError, is_launched, watch_signals
 from widthwise.training.observer import Observer
+from widthwise.training.processes import Processes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an experiment."""
+
+    path: Path
+    recipe: Recipe
+    point: str
+    grown_at: int | None = None
+    """Step at which another run was grown into this one; None for a run that begins by itself."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, unique within an experiment."""
+        return self.path.name
+
+    def train(self, observer: Observer | None = None, data_cache: DataCache | None = None) -> RunResult:
+        """Train it to its end, from its last checkpoint. Raises as `runs.train.train`."""
+        if self.grown_at is not None:
+            return resume(self.path, observer)
+        return train_or_resume(self.recipe, self.path, observer, data_cache)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The next work of the other processes."""
+
+    run: Run | None = None
+    """The run to train; None: nothing, but they see that the first process is still there."""
+
+
+@contextmanager
+def process_group(recipe: Recipe) -> Iterator["ProcessGroup"]:
+    """Join the processes that were started together. recipe: any of the experiment."""
+    with launched_processes(recipe.train) as processes:
+        yield ProcessGroup(processes, DataCache())
+
+
+class ProcessGroup:
+    """The first process decides what is trained; the others train it with it."""
+
+    def __init__(self, processes: Processes, data_cache: DataCache):
+        self._processes, self.data_cache = processes, data_cache
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Run `work` in the first process, the others helping with each run it trains. All get its value or error."""
+        if self._processes.is_rank_zero:
+            return self._processes.on_rank_zero(work)
+        with watch_signals() as watch:
+            while isinstance(told := self._processes.on_rank_zero(_not_here), _Order):
+                if not self._signal(watch.received):
+                    _obey(told, self.data_cache)
+        return cast(T, told)
+
+    def train(self, run: Run, observer: Observer) -> RunResult:
+        """Train a run, by all processes. Only inside of `do`."""
+        self._tell(_Order(run))
+        return run.train(observer, self.data_cache)
+
+    def check_data(self, recipe: Recipe, observer: Observer) -> None:
+        """Prepare and check the data of all runs. Raises UserError if there are none, before a run does."""
+        data = self.data_cache.open(recipe.data, observer.preparing)
+        recipe.held_out(data).check()
+        self.data_cache.check(recipe.data, observer.preparing)
+
+    def wait(self, seconds: float) -> None:
+        """Wait. Raises Interrupted after Ctrl-C or SIGTERM. Only inside of `do`."""
+        deadline = time.monotonic() + seconds
+        with watch_signals() as watch:
+            while watch.received is None and (left := deadline - time.monotonic()) > 0:
+                time.sleep(min(left, 0.1))
+        if watch.received is not None:
+            raise Interrupted("stopped while waiting", watch.received)
+        self._tell(_Order())
+
+    def _tell(self, order: _Order) -> None:
+        self._processes.on_rank_zero(lambda: order)
+        if received := self._signal(None):
+            raise Interrupted("stopped before the next run", received)
+
+    def _signal(self, received: int | None) -> int:
+        """Return the signal that any process received while it waited for an order; 0 if none."""
+        return int(self._processes.all_reduce_max(received or 0)[0])
+
+
+def _not_here() -> NoReturn:
+    raise AssertionError("only the first process decides")
+
+
+def _obey(order: _Order, data_cache: DataCache) -> None:
+    if order.run is None:
+        return
+    try:
+        order.run.train(data_cache=data_cache)
+    except RankLocalError:
+        raise
+    except (UserError, RunFailed, Interrupted):
+        pass  # the first process has the same, and decides what comes of it
+
 
 Task = Callable[[Observer], object]
-"""Trains something. It must be a function that can be pickled, as a partial of one of a module."""
+"""A training: a function that can be pickled, such as a partial of one of a module."""
 
 SMALL_STEP_FLOPS = 5e11
 """Up to this many FLOPs of a step a second thread gains less than a second training beside it does: by a third at 4e10,
@@ -30,12 +141,12 @@ by 7 percent at 4.5e11, the largest that was measured (benchmarks/results/jobs_c
 SHORT_FLOPS = 5e11
 """Up to this many FLOPs of all runs together, other processes would hardly have started before the work was done."""
 PROCESS_BYTES = 6e8
-"""What a process takes that has imported torch and made its first products."""
+"""Memory of a process that has imported torch and made its first products."""
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """How many trainings go on at a time."""
+    """Number of trainings at a time, and of the threads of each."""
 
     n: int = 1
     n_threads: int | None = None
@@ -43,10 +154,10 @@ class Jobs:
 
     @classmethod
     def of(cls, recipes: Iterable[Recipe], n_tasks: int, asked: int | None = None) -> "Jobs":
-        """As many as the machine has room for, or as were asked for.
+        """Return as many jobs as the machine has room for, or as were asked for.
 
         The number of threads depends on the recipes and the machine alone, because results depend on it by a rounding:
-        one where all steps are small, else all. A number in OMP_NUM_THREADS overrules it. Raises UserError for several
+        one if all steps are small, else all cores. OMP_NUM_THREADS overrides it. Raises UserError for several
         jobs under torchrun, whose processes train every run together.
         """
         if is_launched():
@@ -65,7 +176,7 @@ class Jobs:
 
     @contextmanager
     def threads(self) -> Iterator[None]:
-        """In the block this process trains with as many threads as each of several would."""
+        """Train in the block with the number of threads that each of several jobs would have."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.n_threads or before)
         try:
@@ -75,31 +186,31 @@ class Jobs:
 
 
 def _n_threads_of_openmp() -> int | None:
-    """What OMP_NUM_THREADS says; of a list such as "4,2", which is for nested regions, its first number.
+    """Return OMP_NUM_THREADS; of a list such as "4,2", which is for nested regions, its first number.
 
-    None where it is not set or does not begin with a positive whole number.
+    None if it is not set or does not begin with a positive whole number.
     """
     first, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")
     return int(first) or None if first.strip().isdecimal() else None
 
 
 def _n_with_room(recipes: Iterable[Recipe]) -> int:
-    """How many of the runs fit into the memory that is free, if all were as the one with the largest steps."""
+    """Return the number of runs that fit into free memory, if all were like the one with the largest steps."""
     largest = max(recipes, key=lambda recipe: recipe.training_flops / recipe.train.steps)
     return int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
 
 
-class Ended(NamedTuple):
+class TaskEnd(NamedTuple):
     """The end of a task."""
 
     error: BaseException | None
 
 
 class JobProcess:
-    """A process that does one task after another; what it reports is shown here."""
+    """A process that does one task after another and reports to an observer here."""
 
     def __init__(self, place: int, jobs: Jobs, observer: Observer):
-        """place: which of the jobs it is. observer: of whatever task it does."""
+        """place: index among the jobs. observer: of all its tasks."""
         self.observer, self._place, self._jobs = observer, place, jobs
         self._showing: ExitStack | None = None
         self._start()
@@ -122,11 +233,11 @@ class JobProcess:
 
     @staticmethod
     def ready(processes: Iterable["JobProcess"], seconds: float) -> list["JobProcess"]:
-        """Those that have something to report, as soon as there is one, or after so many seconds."""
+        """Return the processes with something to report, as soon as there is one, or after so many seconds."""
         by_connection = {each._connection: each for each in processes}
         return [by_connection[each] for each in wait(list(by_connection), seconds)]  # pyright: ignore[reportArgumentType]
 
-    def hear(self) -> Ended | None:
+    def receive(self) -> TaskEnd | None:
         """Pass on a report to the observer, or return the end of the task."""
         try:
             name, arguments = self._connection.recv()
@@ -134,10 +245,10 @@ class JobProcess:
             self._close()
             self._process.join()
             code = self._process.exitcode
-            return Ended(RunFailed(f"a training process ended with code {code}; the runs can be resumed"))
+            return TaskEnd(RunFailed(f"a training process ended with code {code}; the runs can be resumed"))
         if name is None:
             self._close()
-            return Ended(arguments)
+            return TaskEnd(arguments)
         getattr(self._own_observer, name)(*arguments)
         return None
 
@@ -161,7 +272,7 @@ class JobProcess:
 
 
 def _work(connection: Connection, place: int, n_threads: int | None) -> None:
-    """The life of a job's process."""
+    """Do tasks until the first process ends: the main function of a job's process."""
     os.setpgid(0, 0)  # a terminal's Ctrl-C goes to the first process alone, which tells the others once
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # outside of a task

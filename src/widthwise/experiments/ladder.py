@@ -52,8 +52,8 @@ class LadderConfig(Config):
     """Which parameters count: all, or those without embedding, head and norms."""
     seeds: Seeds = (1, 2, 3)
     match: MatchSection = "params"
-    """What the variants of a rung must have in common, within one percent, and what of those after the first is
-    adjusted to that end."""
+    """The quantity that the variants of a rung must match within one percent, and the parts of those after the first
+    that are adjusted to that end."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "LadderConfig":
@@ -63,14 +63,14 @@ class LadderConfig(Config):
         return self
 
     def n_steps(self, recipe: Recipe) -> int:
-        """Steps of a rung, by `tokens_per_param`. recipe: its first variant."""
+        """Return the steps of a rung, by `tokens_per_param`. recipe: its first variant."""
         assert self.tokens_per_param is not None
         n_params = OF_MODELS[self.count].of_cost(cost_summary(recipe.explicit_model, recipe.seq_len))
         return max(1, round(self.tokens_per_param * n_params / recipe.tokens_per_step))
 
 
 def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
-    """The ladder of a recipe file, every point checked. seeds: override the file's. Raises UserError."""
+    """Return the ladder of a recipe file, every point checked. seeds: override the file's. Raises UserError."""
     data = read_recipe(path, overrides)
     if "ladder" not in data:
         raise UserError(f"{path}: has no ladder section; list the rungs and variants there")
@@ -104,7 +104,7 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
 def _point(
     ladder: LadderConfig, data: Mapping[str, Any], variant: str, rung: str, before: Mapping[str, Point]
 ) -> Point:
-    """A variant on a rung. before: the points made so far, those of the first variant among them."""
+    """Return a variant on a rung. before: the points made so far, including those of the first variant."""
     first, values = next(iter(ladder.variants)), {RUNG: rung}
     name, adjustment = point_name(variant, values), None
     recipe = parse(Recipe, merge(merge(copy.deepcopy(dict(data)), ladder.rungs[rung]), ladder.variants[variant]), name)
@@ -122,8 +122,8 @@ def _point(
 
 
 def ladder_workload(plan: Experiment, clock: Device | None, days: float | None = None) -> dict[str, Any]:
-    """The planned work as data: one row per point, for one run; totals over all seeds. Hours only with a
-    clock. days: what a run may take; remarks name the rungs whose run takes longer."""
+    """Return the planned work as data: one row per point, for one run; totals over all seeds. Hours only with a clock.
+    days: the longest a run may take; remarks name the rungs whose run takes longer."""
     n_seeds, section = len(plan.seeds), plan.section
     assert isinstance(section, LadderConfig)
     rows = [
@@ -147,18 +147,13 @@ def ladder_workload(plan: Experiment, clock: Device | None, days: float | None =
         "n_runs": n_seeds * len(rows),
         "training_flops": total,
         "hours": None if clock is None else total / clock.flops_per_second / 3600,
-        "remarks": [] if days is None else _too_long(rows, 24 * days),
+        "remarks": [
+            f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {days:g} there are; a law needs "
+            "its last rung, so make it smaller or give it fewer tokens"
+            for row in rows
+            if days is not None and row["hours"] is not None and row["hours"] > 24 * days
+        ],
     }
-
-
-def _too_long(rows: Sequence[Mapping[str, Any]], hours: float) -> list[str]:
-    """One line for each point whose run does not fit into the hours."""
-    return [
-        f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {hours / 24:g} there are; a law needs "
-        "its last rung, so make it smaller or give it fewer tokens"
-        for row in rows
-        if row["hours"] is not None and row["hours"] > hours
-    ]
 
 
 def _costs(recipe: Recipe) -> dict[str, Any]:

@@ -21,7 +21,7 @@ Matched = Literal[Match, "training_flops", "none"]
 train for different numbers of steps; if a model grows, each phase counts with its own steps."""
 
 LARGEST_MISMATCH = 0.01
-"""How far the matched quantity of a variant may be from the baseline's, as a fraction."""
+"""Largest allowed relative difference of a variant's matched quantity to the baseline's."""
 
 HELD_OUT = {
     "data": lambda recipe: recipe.data,
@@ -29,7 +29,7 @@ HELD_OUT = {
     "validation": lambda recipe: recipe.validation,
     "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
 }
-"""Settings that determine the held-out windows, and what else is read and asked."""
+"""Settings that determine the held-out windows, and the further texts and tasks."""
 
 SHARED = {
     **HELD_OUT,
@@ -95,12 +95,12 @@ def _differences(name: str, recipe: Recipe, other_name: str, other: Recipe, shar
 
 
 def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
-    """The matched quantity of the final model over the baseline's; 1 if nothing is matched."""
+    """Return the matched quantity of the final model over the baseline's; 1 if nothing is matched."""
     return 1.0 if match == "none" else matched_quantity(recipe, match) / matched_quantity(baseline, match)
 
 
 def matched_quantity(recipe: Recipe, match: Matched) -> float:
-    """A cost of the final model, or the training FLOPs of the whole run. match: not "none"."""
+    """Return a cost of the final model, or the training FLOPs of the whole run. match: not "none"."""
     if match == "training_flops":
         return recipe.training_flops
     return OF_MODELS[match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
@@ -115,7 +115,7 @@ def _steps_to_match(recipe: Recipe, ratio: float, match: Matched) -> str:
 
 
 def _in_turn(parts: Any) -> Any:
-    """ "d_model,ffn" -> ("d_model", "ffn")"""
+    """Parse "d_model,ffn" as ("d_model", "ffn"). Raises ValueError."""
     if isinstance(parts, str):
         parts = [part.strip() for part in parts.split(",")]
     if not isinstance(parts, (list, tuple)):
@@ -133,11 +133,11 @@ Parts = Annotated[
     pydantic.Field(min_length=1),
     pydantic.BeforeValidator(_in_turn, json_schema_input_type=str | list[Adjust]),
 ]
-"""What is adjusted, one part after the other: the later ones meet more closely what the first did roughly."""
+"""Adjusted parts, one after the other: the later ones refine what the first did roughly."""
 
 
 class MatchConfig(Config):
-    """What variants must match, and what of each is adjusted until it does."""
+    """Quantity that variants must match, and the parts of each that are adjusted until it does."""
 
     quantity: Literal[Match, "training_flops"] = "params"
     adjust: Annotated[
@@ -155,21 +155,21 @@ MatchSection = Annotated[
 
 
 def quantity_of(match: MatchSection) -> Matched:
-    """The matched quantity."""
+    """Return the matched quantity."""
     return match.quantity if isinstance(match, MatchConfig) else match
 
 
 def parts_of(match: MatchSection | None, name: str) -> tuple[Adjust, ...]:
-    """What is adjusted of a variant, in turn."""
+    """Return the parts of a variant that are adjusted, in turn."""
     if not isinstance(match, MatchConfig):
         return ()
     return match.adjust.get(name, ()) if isinstance(match.adjust, Mapping) else match.adjust
 
 
 def check_named(match: MatchSection | None, names: Iterable[str], first_is: str) -> None:
-    """Raises ValueError where `adjust` names what is not there, or the first, to which the others are adjusted.
+    """Raises ValueError if `adjust` names an unknown variant, or the first, to which the others are adjusted.
 
-    first_is: how the first is called.
+    first_is: the first in words.
     """
     if not isinstance(match, MatchConfig) or not isinstance(match.adjust, Mapping):
         return
@@ -182,7 +182,7 @@ def check_named(match: MatchSection | None, names: Iterable[str], first_is: str)
 
 
 def match_asked(own: Any, quantity: str | None, adjust: str | None) -> Any:
-    """A section's match, as data, with what the command line asks for; `none` also ends adjusting."""
+    """Return a section's match, as data, with the changes of the command line; `none` also ends adjusting."""
     if quantity is None and adjust is None:
         return own
     if isinstance(own, Mapping):
@@ -197,7 +197,7 @@ def match_asked(own: Any, quantity: str | None, adjust: str | None) -> Any:
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one number of a variant."""
+    """A change of one number of a variant."""
 
     key: str
     """Its key in the recipe."""
@@ -211,12 +211,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """What became of a variant."""
+    """The changes of a variant, and how far it still misses."""
 
     changes: tuple[Change, ...]
     match: Matched
     miss: float
-    """How far the quantity of the variant is from the baseline's, as a fraction of it."""
+    """The quantity of the variant over the baseline's, minus 1."""
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.changes))}, {self.match} missed by {self.miss:+.3%}"
@@ -225,9 +225,10 @@ class Adjustment:
 def adjusted(
     name: str, recipe: Recipe, baseline: Recipe, match: Matched, parts: Sequence[Adjust], aspect: float | None = None
 ) -> tuple[Recipe, Adjustment]:
-    """The variant with one number of each part changed, in turn, so that it is as near as it can be to the baseline.
+    """Return the variant with one number of each part changed, in turn, so that it comes as near as possible to the
+    baseline.
 
-    aspect: d_model / n_layers; the depth that goes with it is found first. Raises UserError if a part has no such
+    aspect: d_model / n_layers; its depth is found first. Raises UserError if a part has no such
     number, or if the nearest misses by more than a comparison allows.
     """
     changes: list[Change] = []
@@ -252,7 +253,7 @@ def adjusted(
 
 
 def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:
-    """The recipe with the number of one part at which it is nearest to the budget."""
+    """Return the recipe with the number of one part at which it is nearest to the budget."""
     knob = Knob.of(_template(recipe), part, recipe.seq_len)
 
     def sized(n_steps: int) -> Recipe:
@@ -263,7 +264,7 @@ def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tup
 
     try:
         asked = abs(matched_quantity(recipe, match) / budget - 1)
-    except UserError:  # as a width that is no multiple of the heads it has here
+    except UserError:  # for example a width that is no multiple of its heads
         asked = math.inf
     nearest = knob.nearest(miss) if asked else knob.start
     value = knob.adjustable.value
@@ -273,7 +274,7 @@ def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tup
 
 
 def _at_depth(recipe: Recipe, budget: float, match: Matched, aspect: float) -> tuple[Recipe, Change]:
-    """The recipe with the depth at which a d_model of `aspect` times that is nearest to the budget."""
+    """Return the recipe with the depth at which a d_model of `aspect` times that is nearest to the budget."""
     template = _template(recipe)
     if not aspect > 0:
         raise UserError(f"aspect: got {aspect!r}; d_model / n_layers must be above 0")

@@ -11,7 +11,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.equal_loss import LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.inspection import ratios
-from widthwise.records.comparison import Validated, Variant
+from widthwise.records.comparison import ValidationScore, Variant
 from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.record import finite
@@ -23,25 +23,25 @@ from widthwise.runs.environment import is_shared
 ARRIVAL_SECONDS = 60.0
 """How long a result written by another machine may take to appear on a network file system."""
 OF_TASKS = ("acc", "acc_norm", "bits_per_byte")
-"""The metrics of a task that are compared, as far as it has them."""
+"""Metrics of a task that are compared, if it has them."""
 
 Results = Sequence[RunResult]
 """One result per seed, in the order of the seeds."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class SeedRuns:
     """The finished runs of one recipe, one for each seed."""
 
     paths: Sequence[str]
     """Inside the folder of the experiment."""
     results: Results
     curves: LossCurves = ()
-    """The validations of these runs; empty if nothing is to be said of equal losses."""
+    """The validations of these runs; empty to leave out statements on equal loss."""
 
 
 def load_result(run: RunDir) -> RunResult:
-    """The result of a run that has finished, perhaps on another machine, whose files arrive one by one.
+    """Return the result of a finished run, perhaps of another machine, whose files arrive one by one.
 
     Raises UserError if it is not whole after ARRIVAL_SECONDS.
     """
@@ -72,16 +72,16 @@ def check_same_data(run: RunDir, first: RunDir) -> None:
 
 
 def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
-    """(n_seeds, n_windows) losses on held-out text; (n_seeds, 0) if a run lacks this one. loss: one of OF_HELD_OUT."""
+    """Return (n_seeds, n_windows) held-out losses; (n_seeds, 0) if a run lacks this one. loss: one of OF_HELD_OUT."""
     found = [OF_HELD_OUT[loss].windows(result) for result in results]
     return np.array(found if all(found) else [[]] * len(found), dtype=np.float64)
 
 
-def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
-    """The runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
+def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
+    """Return the runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
 
     The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, the
-    ratios of the costs and, from the curves of the runs, what both need for the same loss. The baseline itself has no
+    ratios of the costs and, from the loss curves, the tokens and FLOPs to equal loss. The baseline itself has no
     differences, and the verdict "baseline".
     """
     results, other = own.results, None if baseline is None else baseline.results
@@ -91,6 +91,9 @@ def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
     difference = differences.pop("val_loss", None)
     pair = (own.curves, () if baseline is None else baseline.curves, CONFIDENCE)
     suffice = bool(own.curves) and validations_of([*pair[0], *pair[1]]).suffice
+    judged: Verdict | None = "baseline"
+    if own is not baseline:
+        judged = verdict(difference) if difference else "cannot tell" if baseline else None
     return Variant(
         name=name,
         runs=own.paths,
@@ -103,19 +106,15 @@ def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
         tokens_ratio=tokens_ratios(*pair) if difference and suffice else {},
         at_equal_loss=equal_losses(*pair) if difference and suffice else {},
         validated=_validated(results, None if own is baseline else other),
-        verdict="baseline" if own is baseline else _verdict(difference, baseline is not None),
+        verdict=judged,
         cost=results[0].cost,
         ratio={} if other is None else _ratios(results, other),
         measured={name: each for name, each in estimates.items() if name not in fields and each.mean is not None},
     )
 
 
-def _verdict(difference: Estimate | None, has_baseline: bool) -> Verdict | None:
-    return verdict(difference) if difference else "cannot tell" if has_baseline else None
-
-
 def _differences(results: Results, baseline: Results) -> dict[str, Estimate]:
-    """Name of a loss that both have -> its paired difference; the training loss has no windows, only seeds."""
+    """Return name of a loss that both have -> its paired difference; the training loss has no windows, only seeds."""
     pairs = {name: (windows(results, name), windows(baseline, name)) for name in OF_HELD_OUT}
     found = {
         name: paired_difference(own, other, CONFIDENCE)
@@ -128,7 +127,7 @@ def _differences(results: Results, baseline: Results) -> dict[str, Estimate]:
 
 
 def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:
-    """Costs and measured quantities, each divided by the baseline's."""
+    """Return costs and measured quantities, each divided by the baseline's."""
     ratio: dict[str, float | None] = dict(ratios(results[0].cost, baseline[0].cost))
     for quantity in OF_RUNS.values():
         own, other = (float(np.mean(quantity.over_seeds(each))) for each in (results, baseline))
@@ -137,41 +136,30 @@ def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:
     return ratio
 
 
-def _validated(results: Results, baseline: Results | None) -> dict[str, Validated]:
-    """TEXT.loss and TASK.METRIC -> mean over seeds and difference to the baseline, of what every run has.
+def _validated(results: Results, baseline: Results | None) -> dict[str, ValidationScore]:
+    """Return TEXT.loss and TASK.METRIC -> mean over seeds and difference to the baseline, of what every run has.
 
     Losses are paired by seed and window, scores by seed alone. baseline: None of the baseline itself.
     """
-    return _of_texts(results, baseline) | _of_tasks(results, baseline)
-
-
-def _of_texts(results: Results, baseline: Results | None) -> dict[str, Validated]:
-    found = {}
-    for name in _names([result.val_texts or {} for result in (*results, *(baseline or ()))]):
-        own, other = (_text_windows(each, name) for each in (results, baseline or ()))
+    found, both = {}, (results, baseline or ())
+    for name in _common_names([result.val_texts or {} for each in both for result in each]):
+        own, other = (
+            np.array([(result.val_texts or {})[name].window_losses for result in each], dtype=np.float64)
+            for each in both
+        )  # (n_seeds, n_windows)
         if not own.size or (baseline is not None and not other.size):
             continue  # files that another program wrote may lack the windows
         difference = None if baseline is None else paired_difference(own, other, CONFIDENCE)
         value = seed_interval(own.mean(axis=1).tolist(), CONFIDENCE)
-        found[f"{name}.loss"] = Validated(value=value, difference=difference)
-    return found
-
-
-def _text_windows(results: Results, name: str) -> np.ndarray:
-    """(n_seeds, n_windows): the losses on a text."""
-    return np.array([(result.val_texts or {})[name].window_losses for result in results], dtype=np.float64)
-
-
-def _of_tasks(results: Results, baseline: Results | None) -> dict[str, Validated]:
-    found = {}
-    for name in _names([result.val_tasks or {} for result in (*results, *(baseline or ()))]):
+        found[f"{name}.loss"] = ValidationScore(value=value, difference=difference)
+    for name in _common_names([result.val_tasks or {} for each in both for result in each]):
         for metric in OF_TASKS:
-            own, other = ([_score(result, name, metric) for result in each] for each in (results, baseline or ()))
+            own, other = ([_score(result, name, metric) for result in each] for each in both)
             if not np.isfinite([*own, *other]).all():
                 continue
             by_seed = None if baseline is None else (np.array(own) - np.array(other)).tolist()
             difference = None if by_seed is None else seed_interval(by_seed, CONFIDENCE)
-            found[f"{name}.{metric}"] = Validated(value=seed_interval(own, CONFIDENCE), difference=difference)
+            found[f"{name}.{metric}"] = ValidationScore(value=seed_interval(own, CONFIDENCE), difference=difference)
     return found
 
 
@@ -180,7 +168,6 @@ def _score(result: RunResult, name: str, metric: str) -> float:
     return finite(None if score is None else score.value)
 
 
-def _names(found: Sequence[Mapping[str, object]]) -> list[str]:
-    """Those that are in all."""
+def _common_names(found: Sequence[Mapping[str, object]]) -> list[str]:
     first, *others = found
     return [name for name in first if all(name in other for other in others)]

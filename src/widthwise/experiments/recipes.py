@@ -1,14 +1,14 @@
 """Recipe files that describe several runs: all of these, one of them alone, and the JSON schema of recipe files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.experiments.compare import CompareConfig, check_fair, planned, read_variants
-from widthwise.experiments.discovery.discover import DiscoverConfig
+from widthwise.experiments.compare import CompareConfig, check_fair, read_plan, read_variants
+from widthwise.experiments.discover import DiscoverConfig
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.ladder import LadderConfig, read_ladder
 from widthwise.experiments.matching import check_trainable
@@ -27,7 +27,7 @@ CHANGES = "Changes"
 
 
 def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
-    """Whether a recipe has a section of variants, points or rungs. Raises UserError if it cannot be read."""
+    """Return True if a recipe has a section of variants, points or rungs. Raises UserError if it cannot be read."""
     data = read_recipe(path, overrides)
     if "discover" in data:
         raise UserError(
@@ -38,11 +38,11 @@ def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
 
 
 def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str | None]:
-    """All that a recipe of several runs describes, adjusted as `compare` would, and why `compare` would refuse it, or
-    None. Raises UserError."""
+    """Return the experiment of a recipe of several runs, adjusted as `compare` would, and why `compare` would refuse
+    it, or None. Raises UserError."""
     if "compare" not in read_recipe(path, overrides):
         return _points(path, overrides), None
-    plan = planned([path], overrides)
+    plan = read_plan([path], overrides, tolerance=None)
     try:
         check_fair(plan)
     except UserError as error:
@@ -51,19 +51,22 @@ def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str
 
 
 def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
-    """One run: a recipe, or a variant or point of one that describes several, as its experiment would train it but with
-    the recipe's own seed. Raises UserError."""
+    """Return one run: a recipe, or a variant or point of one that describes several, as its experiment would train it
+    but with the recipe's seed. Raises UserError."""
     if variant is None:
         return load_recipe(path, overrides)
     if not describes_several(path, overrides):
         sections = ", ".join(SEVERAL_RUNS)
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
-    if "compare" not in read_recipe(path, overrides):
+    config = None
+    if "compare" in read_recipe(path, overrides):
+        config, recipes = read_variants(path, overrides)
+    else:
         recipes = _points(path, overrides).recipes
-        _check_name(variant, recipes)
+    if variant not in recipes:
+        raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, recipes)}")
+    if config is None:
         return recipes[variant]
-    config, recipes = read_variants(path, overrides)
-    _check_name(variant, recipes)
     recipe = config.sized(variant, recipes[variant], next(iter(recipes.values()))).recipe
     check_trainable(recipe, variant)
     return recipe
@@ -73,15 +76,10 @@ def _points(path: Path, overrides: Sequence[str]) -> Experiment:
     return read_sweep(path, overrides) if "sweep" in read_recipe(path, overrides) else read_ladder(path, overrides)
 
 
-def _check_name(variant: str, names: Mapping[str, Any]) -> None:
-    if variant not in names:
-        raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, names)}")
-
-
 def recipe_schema() -> dict[str, Any]:
-    """The schema, components of installed plugins included.
+    """Return the schema, components of installed plugins included.
 
-    No key is required, as a recipe may extend another one. Whether sizes fit together only the program knows.
+    No key is required, as a recipe may extend another one. The schema does not check that sizes fit together.
     """
     _, found = models_json_schema([(config, "validation") for config in (Recipe, *SECTIONS.values())])
     definitions = _loosened(found["$defs"])
@@ -99,7 +97,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _loosened(schema: Any) -> Any:
-    """Without required keys and numbers of them: a `kind` may be left out too, so that several alternatives may fit."""
+    """Drop required keys and their numbers: a `kind` may be left out too, so that several alternatives may fit."""
     if isinstance(schema, list):
         return [_loosened(item) for item in schema]
     if not isinstance(schema, dict):
@@ -110,7 +108,7 @@ def _loosened(schema: Any) -> Any:
 
 
 def _with_changes(schema: Any) -> Any:
-    """Every free mapping of an experiment's section changes the recipe."""
+    """Replace every free mapping of an experiment's section by changes to the recipe."""
     if isinstance(schema, list):
         return [_with_changes(item) for item in schema]
     if not isinstance(schema, dict):

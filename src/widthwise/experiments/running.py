@@ -13,19 +13,16 @@ import torch
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
 from widthwise.experiments.equal_loss import LossCurve
-from widthwise.experiments.eta import Work
 from widthwise.experiments.experiment import Experiment, run_path, seeded
-from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
-from widthwise.experiments.process_group import Run, process_group
-from widthwise.experiments.scheduler import Schedule, train_all
+from widthwise.experiments.scheduler import RunWork, Schedule, train_all
 from widthwise.experiments.study import StorageAway, Study
 from widthwise.experiments.summary import Findings, summarise
 from widthwise.files import missing_folders, remove_unused, write_first
-from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Comparison
-from widthwise.records.listing import PlannedRun, PlannedRuns
 from widthwise.records.record import finite
+from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.environment import command_line
@@ -35,9 +32,9 @@ from widthwise.training.launch import RankLocalError, is_launched
 from widthwise.training.observer import Observer, SilentObserver
 
 PRECISION = "precision"
-"""File that holds what `precision: auto` is in an experiment."""
+"""File that holds the choice for `precision: auto` in an experiment."""
 TRIED_FLOPS = 5e10
-"""Of a step: up to this many, it is short enough to be tried before an experiment begins."""
+"""FLOPs of a step that is short enough to be tried before an experiment begins."""
 
 
 def run_plan(
@@ -77,7 +74,8 @@ def run_experiment(
     upgrade of Python, and Interrupted after Ctrl-C or SIGTERM. Under torchrun all processes call this, and train each
     run together.
     """
-    folder, says, at_a_time, command = (
+    folder, shown, at_a_time = Path(folder), observer or SilentObserver(), jobs or Jobs()
+    command = command or command_line()
         Path(folder),
         observer or SilentObserver(),
         jobs or Jobs(),
@@ -86,14 +84,14 @@ def run_experiment(
 
     def work() -> Comparison | Sweep:
         if at_a_time.n > 1 or plan.axes is not None:
-            group.check_data(plan.reference, says)
-        choose = cache(partial(_one_precision, folder, says))
+            group.check_data(plan.reference, shown)
+        choose = cache(partial(_one_precision, folder, shown))
         settled = plan.settled(choose)
         if plan.axes is None:
-            schedule = _ComparisonSchedule(settled, folder, command, says)
+            schedule = _ComparisonSchedule(settled, folder, command, shown)
         else:
             study = None if plan.space is None else ending.enter_context(Study(plan, folder, storage_url, study_name))
-            schedule = _SweepSchedule(settled, folder, command, says, choose, study)
+            schedule = _SweepSchedule(settled, folder, command, shown, choose, study)
         train_all(schedule, group, at_a_time, "comparison" if plan.axes is None else "sweep", waits)
         return schedule.write()
 
@@ -106,13 +104,13 @@ def run_experiment(
 
 
 def _one_precision(folder: Path, observer: Observer) -> Precision:
-    """The precision of all runs of an experiment, whatever machine a worker runs on: the first one chooses."""
+    """Return the precision of all runs of an experiment, on all machines: the first worker chooses."""
     folder.mkdir(parents=True, exist_ok=True)
     return cast(Precision, write_first(folder / PRECISION, chosen_precision(folder, observer) + "\n").strip())
 
 
 def runs_of(plan: Experiment, folder: Path) -> list[Run]:
-    """The runs of all points that are known, in the order of training."""
+    """Return the runs of all known points, in the order of training."""
     return [Run(folder / run_path(name, seed), plan.run_recipe(name, seed), name) for name, seed in plan.order]
 
 
@@ -120,7 +118,7 @@ class _ComparisonSchedule(Schedule):
     """A run that fails stops the comparison."""
 
     def __init__(self, plan: Experiment, folder: Path, command: str, observer: Observer):
-        """Write down what is planned, too."""
+        """Also write planned.json."""
         runs = runs_of(plan, folder)
         super().__init__(runs, observer)
         self._plan, self._command, self._folder, self._first = plan, command, folder, RunDir(runs[0].path)
@@ -135,7 +133,7 @@ class _ComparisonSchedule(Schedule):
             check_same_data(RunDir(run.path), self._first)
 
     def write(self) -> Comparison:
-        """The comparison, in its file too."""
+        """Return the comparison, and write its file."""
         plan = self._plan
         runs = {name: [RunDir(self._folder / run_path(name, seed)) for seed in plan.seeds] for name in plan.points}
         results = {name: [load_result(run) for run in own] for name, own in runs.items()}
@@ -163,7 +161,7 @@ class _SweepSchedule(Schedule):
         self._seeds, self._folder, self._choose, self._study = plan.seeds, folder, choose, study
         self._findings, self._failures = Findings(plan, folder, command, study), dict[str, str]()
         n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
-        super().__init__(runs_of(plan, folder), observer, [Work.of(plan.reference)] * n_unknown)
+        super().__init__(runs_of(plan, folder), observer, [RunWork.of(plan.reference)] * n_unknown)
 
     @property
     def n_held_elsewhere(self) -> int:
@@ -185,7 +183,7 @@ class _SweepSchedule(Schedule):
         return run
 
     def may_begin(self, run: Run) -> bool:
-        """A run that has diverged would diverge again, whoever trained it."""
+        """Return False for a run that has diverged: it would diverge again."""
         if (reason := stop_message(RunDir(run.path))) is None:
             return True
         self._fail(run.point, f"{run.path}: {reason}", is_final=True)
@@ -201,7 +199,7 @@ class _SweepSchedule(Schedule):
 
     def failed(self, run: Run, error: BaseException) -> None:
         if not isinstance(error, (UserError, RunFailed)) or isinstance(error, (StorageAway, RankLocalError)):
-            raise error  # the trouble is not the point's
+            raise error  # not the point's fault
         if run.point not in self._failures:
             self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))
             self.observer.message(f"failed: {self._failures[run.point]}")
@@ -214,16 +212,16 @@ class _SweepSchedule(Schedule):
             self._study.fail(point, self._failures[point], is_final)
 
     def write(self) -> Sweep:
-        """The sweep so far, in its file too."""
+        """Return the sweep so far, and write its file."""
         sweep = self._findings.sweep(self._failures)
         sweep.write(self._folder)
         return sweep
 
 
 def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None:
-    """Seconds of training that the unfinished runs take here, from a measured step of each of their points.
+    """Return the seconds of training that the unfinished runs take here, from a measured step of each of their points.
 
-    None where nothing is left, where steps are too long to be tried, on a GPU and under torchrun.
+    None if nothing is left, if steps are too long to be tried, on a GPU and under torchrun.
     """
     left = [key for key in plan.order if not RunDir(folder / run_path(*key)).has_result]
     recipes = [(plan.recipes[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
@@ -232,12 +230,11 @@ def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None
         return None
     chosen = cache(partial(chosen_precision, folder))
     with jobs.threads():
-        each = (n_runs * _steps(recipe) * step_seconds(recipe.settled(chosen)) for recipe, n_runs in recipes)
-        return sum(each) / jobs.n
-
-
-def _steps(recipe: Recipe) -> float:
-    """Those of a run and of its validations, whose forward passes take a third."""
-    train = recipe.train
-    n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
-    return train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
+        seconds = 0.0
+        for recipe, n_runs in recipes:
+            train = recipe.train
+            n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
+            # A forward pass takes a third of a step.
+            n_steps = train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
+            seconds += n_runs * n_steps * step_seconds(recipe.settled(chosen))
+        return seconds / jobs.n

@@ -1,66 +1,197 @@
-"""The scheduler: which run of an experiment is trained next, here or on another machine that sees the folder.
+"""The scheduler: which run of an experiment is trained next, here or on another machine that sees the folder, and the
+time left.
 
 A worker claims a run by the lock that every run folder has. A run that another process holds is left to it; when its
-holder dies the lock is free, and whoever sees it goes on with the run from its last checkpoint.
+holder dies the lock is free, and whoever sees it resumes the run from its last checkpoint.
 """
 
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from widthwise.config_io import UserError
-from widthwise.experiments.eta import Eta, Work
-from widthwise.experiments.jobs import JobProcess, Jobs
-from widthwise.experiments.process_group import ProcessGroup, Run
+from widthwise.experiments.jobs import JobProcess, Jobs, ProcessGroup, Run
+from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
-from widthwise.training.observer import Observer
+from widthwise.training.observer import ForwardingObserver, Observer
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """Remaining steps of a run, and the FLOPs of one."""
+
+    flops_per_step: float
+    n_steps: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, start: int = 0) -> "RunWork":
+        """Return the work of a run from `start` steps on. If its model grows, every step counts as the mean."""
+        return cls(recipe.training_flops / recipe.train.steps, recipe.train.steps - start)
+
+
+Pace = Mapping[float, tuple[int, float]]
+"""FLOPs of a step -> number of such steps made, and their seconds."""
+
+
+class Eta:
+    """The place of each run among all, and the time left for all.
+
+    A step is expected to take the time of earlier steps of the same FLOPs, or else that of its FLOPs at the mean rate.
+    """
+
+    def __init__(self, observer: Observer, works: Mapping[str, RunWork], further: Sequence[RunWork] = ()):
+        """works: run -> its work, in order, done or not. further: the work of runs that are not known yet."""
+        self.observer, self._works, self._further = observer, dict(works), list(further)
+        self._places = {run: place for place, run in enumerate(works, start=1)}
+        self._n_runs = len(works) + len(further)
+        self._present: dict[str, _RunObserver] = {}
+        self._waiting: list[str] = []
+        self._elsewhere: list[list[str]] = []
+        self._measured: Pace = {}
+
+    def add(self, run: str, work: RunWork) -> None:
+        """Add a run, in place of a further one."""
+        self._further = self._further[1:]
+        self._works[run] = work
+        self._places.setdefault(run, len(self._places) + 1)
+
+    @contextmanager
+    def at_work_on(
+        self,
+        run: str,
+        waiting: Iterable[str],
+        elsewhere: Iterable[Iterable[str]] = (),
+        observer: Observer | None = None,
+    ) -> Iterator[Observer]:
+        """Yield the observer of a run that is trained in the block; several runs may be at work at the same time.
+
+        waiting: the runs that no worker has begun. elsewhere: for each other worker, the runs it has claimed.
+        observer: shows this run; default: the one that shows all.
+        """
+        self._waiting, self._elsewhere = list(waiting), [list(runs) for runs in elsewhere]
+        present = _RunObserver(self, f"run {self._places[run]} of {self._n_runs}", observer or self.observer)
+        present.work = self._works[run]
+        self._present[run] = present
+        try:
+            yield present
+        finally:
+            self._measured = present.added_to(self._measured)
+            del self._present[run]
+
+    def seconds_left(self) -> float:
+        """Return the time until the end of all runs, if as many run at a time as now. Needs one finished step."""
+        measured = self._measured
+        for present in self._present.values():
+            measured = present.added_to(measured)
+        n_flops = sum(flops * steps for flops, (steps, _) in measured.items())
+        rate = n_flops / max(sum(seconds for _, seconds in measured.values()), 1e-9)
+
+        def seconds_of(work: RunWork, n_steps: int) -> float:
+            steps, seconds = measured.get(work.flops_per_step, (1, work.flops_per_step / rate))
+            return n_steps * seconds / steps
+
+        def seconds_of_all(runs: Iterable[str]) -> float:
+            return sum(seconds_of(self._works[run], self._works[run].n_steps) for run in runs)
+
+        own = [seconds_of(present.work, present.n_steps_left) for present in self._present.values()]
+        half_done = sum(map(seconds_of_all, self._elsewhere)) / 2
+        further = sum(seconds_of(work, work.n_steps) for work in self._further)
+        together = sum(own) + seconds_of_all(self._waiting) + further + half_done
+        return max(*own, together / (len(own) + len(self._elsewhere)))
+
+
+class _RunObserver(ForwardingObserver):
+    """The observer of one run at work."""
+
+    work: RunWork
+
+    def __init__(self, eta: Eta, place: str, observer: Observer):
+        super().__init__(observer)
+        self._eta, self._place = eta, place
+        self._first = self._step = 0
+        self._n_steps: int | None = None
+        self._began = 0.0
+        self._before: Pace = {}
+        """Measured in this run before it went back to an earlier step."""
+
+    @property
+    def n_steps_left(self) -> int:
+        return self.work.n_steps if self._n_steps is None else self._n_steps - self._step
+
+    def added_to(self, measured: Pace) -> Pace:
+        """Return the measurements with the steps of this run added."""
+        found = [each.get(self.work.flops_per_step, (0, 0.0)) for each in (measured, self._before)]
+        if self._step > self._first:
+            found.append((self._step - self._first, time.monotonic() - self._began))
+        n_steps, seconds = map(sum, zip(*found))
+        return {**measured, self.work.flops_per_step: (n_steps, seconds)} if n_steps else measured
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self._before = self.added_to({})
+        self._first = self._step = step
+        self._n_steps, self._began = n_steps, time.monotonic()
+        super().starting(f"{self._place}, {name}", step, n_steps)
+
+    def step_done(self, step: int) -> None:
+        self._step = step
+        super().step_done(step)
+
+    def record(self, record: dict[str, Any]) -> None:
+        if record["event"] == "train":
+            self._step = record["step"]  # its step_done comes after
+            self.remaining(self._eta.seconds_left())
+        super().record(record)
+
 
 POLL_SECONDS = 1.0
-"""How often a worker with nothing left to begin looks at the runs that others hold."""
+"""Time between two looks of an idle worker at the runs that others hold."""
 SECONDS_BETWEEN_SIGNALS = 1.0
 
 
 class HeldElsewhere(UserError):
-    """Runs are left, and other workers hold them: no mistake, but nothing is left to begin here."""
+    """Other workers hold all runs that are left: no mistake, but nothing is left to begin here."""
 
 
 class Schedule:
     """The runs of an experiment that are left, for the jobs of one worker."""
 
-    def __init__(self, runs: Iterable[Run], observer: Observer, further: Sequence[Work] = ()):
+    def __init__(self, runs: Iterable[Run], observer: Observer, further: Sequence[RunWork] = ()):
         """runs: in the order of training. further: the work of runs that are not known yet."""
         self.observer = observer
         self.left = {run.name: run for run in runs}
         self._at_work: set[str] = set()
         self._held_elsewhere: list[str] = []
-        works = {name: Work.of(run.recipe, run.grown_at or 0) for name, run in self.left.items()}
+        self._n_announced = 0
+        works = {name: RunWork.of(run.recipe, run.grown_at or 0) for name, run in self.left.items()}
         self.eta = Eta(observer, works, further)
 
     @property
     def n_held_elsewhere(self) -> int:
-        """Runs that other workers held when this one last looked."""
+        """Number of runs that other workers held when this one last looked."""
         return len(self._held_elsewhere)
 
     @property
     def is_over(self) -> bool:
-        """Whether no run is left, here or elsewhere."""
+        """True if no run is left, here or elsewhere."""
         return not self.left
 
     def add(self, runs: Iterable[Run]) -> None:
-        """Append runs that were not known."""
+        """Append runs."""
         for run in runs:
             self.left[run.name] = run
-            self.eta.add(run.name, Work.of(run.recipe))
+            self.eta.add(run.name, RunWork.of(run.recipe))
 
     def drop(self, point: str) -> None:
-        """Leave out the runs of a point."""
+        """Remove the runs of a point."""
         self.left = {name: run for name, run in self.left.items() if run.point != point}
 
     def next(self) -> Run | None:
-        """Claim the next run for a job of this worker; None if there is none that nobody holds."""
+        """Claim the next run for a job of this worker; None if all that are left are held."""
         self._held_elsewhere = []
         for name, run in list(self.left.items()):
             if name in self._at_work or name not in self.left:
@@ -73,17 +204,23 @@ class Schedule:
         return None
 
     def may_begin(self, run: Run) -> bool:
-        """Whether a run that nobody holds can be trained."""
+        """Return True if a run that is not held can be trained."""
         return True
 
     @contextmanager
     def showing(self, run: Run, observer: Observer) -> Iterator[Observer]:
-        """An observer of a run that is trained in the block. observer: of the job that trains it."""
+        """Yield the observer of a run that is trained in the block. observer: of the job that trains it."""
         idle = [name for name in self.left if name not in {*self._at_work, *self._held_elsewhere}]
         waiting = [name for name in idle if not RunDir(self.left[name].path).has_result]
         elsewhere = [[name] for name in self._held_elsewhere]
         with self.eta.at_work_on(run.name, waiting, elsewhere, observer) as shown:
             yield shown
+
+    def announce_wait(self) -> None:
+        """Say that runs of other workers are waited for, once for each number of runs."""
+        if (n := self.n_held_elsewhere) not in (0, self._n_announced):
+            self.observer.message(f"{n} runs are at work elsewhere; waiting for them, or to take them over")
+            self._n_announced = n
 
     def ended(self, run: Run, error: BaseException | None) -> None:
         """Note the end of a run. Raises what stops the experiment.
@@ -99,52 +236,36 @@ class Schedule:
             self.finished(run)
 
     def finished(self, run: Run) -> None:
-        """Called after the end of each run."""
+        """Handle the end of a run."""
 
     def failed(self, run: Run, error: BaseException) -> None:
-        """Called where a run cannot be trained. Raises what stops the others."""
+        """Handle a run that cannot be trained. Raises what stops the others."""
         raise error
 
 
 def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: str, waits: bool = True) -> None:
     """Train the runs of a schedule, jobs.n at a time; a single one at a time in this process.
 
-    waits: for the runs that other workers hold, to take them over if those die; else HeldElsewhere is raised when there
-    is nothing left to begin. experiment: its kind, for messages. Ctrl-C and SIGTERM stop all runs, each after the step
-    at work, with a checkpoint; then Interrupted is raised. The first error that stops the experiment stops the other
-    runs in the same way, and is raised.
+    waits: wait for the runs that other workers hold, to take them over if those die; else HeldElsewhere is raised if
+    nothing is left to begin. experiment: its kind, for messages. Ctrl-C and SIGTERM stop all runs, each after its
+    current step, with a checkpoint; then Interrupted is raised. The first error that stops the experiment stops the
+    other runs in the same way, and is raised.
     """
-    with interruption_adds(f"the same command goes on with the {experiment}"):
+    with interruption_adds(f"the same command resumes the {experiment}"):
         (_one_at_a_time if jobs.n == 1 else _several_at_a_time)(schedule, group, jobs, waits)
     if not schedule.is_over:
         n = schedule.n_held_elsewhere
         raise HeldElsewhere(f"{n} runs of the {experiment} are at work elsewhere; the last worker writes the results")
 
 
-class _Patience:
-    """Decides whether to wait, and says so once for each number of runs."""
-
-    def __init__(self, schedule: Schedule, waits: bool):
-        self._schedule, self._waits, self._told = schedule, waits, 0
-
-    def goes_on(self) -> bool:
-        """Whether there may be something to begin later."""
-        if self._schedule.is_over or not self._waits:
-            return False
-        if (n := self._schedule.n_held_elsewhere) not in (0, self._told):
-            self._schedule.observer.message(f"{n} runs are at work elsewhere; waiting for them, or to take them over")
-            self._told = n
-        return True
-
-
 def _one_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: bool) -> None:
-    patience = _Patience(schedule, waits)
     with jobs.threads():
         while True:
             run = schedule.next()
             if run is None:
-                if not patience.goes_on():
+                if schedule.is_over or not waits:
                     return
+                schedule.announce_wait()
                 group.wait(POLL_SECONDS)
                 continue
             try:
@@ -159,13 +280,13 @@ def _one_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: b
 
 
 def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: bool) -> None:
-    patience, errors = _Patience(schedule, waits), list[BaseException]()
+    errors = list[BaseException]()
     with watch_signals(schedule.observer.message) as watch, ExitStack() as ending:
         processes = [JobProcess(place, jobs, schedule.observer.beside()) for place in range(jobs.n)]
         for process in processes:
             ending.callback(process.end)
         at_work: dict[JobProcess, Run] = {}
-        looks_at = 0.0  # when to look for a next run again, as that reads the locks of all
+        looks_at = 0.0  # the next time to look for a run, which reads the locks of all
         while True:
             stop = signal.SIGTERM if errors else watch.received
             if stop is not None:
@@ -183,12 +304,13 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                         partial(run.train, data_cache=group.data_cache), schedule.showing(run, process.observer)
                     )
             if not at_work:
-                if stop is not None or not patience.goes_on():
+                if stop is not None or schedule.is_over or not waits:
                     break
+                schedule.announce_wait()
                 time.sleep(0.2)
                 continue
             for process in JobProcess.ready(at_work, SECONDS_BETWEEN_SIGNALS if stop else 0.2):
-                if (end := process.hear()) is None:
+                if (end := process.receive()) is None:
                     continue
                 run, looks_at = at_work.pop(process), 0.0
                 if isinstance(end.error, Interrupted):
@@ -205,7 +327,7 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
 
 
 def _first_cause(errors: Sequence[BaseException]) -> BaseException:
-    """The error that stopped the others, if that was no signal."""
+    """Return the error that stopped the others, or the signal if there was none."""
     stopped = [error for error in errors if isinstance(error, Interrupted)]
     if len(stopped) < len(errors):
         return next(error for error in errors if not isinstance(error, Interrupted))

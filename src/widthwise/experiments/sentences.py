@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from widthwise.experiments.experiment import Experiment
-from widthwise.experiments.outcome import Trained, windows
+from widthwise.experiments.outcome import SeedRuns, windows
 from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.records.comparison import Trend, Variant
 from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, EqualLoss, Estimate, Validations, Verdict
@@ -21,28 +21,28 @@ PHRASES = {
     "no verdict": f"differs from {{baseline}} by {{mean:+.4f}} nats of held-out loss: {NO_VERDICT}",
 }
 
-MOST_ALONE = 2
-"""Variants beside a baseline that get a sentence each; more of them are told by their verdicts."""
-GROUPS: Mapping[Verdict, str] = {
+MOST_SENTENCES = 2
+"""Largest number of variants that get a sentence each; more are grouped by verdict."""
+VERDICT_PHRASES: Mapping[Verdict, str] = {
     "better": "{count} {has} a lower held-out loss than {baseline}",
     "worse": "{count} {has} a higher held-out loss than {baseline}",
     "tie": f"{{count}} {{has}} the held-out loss of {{baseline}} to within {TIE_MARGIN} nats",
     "cannot tell": "{count} {has} a held-out loss that {n} cannot tell from that of {baseline}",
     "no verdict": f"{NO_VERDICT[0].upper()}{NO_VERDICT[1:]} on {{count}} beside {{baseline}}",
 }
-"""What the variants of a verdict have in common, in the order in which it is said."""
+"""Statement on the variants of a verdict, in order."""
 
 
 def comparison_sentences(variants: Sequence[Variant], baseline: str) -> Iterator[str]:
-    """How the variants differ from the baseline: a sentence for each of a few, for each verdict where they are more.
+    """Yield the differences to the baseline: a sentence for each of a few variants, or else for each verdict.
 
     The sentence of a verdict names its variants with their differences and intervals, the lowest loss first.
     """
     compared = [(variant, variant.difference) for variant in variants if variant.difference is not None]
-    if len(compared) <= MOST_ALONE:
+    if len(compared) <= MOST_SENTENCES:
         yield from (difference_sentence(*each, baseline) for each in compared)
         return
-    for found, phrase in GROUPS.items():
+    for found, phrase in VERDICT_PHRASES.items():
         group = [each for each in compared if (each[0].verdict or "cannot tell") == found]
         if group:
             count, has = f"{len(group)} of {len(compared)} variants", "has" if len(group) == 1 else "have"
@@ -51,7 +51,7 @@ def comparison_sentences(variants: Sequence[Variant], baseline: str) -> Iterator
 
 
 def _differences(group: Sequence[tuple[Variant, Estimate]]) -> str:
-    """Every variant with its difference and interval; with the first it is said what the numbers are."""
+    """Return every variant with its difference and interval; the first one names the unit and the confidence."""
     (first, difference), *others = sorted(group, key=lambda each: (each[1].mean is None, each[1].mean))
     found = [f"{first.name} ({finite(difference.mean):+.4f} nats, {interval(difference)})"]
     for variant, difference in others:
@@ -61,8 +61,8 @@ def _differences(group: Sequence[tuple[Variant, Estimate]]) -> str:
 
 
 def difference_sentence(variant: Variant, difference: Estimate, baseline: str) -> str:
-    """The difference of a variant to the baseline with its interval, and the ratios of costs; then, for every held-out
-    loss, what is known of it: the difference of a further one, and what both need for the same loss."""
+    """Return the difference of a variant to the baseline with its interval and the ratios of costs; the differences
+    of further held-out losses, and tokens and FLOPs to equal loss."""
     phrase = difference_phrase(difference, variant.verdict or "cannot tell", baseline)
     titles = {"params": "parameters", "training_flops": "training FLOPs", "kv_bytes": "KV cache"}
     found = [
@@ -83,16 +83,16 @@ def difference_phrase(difference: Estimate, found: Verdict, baseline: str) -> st
 
 
 def equal_loss_sentence(loss: str, found: EqualLoss, baseline: str) -> str:
-    """What a variant, `It`, needs beside the baseline for the same loss. loss: its title."""
+    """Return the tokens and FLOPs of a variant, `It`, relative to the baseline at equal loss. loss: its title."""
     n_seeds = len(found.tokens_ratio.per_seed)
     reached = f"It reaches {baseline}'s final {loss}"
     if found.tokens_ratio.mean is None:
         if 0 < found.n_reached < n_seeds:
             return (
-                f"With some seed the {loss} was passed before the first validation, so with how many tokens is unknown."
+                f"With some seed the {loss} was passed before the first validation, so the number of tokens is unknown."
             )
         early = reached if found.n_reached else f"{baseline} reaches the {loss} it ends with"
-        return f"{early} before the first validation, so with how many tokens is unknown."
+        return f"{early} before the first validation, so the number of tokens is unknown."
     needs = " and ".join(
         f"{finite(ratio.mean):.3f} times the {title} ({interval(ratio, n_decimals=3, sign='')})"
         for title, ratio in (("tokens", found.tokens_ratio), ("training FLOPs", found.training_flops_ratio))
@@ -107,32 +107,28 @@ def equal_loss_sentence(loss: str, found: EqualLoss, baseline: str) -> str:
 
 
 def too_few_validations(validations: Validations | None) -> list[str]:
-    """A sentence where runs were validated too rarely for statements on equal losses; none otherwise."""
+    """Return a sentence if runs were validated too rarely for statements on equal loss; none otherwise."""
     if validations is None or validations.suffice:
         return []
     n, needed = validations.n_fewest, validations.n_needed
-    counted = "one validation" if n == 1 else f"{n} validations"
-    return [
-        f"With how many tokens the same loss is reached is not said: that takes {needed} validations of every run "
-        f"(train.validate_every), and one has {counted}."
-    ]
+    return [f"Tokens to equal loss omitted: needs {needed} validations of every run (train.validate_every), got {n}."]
 
 
 def interval(estimate: Estimate, confidence: float = CONFIDENCE, n_decimals: int = 4, sign: str = "+") -> str:
-    """ "95% interval -0.1 to +0.1". sign: "" for what is not a difference."""
+    """Return "95% interval -0.1 to +0.1". sign: "" for a number that is not a difference."""
     ends = ends_of(estimate, n_decimals, sign)
     return f"{100 * confidence:.4g}% interval {ends}" if ends else "one seed gives no interval"
 
 
 def ends_of(estimate: Estimate, n_decimals: int = 4, sign: str = "+") -> str:
-    """ "-0.1 to +0.1"; "" where there is no interval."""
+    """Return "-0.1 to +0.1"; "" without an interval."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"{estimate.low:{sign}.{n_decimals}f} to {estimate.high:{sign}.{n_decimals}f}"
 
 
 def seeds(n: int) -> str:
-    """ "one seed", "two seeds", "3 seeds"."""
+    """Return "one seed", "two seeds", "3 seeds"."""
     return {1: "one seed", 2: "two seeds"}.get(n, f"{n} seeds")
 
 
@@ -164,34 +160,34 @@ def trend_sentence(trend: Trend) -> str:
     )
 
 
-OUTCOMES = {
+SELECTED_PHRASES = {
     "better": "still stands",
     "worse": "still stands",
     "no verdict": f"has {NO_VERDICT}",
 }
-"""Verdict under the wider interval -> what a note says of a selected difference; any other: "can be luck"."""
+"""Verdict under the wider interval -> statement on a selected difference; any other: "can be luck"."""
 
 
 class SweepSentences:
-    """What a sweep says of the points that have finished so far."""
+    """Sentences on the points of a sweep that have finished so far."""
 
-    def __init__(self, plan: Experiment, trained: Mapping[str, Trained], validations: Validations | None):
+    def __init__(self, plan: Experiment, trained: Mapping[str, SeedRuns], validations: Validations | None):
         """trained: the finished points."""
         self._plan, self._trained, self._validations = plan, trained, validations
 
     def all(self, points: Sequence[FinishedPoint | OpenPoint], n_done: int) -> Iterator[str]:
-        """n_done: points that have finished or failed, those that were chosen again included."""
+        """Yield all sentences. n_done: points that have finished or failed, including those that were chosen again."""
         baseline = self._plan.baseline
         finished = [point for point in points if isinstance(point, FinishedPoint)]
         ranked = sorted(
             (point for point in finished if point.name != baseline), key=lambda point: finite(point.val_loss.mean)
         )
         if self._plan.baseline_group is not None and any(point.difference for point in finished):
-            yield from self._beside_group(finished)
+            yield from self._against_group(finished)
         elif baseline in self._trained and ranked:
-            yield from self._beside_baseline(ranked, str(baseline))
+            yield from self._against_baseline(ranked, str(baseline))
         elif ranked:
-            yield from self._among_themselves(ranked)
+            yield from self._without_baseline(ranked)
         if any(point.difference for point in finished):
             yield from too_few_validations(self._validations)
         failed = [point.name for point in points if point.state == "failed"]
@@ -202,33 +198,35 @@ class SweepSentences:
         if n_open := self._plan.n_points - n_done:
             yield f"{n_open} of {self._plan.n_points} points have not finished."
 
-    def _beside_baseline(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
-        best, n_looked_at = ranked[0], len(ranked)
-        if n_looked_at > 1:
-            yield f"Of {n_looked_at} points{self._alike} {best.name} has the lowest held-out loss."
+    def _against_baseline(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
+        best, n_candidates = ranked[0], len(ranked)
+        if n_candidates > 1:
+            yield f"Of {n_candidates} points{self._at_equal} {best.name} has the lowest held-out loss."
         if best.difference is not None:
             yield difference_sentence(best, best.difference, baseline)
-        if n_looked_at > 1:
-            yield self._selection_note(best.name, baseline, n_looked_at)
+        if n_candidates > 1:
+            yield self._selection_note(best.name, baseline, n_candidates)
             found = [point.verdict or "cannot tell" for point in ranked]
             counts = ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found))
             yield f"Each for itself beside {baseline}: {counts}."
         yield from self._groups(ranked, baseline)
 
-    def _beside_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
-        """For each group its differences at every size, and then more on every point; none was selected."""
-        for group in dict.fromkeys(point.group for point in finished if point.difference is not None):
+    def _against_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
+        """Yield the differences of each group at every size, and then a sentence on every point; none was selected."""
+        compared = [(point, point.difference) for point in finished if point.difference is not None]
+        for group in dict.fromkeys(point.group for point, _ in compared):
             sizes = [
-                _at_size(point, point.difference) for point in finished if point.group == group and point.difference
+                f"{', '.join(map(str, point.values.values()))} {finite(difference.mean):+.4f} nats "
+                f"({interval(difference)}), {point.verdict or 'cannot tell'}"
+                for point, difference in compared
+                if point.group == group
             ]
             yield f"{group} beside {self._plan.baseline_group}, size by size: {'; '.join(sizes)}."
-        for point in finished:
-            if point.difference is not None:
-                baseline = self._plan.baseline_of(point.group or "", point.values)
-                yield difference_sentence(point, point.difference, str(baseline))
+        for point, difference in compared:
+            yield difference_sentence(point, difference, str(self._plan.baseline_of(point.group or "", point.values)))
 
     def _groups(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
-        """Sentences on whole groups of a grid, whose points were not selected (a sampler would have)."""
+        """Yield sentences on whole groups of a grid, whose points no sampler has selected."""
         if self._plan.space is not None:
             return
         for group in filter(None, self._plan.axes or {}):
@@ -239,10 +237,10 @@ class SweepSentences:
                 phrase = difference_phrase(difference, verdict(difference), baseline)
                 yield f"On average over its {len(names)} points {group} {phrase} ({interval(difference)})."
 
-    def _among_themselves(self, ranked: Sequence[FinishedPoint]) -> Iterator[str]:
+    def _without_baseline(self, ranked: Sequence[FinishedPoint]) -> Iterator[str]:
         best, *others = ranked
         loss = finite(best.val_loss.mean)
-        yield f"{best.name} has the lowest held-out loss of {len(ranked)} points{self._alike}, {loss:.4f} nats."
+        yield f"{best.name} has the lowest held-out loss of {len(ranked)} points{self._at_equal}, {loss:.4f} nats."
         if others:
             second = others[0].name
             difference = self._difference(best.name, second, CONFIDENCE)
@@ -251,8 +249,8 @@ class SweepSentences:
             yield self._selection_note(best.name, second, len(ranked))
 
     @property
-    def _alike(self) -> str:
-        """ " at equal parameters", or nothing where nothing is equal."""
+    def _at_equal(self) -> str:
+        """Phrase " at equal parameters"; "" if nothing is matched."""
         matched = self._plan.match
         return "" if matched == "none" else f" at equal {TITLES.get(matched, matched)}"
 
@@ -262,18 +260,12 @@ class SweepSentences:
     def _windows(self, name: str) -> np.ndarray:
         return windows(self._trained[name].results)
 
-    def _selection_note(self, best: str, other: str, n_looked_at: int) -> str:
-        """Notes that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""
-        confidence = 1 - (1 - CONFIDENCE) / n_looked_at
+    def _selection_note(self, best: str, other: str, n_candidates: int) -> str:
+        """Return a note that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""
+        confidence = 1 - (1 - CONFIDENCE) / n_candidates
         wide = self._difference(best, other, confidence)
-        outcome = OUTCOMES.get(verdict(wide), "can be luck")
+        outcome = SELECTED_PHRASES.get(verdict(wide), "can be luck")
         return (
-            f"As the best of {n_looked_at} points looked at it looks better than it is; with an interval widened for "
+            f"As the best of {n_candidates} points looked at it looks better than it is; with an interval widened for "
             f"that many (Bonferroni), its difference to {other} {outcome} ({interval(wide, confidence)})."
         )
-
-
-def _at_size(point: FinishedPoint, difference: Estimate) -> str:
-    """`d24 -0.0123 nats (95% interval -0.0203 to -0.0043), better`."""
-    size = ", ".join(map(str, point.values.values()))
-    return f"{size} {finite(difference.mean):+.4f} nats ({interval(difference)}), {point.verdict or 'cannot tell'}"

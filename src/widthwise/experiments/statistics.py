@@ -1,17 +1,23 @@
-"""Statistics for few seeds: paired differences and their intervals."""
+"""Statistics for few seeds: paired differences and their intervals, and lines through losses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pydantic
 
+from widthwise.config_io import Config, UserError, nearest_hint
 from widthwise.evaluation.estimate import students_t
+from widthwise.records.comparison import Trend, TrendPoint
+from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
+from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS
+from widthwise.records.record import finite
 
 N_RESAMPLES = 4000
 
 
 def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Student's t interval of the mean over seeds; one seed gives no interval (None).
+    """Return Student's t interval of the mean over seeds; one seed gives no interval (None).
 
     per_seed: one number per seed.
     """
@@ -21,7 +27,7 @@ def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def _interval(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
-    """Student's t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
+    """Return Student's t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
     half_width = float(students_t(len(per_seed) - 1, confidence) * standard_error)
     return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
 
@@ -29,14 +35,14 @@ def _interval(mean: float, standard_error: float, per_seed: list[float], confide
 def paired_difference(
     variant: np.ndarray, baseline: np.ndarray, confidence: float = CONFIDENCE, seed: int = 0
 ) -> Estimate:
-    """Mean of variant - baseline, as `paired_mean` estimates it. Both: (n_seeds, n_windows) losses, paired alike."""
+    """Return the mean of variant - baseline, estimated by `paired_mean`. Both: (n_seeds, n_windows) paired losses."""
     differences = np.asarray(variant, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     return paired_mean(differences, confidence, seed)
 
 
 def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: int = 0) -> Estimate:
-    """Mean of differences of losses, or of other sums of them; its interval is Student's t times a bootstrap standard
-    error.
+    """Return the mean of differences of losses, or of other sums of them; its interval is Student's t times a bootstrap
+    standard error.
 
     differences: (n_seeds, n_windows); the same row is the same seed and data order, the same column the same held-out
     text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007, arXiv:0712.1111).
@@ -54,7 +60,7 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: i
 
 
 def verdict(difference: Estimate) -> Verdict:
-    """The verdict on a difference of losses.
+    """Return the verdict on a difference of losses.
 
     "better" or "worse" if the interval excludes 0; "tie" if it lies within TIE_MARGIN of 0; otherwise "cannot tell".
     With fewer than FEWEST_SEEDS seeds, "no verdict".
@@ -68,3 +74,84 @@ def verdict(difference: Estimate) -> Verdict:
     if difference.low > 0:
         return "worse"
     return "tie" if max(-difference.low, difference.high) <= TIE_MARGIN else "cannot tell"
+
+
+FEWEST_VALUES = 3
+"""A line passes through any two points, so two would say nothing about the fit."""
+
+
+class TrendConfig(Config):
+    """The `trend:` part of a compare section."""
+
+    over: str
+    """Name of a quantity that is counted from the config of a model."""
+    of: str = "val_loss"
+    """Name of a loss on held-out text, such as val_loss_next_2 of multi-token prediction."""
+    variants: tuple[str, ...] | None = None
+    """Variants that the line is fitted to; null: all."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "TrendConfig":
+        if self.over not in OF_MODELS:
+            raise ValueError(f"over: got {self.over!r}; {nearest_hint(self.over, OF_MODELS)}")
+        if self.of not in OF_HELD_OUT:
+            raise ValueError(f"of: got {self.of!r}; {nearest_hint(self.of, OF_HELD_OUT)}")
+        if self.variants is not None and len(set(self.variants)) < len(self.variants):
+            raise ValueError(f"variants: got {list(self.variants)}; each variant may be given once")
+        return self
+
+    def values(self, summaries: Mapping[str, CostSummary]) -> dict[str, float]:
+        """Return variant -> its quantity. summaries: the cost summaries of all.
+
+        Raises UserError for too few values, and for a variant that will have no such loss.
+        """
+        names = summaries if self.variants is None else self.variants
+        depth = OF_HELD_OUT[self.of].depth
+        if found := [name for name in names if summaries[name].n_mtp_depths < depth]:
+            raise UserError(f"compare.trend.of: got {self.of!r}; {found[0]} has no depth {depth} of model.mtp")
+        values = {name: OF_MODELS[self.over].of_cost(summaries[name]) for name in names}
+        check_values(values, self.over)
+        return values
+
+
+def check_values(values: dict[str, float], over: str) -> None:
+    """Raises UserError if no line over their logarithm is determined."""
+    found = ", ".join(f"{name} {value:.7g}" for name, value in values.items())
+    if min(values.values(), default=1) <= 0:
+        raise UserError(f"compare.trend.over: {over} is {found}; a logarithm needs values above 0")
+    if len(set(values.values())) < FEWEST_VALUES:
+        raise UserError(
+            f"compare.trend.over: {over} is {found or 'given for no variant'}; a trend needs at least {FEWEST_VALUES} "
+            "different values"
+        )
+
+
+def fit_trend(
+    over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float, of: str = "val_loss"
+) -> Trend:
+    """Fit ordinary least squares over all variants, one line per seed.
+
+    over: name of the quantity; values: above 0, by variant; of: name of the loss; losses: in nats per token, by variant
+    (n_seeds, n_windows), paired as in `paired_mean`.
+    """
+    doublings = np.log2(list(values.values()))
+    of_variants = np.stack([np.asarray(losses[name], dtype=np.float64) for name in values])
+    centre = doublings.mean()
+    slope_factors = (doublings - centre) / np.square(doublings - centre).sum()
+    slopes = np.tensordot(slope_factors, of_variants, axes=1)  # (n_seeds, n_windows)
+    slope = paired_mean(slopes, confidence)
+    intercept = seed_interval((of_variants.mean(axis=0) - centre * slopes).mean(axis=1), confidence)
+    means = of_variants.mean(axis=(1, 2))
+    line = finite(intercept.mean) + finite(slope.mean) * doublings
+    return Trend(
+        of=of,
+        over=over,
+        slope=slope,
+        intercept=intercept,
+        r_squared=float(1 - (means - line).var() / means.var()) if np.ptp(means) else None,
+        verdict=verdict(paired_mean(np.ptp(doublings) * slopes, confidence)),
+        points=[
+            TrendPoint(variant=name, value=value, line=on_line, residual=residual)
+            for (name, value), on_line, residual in zip(values.items(), line.tolist(), (means - line).tolist())
+        ],
+    )

@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 STUDY_FILE = "study.log"
 OPENING_SECONDS = 5
-"""How long to retry opening a database after a first failure."""
+"""Time to retry opening a database after a first failure."""
 OUTAGE_SECONDS = 120
-"""How long a database may be unreachable while workers are running."""
+"""Longest time that a database may be unreachable while workers are running."""
 IDENTITY = "identity"
-"""User attribute of the study: what its workers must share."""
+"""User attribute of the study: identity of the search and of its folder."""
 POINT, REASON = "point", "reason"
 """User attributes of a trial: name, group and values of its point; why it failed."""
 
@@ -48,11 +48,11 @@ STATES: dict[str, State] = {"COMPLETE": "finished", "FAIL": "failed"}
 
 
 class StorageAway(UserError):
-    """A database that cannot be reached or used, or that has lost its study."""
+    """A database is unreachable or unusable, or has lost its study."""
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPoint:
     """A point that was chosen."""
 
     key: str
@@ -61,7 +61,6 @@ class Drawn:
     point: dict[str, Any] | None
     """Name, group and values; None where it has no name."""
     reason: str | None
-    """Why it failed, or None."""
 
 
 class Study:
@@ -77,17 +76,17 @@ class Study:
         self._held: dict[str, list[tuple[int, BaseFileLock]]] = {}
         """Name of a point that this worker trains -> number and lock of each of its trials."""
         self._given_up: dict[int, str] = {}
-        """Trial that this worker could not train, for a reason that may be mended -> that reason."""
+        """Trial that this worker could not train -> its reason, which may be mended."""
         self._kept: list[BaseFileLock] = []
         folder.mkdir(parents=True, exist_ok=True)
         mark = write_first(folder / "sweep_id", secrets.token_hex(16) + "\n").strip()
-        with self._alone():
-            self._study = self._patiently(self._opened, OPENING_SECONDS)
+        with self._locked():
+            self._study = self._retried(self._opened, OPENING_SECONDS)
             self._check_identity([self._space.identity(), mark])
 
     @property
     def storage(self) -> str:
-        """The address for files that others read: no password, and of a file only its name."""
+        """Address for published files: no password, and of a file only its name."""
         if self._url is None:
             return STUDY_FILE
         if self._url.get_backend_name() != "sqlite":
@@ -96,36 +95,36 @@ class Study:
 
     @property
     def _shown(self) -> str:
-        """The address without password and options (options may contain another password)."""
+        """Address without password and options (options may contain another password)."""
         return STUDY_FILE if self._url is None else self._url.set(query={}).render_as_string(hide_password=True)
 
-    def drawn(self) -> list[Drawn]:
-        """The points chosen so far by all workers, in order."""
+    def drawn(self) -> list[DrawnPoint]:
+        """Return the points chosen so far by all workers, in order."""
         found = []
         for trial in self._trials()[: self._space.n_trials]:
             point, reason = (trial.user_attrs.get(key) for key in (POINT, REASON))
             state = STATES.get(trial.state.name, "running")
             if trial.number in self._given_up and state == "running":
                 state, reason = "failed", self._given_up[trial.number]
-            found.append(Drawn(f"#{trial.number}", state, point, reason))
+            found.append(DrawnPoint(f"#{trial.number}", state, point, reason))
         return found
 
     @property
     def n_open(self) -> int:
-        """Points that have neither finished nor failed, those that are not chosen yet included."""
+        """Number of points that have neither finished nor failed, including those not chosen yet."""
         return self._space.n_trials - sum(each.state != "running" for each in self.drawn())
 
     def take(self) -> Point | None:
-        """A point for this worker: one whose worker has died, or else a new one; None if there is none.
+        """Claim a point for this worker: one whose worker has died, or else a new one; None if there is none.
 
-        A point that is impossible, or that can have no name, fails at once, and the next one is taken.
+        A point that is impossible, or whose name is too long, fails at once, and the next one is taken.
         """
         while True:
-            with self._alone():
+            with self._locked():
                 if (taken := self._next()) is None:
                     return None
                 number, lock = taken
-                group, values = self._patiently(partial(self._draw, number))
+                group, values = self._retried(partial(self._draw, number))
                 try:
                     name = point_name(group, values)
                     self._note(number, POINT, {"name": name, "group": group, "values": values})
@@ -140,7 +139,7 @@ class Study:
                     return point
 
     def _next(self) -> "tuple[int, BaseFileLock] | None":
-        """Number and lock of a trial that nobody is at work on."""
+        """Return number and lock of a trial that no worker holds."""
         from filelock import FileLock, Timeout
 
         trials = self._trials()
@@ -155,7 +154,7 @@ class Study:
                 lock.acquire(timeout=0)
                 if number == len(trials):
                     self._study.sampler = self._space.sampler(number)
-                    self._patiently(self._study.ask)
+                    self._retried(self._study.ask)
                 return number, lock
         return None
 
@@ -169,14 +168,14 @@ class Study:
         return self._space.draw(self._trial(number))
 
     def finish(self, name: str, loss: float) -> None:
-        """The mean loss of a point that this worker has trained. One that is not a number becomes infinite."""
+        """Tell the mean loss of a point that this worker has trained. NaN becomes infinite."""
         value = math.inf if math.isnan(loss) else loss
         for number, lock in self._held.pop(name, []):
-            self._patiently(partial(self._study.tell, number, value, skip_if_finished=True))
+            self._retried(partial(self._study.tell, number, value, skip_if_finished=True))
             lock.release()
 
     def fail(self, name: str, reason: str, is_final: bool) -> None:
-        """A point that this worker could not train. is_final: it diverged; else another start tries it again."""
+        """Tell that this worker could not train a point. is_final: it diverged; else another start tries it again."""
         for number, lock in self._held.pop(name, []):
             if is_final:
                 self._tell_failed(number, reason)
@@ -189,10 +188,10 @@ class Study:
         from optuna.trial import TrialState
 
         self._note(number, REASON, reason)
-        self._patiently(lambda: self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True))
+        self._retried(lambda: self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True))
 
     def _note(self, number: int, key: str, value: Any) -> None:
-        self._patiently(lambda: self._trial(number).set_user_attr(key, value))
+        self._retried(lambda: self._trial(number).set_user_attr(key, value))
 
     def __enter__(self) -> "Study":
         return self
@@ -203,8 +202,8 @@ class Study:
             lock.release()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One worker at a time chooses."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock under which one worker at a time chooses."""
         from filelock import FileLock
 
         with FileLock(self._folder / "study.lock"):
@@ -212,7 +211,7 @@ class Study:
 
     def _trials(self) -> "list[FrozenTrial]":
         try:
-            return self._patiently(lambda: self._study.get_trials(deepcopy=False))
+            return self._retried(lambda: self._study.get_trials(deepcopy=False))
         except KeyError:
             raise StorageAway(f"study {self.name} in {self._shown}: is not there any more") from None
 
@@ -223,7 +222,7 @@ class Study:
                 f"study {self.name} in {self._shown}: was not made by widthwise; choose another with --study"
             )
         if found is None:
-            self._patiently(lambda: self._study.set_user_attr(IDENTITY, identity))
+            self._retried(lambda: self._study.set_user_attr(IDENTITY, identity))
             return
         advice = (
             "is one of another sweep; name another study with --study",
@@ -252,8 +251,8 @@ class Study:
                 raise UserError(f"--storage: {self._shown}: {error}") from None
         return optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
 
-    def _patiently(self, act: Callable[[], T], seconds: float = OUTAGE_SECONDS) -> T:
-        """The result of `act`, retried while the database is unreachable. Raises StorageAway if it stays so."""
+    def _retried(self, act: Callable[[], T], seconds: float = OUTAGE_SECONDS) -> T:
+        """Return the result of `act`, retried while the database is unreachable. Raises StorageAway if it stays so."""
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -269,7 +268,7 @@ class Study:
             time.sleep(0.5)
 
     def _cause(self, error: BaseException) -> str:
-        """The driver's message, which may repeat the address it was given."""
+        """Return the driver's message without the password."""
         while error.__cause__ is not None:
             error = error.__cause__
         password = None if self._url is None else self._url.password

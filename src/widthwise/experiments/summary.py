@@ -4,19 +4,19 @@ import itertools
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import trend_values
 from widthwise.experiments.equal_loss import LossCurve, LossCurves, validations_of
 from widthwise.experiments.experiment import Experiment, run_path
-from widthwise.experiments.outcome import Results, Trained, check_same_data, load_result, variant_of, windows
+from widthwise.experiments.outcome import Results, SeedRuns, check_same_data, load_result, variant_of, windows
 from widthwise.experiments.sentences import SweepSentences, comparison_sentences, too_few_validations, trend_sentence
-from widthwise.experiments.study import Drawn, Study
+from widthwise.experiments.statistics import fit_trend
+from widthwise.experiments.study import DrawnPoint, Study
 from widthwise.experiments.sweep import SweepConfig
-from widthwise.experiments.trend import fit_trend
 from widthwise.records.comparison import Comparison, Trend, Variant
-from widthwise.records.estimate import CONFIDENCE, Validations
+from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Sweep
 from widthwise.records.sweep import Study as StudyRecord
 from widthwise.run_dir import RunDir
@@ -30,14 +30,14 @@ def summarise(
     command: str,
     curves: Mapping[str, LossCurves] | None = None,
 ) -> Comparison:
-    """The comparison as a record.
+    """Return the comparison as a record.
 
-    results: variant -> one result per seed, in the order of plan.seeds; curves: those of these runs, or None if nothing
-    is to be said of equal losses.
+    results: variant -> one result per seed, in the order of plan.seeds; curves: the loss curves of these runs, or None
+    to leave out statements on equal loss.
     """
     assert plan.baseline is not None
     trained = {
-        name: Trained(run_paths(plan, name), results[name], curves[name] if curves else ()) for name in plan.points
+        name: SeedRuns(run_paths(plan, name), results[name], curves[name] if curves else ()) for name in plan.points
     }
     variants = [variant_of(name, own, trained[plan.baseline]) for name, own in trained.items()]
     validations = validations_of(itertools.chain(*curves.values())) if curves else None
@@ -63,7 +63,7 @@ def summarise(
 
 
 def run_paths(plan: Experiment, name: str) -> list[str]:
-    """The folders of a point's runs inside that of the experiment, one for each seed, as records have them."""
+    """Return the folders of a point's runs, one for each seed, relative to that of the experiment."""
     return [str(run_path(name, seed)) for seed in plan.seeds]
 
 
@@ -81,40 +81,31 @@ def _trend(plan: Experiment, results: Mapping[str, Results]) -> Trend | None:
     return fit_trend(plan.trend.over, values, losses, CONFIDENCE, of)
 
 
-class PointState(NamedTuple):
-    """A point of a sweep, whether it has finished or not."""
-
-    place: Mapping[str, Any]
-    """Its group and values."""
-    state: str
-    reason: str | None
-    """Why it failed, or None."""
-
-
 class Findings:
     """The results of a sweep, read from its folder as points finish."""
 
     def __init__(self, plan: Experiment, folder: Path, command: str, study: Study | None = None):
         """study: that of a search."""
         self._plan, self._folder, self._command, self._study = plan, folder, command, study
-        self._trained: dict[str, Trained] = {}
+        self._trained: dict[str, SeedRuns] = {}
         self._variants: dict[tuple[str, bool], Variant] = {}
-        """Name of a point, and whether its baseline has finished -> the point."""
+        """Name of a point, True if its baseline has finished -> the point."""
 
     def sweep(self, failures: Mapping[str, str]) -> Sweep:
-        """The content of sweep.json so far.
+        """Return the content of sweep.json so far.
 
-        failures: points that could not be trained -> why. Raises UserError if the runs saw different data.
+        failures: points that could not be trained -> reason. Raises UserError if the runs saw different data.
         """
         plan, drawn = self._plan, [] if self._study is None else self._study.drawn()
         states = self._states(drawn, failures)
-        for name, (_, state, _) in states.items():
-            if state == "finished":
+        for name, point in states.items():
+            if point["state"] == "finished":
                 self._read(name)
-        points = [self._point(name, *found) for name, found in states.items()]
-        n_done = sum(state in ("finished", "failed") for name, (_, state, _) in states.items() if name in plan.points)
+        points = [self._point(point) for point in states.values()]
+        n_done = sum(states[name]["state"] in ("finished", "failed") for name in plan.points)
         n_done += sum(each.state != "running" for each in drawn)
-        validations = self._validations()
+        curves = [curve for own in self._trained.values() for curve in own.curves]
+        validations = validations_of(curves) if curves else None
         sentences = SweepSentences(plan, self._trained, validations)
         found = [point.state for point in points]
         search = plan.section.search if isinstance(plan.section, SweepConfig) else None
@@ -142,16 +133,18 @@ class Findings:
             ),
         )
 
-    def _states(self, drawn: Sequence[Drawn], failures: Mapping[str, str]) -> dict[str, PointState]:
-        """Every named point once, with its place and state; what failed before it had a name, by its number."""
-        found: dict[str, PointState] = {}
+    def _states(self, drawn: Sequence[DrawnPoint], failures: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Return every named point once: name, group, values, state and reason, as sweep.json has them. Points that
+        failed without a name are named by their number."""
+        found: dict[str, dict[str, Any]] = {}
         for name, point in self._plan.points.items():
-            place = {"group": point.group, "values": dict(point.values)}
-            found[name] = PointState(place, *self._state(name, failures.get(name)))
+            state, reason = self._state(name, failures.get(name))
+            place = {"name": name, "group": point.group, "values": dict(point.values)}
+            found[name] = {**place, "state": state, "reason": reason}
         for each in drawn:
             place = each.point or ({"name": each.key, "group": "", "values": {}} if each.state == "failed" else None)
             if place is not None:
-                found.setdefault(place["name"], PointState(place, each.state, each.reason))
+                found.setdefault(place["name"], {**place, "state": each.state, "reason": each.reason})
         return found
 
     def _state(self, name: str, failure: str | None) -> tuple[str, str | None]:
@@ -162,27 +155,22 @@ class Findings:
             return "failed", failure
         return ("running" if any(run.is_in_use for run in runs) else "waiting"), None
 
-    def _point(self, name: str, place: Mapping[str, Any], state: str, reason: str | None) -> FinishedPoint | OpenPoint:
-        beside = {**place, "name": name, "state": state, "reason": reason}
-        if state != "finished":
-            return OpenPoint.model_validate(beside)
-        baseline = self._plan.baseline_of(place["group"], place["values"])
-        return FinishedPoint.model_validate({**self._variant(name, baseline), **beside})
+    def _point(self, point: Mapping[str, Any]) -> FinishedPoint | OpenPoint:
+        if point["state"] != "finished":
+            return OpenPoint.model_validate(point)
+        baseline = self._plan.baseline_of(point["group"], point["values"])
+        return FinishedPoint.model_validate({**self._variant(point["name"], baseline), **point})
 
     def _variant(self, name: str, baseline: str | None) -> Variant:
-        """The runs of a finished point, compared with those of its baseline if that has finished."""
+        """Return the runs of a finished point, compared with those of its baseline if that has finished."""
         beside = None if baseline is None else self._trained.get(baseline)
         key = (name, beside is not None)
         if key not in self._variants:
             self._variants[key] = variant_of(name, self._trained[name], beside)
         return self._variants[key]
 
-    def _validations(self) -> Validations | None:
-        curves = [curve for own in self._trained.values() for curve in own.curves]
-        return validations_of(curves) if curves else None
-
     def _read(self, name: str) -> None:
-        """Reads the runs of a finished point, once. Raises UserError if they saw other data than the first."""
+        """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
         if name in self._trained:
             return
         paths = run_paths(self._plan, name)
@@ -190,7 +178,7 @@ class Findings:
         results = [load_result(run) for run in runs]
         for run in runs:
             check_same_data(run, self._first_run or runs[0])
-        self._trained[name] = Trained(paths, results, [LossCurve.of(run.metrics()) for run in runs])
+        self._trained[name] = SeedRuns(paths, results, [LossCurve.of(run.metrics()) for run in runs])
 
     @property
     def _first_run(self) -> RunDir | None:

@@ -79,8 +79,8 @@ class SweepConfig(Config):
     """Chooses points by a sampler; default: a grid of all combinations."""
     seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
-    """The quantity that every point must match with the baseline, within one percent, and what of the points, or of
-    which group, is adjusted to that end; default: params if there is a baseline."""
+    """The quantity that every point must match with the baseline, within one percent, and the parts of all points or of
+    a group that are adjusted to that end; default: params if there is a baseline."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SweepConfig":
@@ -138,21 +138,21 @@ class SweepSpace:
             self.baseline = Point(config.baseline_name, recipe)
         self.n_trials = 0 if config.search is None else config.search.n_trials
         if self.baseline is not None:
-            self._judged_as = self.baseline.name, self.baseline.recipe
+            self._reference = self.baseline.name, self.baseline.recipe
         elif config.search is not None:
-            self._judged_as = title, parse_recipe(dict(data), title)
+            self._reference = title, parse_recipe(dict(data), title)
         else:
             group, values = next(self._combinations())
             name = point_name(group, values)
-            self._judged_as = name, self._recipe(name, group, values)
+            self._reference = name, self._recipe(name, group, values)
 
     @property
     def reference(self) -> Recipe:
-        return self._judged_as[1]
+        return self._reference[1]
 
     def grid(self) -> dict[str, Point]:
-        """Name -> point, the baseline first; for a search only the baseline. Raises UserError for the first impossible
-        point, and if two have the same name or become the same model."""
+        """Return name -> point, the baseline first; for a search only the baseline. Raises UserError for the first
+        impossible point, and if two have the same name or become the same model."""
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
             points += [self.point(group, values) for group, values in self._combinations()]
@@ -174,7 +174,7 @@ class SweepSpace:
                 yield group, dict(zip(axes, values))
 
     def point(self, group: str, values: Mapping[str, Any]) -> Point:
-        """A point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
+        """Return a point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
         name, adjustment = point_name(group, values), None
         recipe = self._recipe(name, group, {key: value for key, value in values.items() if key != ASPECT})
         if self.baseline is not None and (parts := parts_of(self.config.match, group)):
@@ -185,7 +185,7 @@ class SweepSpace:
             advice = "resize it, or say match: none under sweep, or --match none"
             check_matched({name: recipe}, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
         else:
-            check_same_windows(name, recipe, *self._judged_as)
+            check_same_windows(name, recipe, *self._reference)
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
@@ -195,20 +195,23 @@ class SweepSpace:
         return parse(Recipe, data, name)
 
     def axes_as_data(self) -> dict[str, dict[str, Any]]:
-        """Group -> key -> list of values, or a range as a mapping."""
+        """Return group -> key -> list of values, or a range as a mapping."""
         return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.config.axes.items()}
 
     def sampler(self, index: int) -> "BaseSampler":
-        """Optuna's sampler. constant_liar: points in progress elsewhere count as bad, so workers avoid them."""
+        """Return the sampler of one trial. It depends only on the trial's index and on what has finished before, so
+        that an interrupted search continues as it would have."""
         optuna: Any = require("optuna", "sweep")
         assert self.config.search is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self.config.search.sampler == "random":
                 return optuna.samplers.RandomSampler(seed=index)
+            # constant_liar: points in progress elsewhere count as bad, so that workers avoid them.
             return optuna.samplers.TPESampler(seed=index, constant_liar=True)
 
     def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
+        """Return the group and values that the sampler chooses for a trial."""
         axes = self.config.axes
         group = trial.suggest_categorical(GROUP_PARAMETER, list(axes)) if len(axes) > 1 else next(iter(axes))
         # A parameter's name includes the group, because groups may give a key different values.
@@ -216,6 +219,7 @@ class SweepSpace:
         return group, {key: axis.drawn(trial, names[key]) for key, axis in axes[group].items()}
 
     def identity(self) -> str:
+        """Return a hash, equal for searches that may share a study: of all that decides what is trained."""
         config, search = self.config, self.config.search
         assert search is not None
         points = {} if self.baseline is None else {self.baseline.name: to_data(self.baseline.recipe)}
@@ -227,12 +231,12 @@ class SweepSpace:
 
 
 def _where(group: str) -> str:
-    """The place of a group's axes in the section."""
+    """Return the place of a group's axes in the section."""
     return f"groups.{group}.over" if group else "over"
 
 
 def point_name(group: str, values: Mapping[str, Any]) -> str:
-    """The name of a point, "x-0.25-0.3" in group x. Raises UserError if it is too long for a folder."""
+    """Return the name of a point, "x-0.25-0.3" in group x. Raises UserError if it is too long for a folder."""
     name = "-".join(filter(None, [group, *map(word, values.values())]))
     if len(name) > LONGEST_NAME:
         raise UserError(f"sweep: the point {name[:40]}... has a name of {len(name)} letters; make a group of it")
@@ -240,7 +244,7 @@ def point_name(group: str, values: Mapping[str, Any]) -> str:
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Experiment:
-    """The sweep of a recipe file, every point of a grid checked. Raises UserError.
+    """Return the sweep of a recipe file, every point of a grid checked. Raises UserError.
 
     asked: keys of the sweep section that replace those of the file, which may then have no such section; `match` and
     `adjust` replace each its part of what the file says to match.
@@ -251,7 +255,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
         raise UserError(f"{path}: has no sweep section; say what to vary there or with --over")
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
-    config, title = parse(SweepConfig, _laid_over(section, asked or {}), f"{path}: sweep"), recipe_name(path)
+    config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
     space = SweepSpace(title, config, data)
     return Experiment(
         title=title,
@@ -265,7 +269,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     )
 
 
-def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     groups = section.get("groups")
     named = groups.values() if isinstance(groups, dict) else []
     own_axes = [isinstance(group, dict) and "over" in group for group in named]
@@ -281,7 +285,7 @@ def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, A
 
 
 def read_axes(texts: Iterable[str]) -> dict[str, Any]:
-    """The axes given on the command line, by key, as written in a recipe.
+    """Return the axes given on the command line, by key, as written in a recipe.
 
     Each is "optimizer.lr=0.002,0.004", or "optimizer.lr={low: 1e-4, high: 1e-2}". Raises UserError.
     """

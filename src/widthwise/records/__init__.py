@@ -1,1 +1,1 @@
-"""What producers write and reports read, declared once: typed, frozen objects."""
+"""Records that producers write and reports read, declared once: typed, frozen objects."""

@@ -1,4 +1,4 @@
-"""`analysis.json`: what trained models do inside, over one text; and what runs record of it."""
+"""`analysis.json`: internals of trained models over one text; and those that runs record."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
@@ -193,7 +193,7 @@ class AnalysedModel(Record):
     kind: str
     step: int | None
     tokens: int | None = None
-    """Tokens that it was trained on; None where nobody knows."""
+    """Tokens that it was trained on; None if unknown."""
     run: str | None = None
     """Name of the run, where its checkpoints are analysed one by one; else None."""
     d_model: int

@@ -70,11 +70,11 @@ class Certificate(StoredRecord):
         return {name: each.n_dead for name, each in self.liveness.items() if each.n_dead}
 
     def total(self, count: str) -> int:
-        """Sum of one count of `LivenessCounts` over all tensors."""
+        """Return the sum of one count of `LivenessCounts` over all tensors."""
         return sum(getattr(each, count) for each in self.liveness.values())
 
     def lines(self) -> list[str]:
-        """The certificate as lines of text."""
+        """Return the certificate as lines of text."""
         tokens = f"{self.n_sequences} x {self.n_tokens} random tokens, {self.dtype}"
         if self.dtype != "float64":
             tokens += " because float64 would not fit into memory"
@@ -112,7 +112,7 @@ class Certificate(StoredRecord):
         ]
 
 
-class Demonstrated(Record):
+class MeasuredExpansion(Record):
     """One expansion of a model, drawn once for each seed."""
 
     does: Sequence[str]
@@ -134,4 +134,4 @@ class Demonstration(StoredRecord):
     seeds: Sequence[int]
     params: Number
     """Parameters of the model before it grows."""
-    expansions: Mapping[str, Demonstrated]
+    expansions: Mapping[str, MeasuredExpansion]

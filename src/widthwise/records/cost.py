@@ -1,4 +1,4 @@
-"""The cost of a model, counted from its config."""
+"""The cost of a model, counted from its config, and what `plan` and `train --dry-run` predict; nothing is measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -73,5 +73,172 @@ class CostSummary(Record):
 
 
 def sum_of(params: Mapping[str, Number], parts: Sequence[str]) -> Number | None:
-    """Sum of the parameters of some parts; None if one of them is unknown."""
+    """Return the sum of the parameters of some parts; None if one of them is unknown."""
     return sum(params[part] for part in parts) if set(parts) <= params.keys() else None
+
+
+class UnitSize(Record):
+    """Parameters that are gathered and freed together: of a layer, or of everything outside of layers."""
+
+    name: str
+    params: int
+    gathered_bytes: int
+    """Bytes of the parameters in fp32, without padding."""
+
+
+class RankMemory(Record):
+    """Bytes that a process needs at the moment of a step when it needs the most: the sum of what follows."""
+
+    moment: str
+    """The loss, the update, or the layer or further head at which the backward pass is."""
+    parameter_bytes: int
+    """Its blocks of the parameters, in fp32, padding included."""
+    gradient_bytes: int
+    """Its blocks of the gradients that are there; where a step has several passes all gradients, which stay whole until
+    the last."""
+    optimizer_bytes: int
+    """The optimizer's state for its blocks of the parameters."""
+    root_bytes: int
+    """The parameters that belong to no layer, gathered from the forward to the end of the backward pass."""
+    cast_weight_bytes: int
+    """The layers' matrices in bf16, which autograd keeps from forward to backward, as far as they are there; 0 in
+    fp32."""
+    activation_bytes: int
+    """What else autograd keeps of one pass, by the cost model; at a layer also what that makes again, and the gradients
+    of its activations."""
+    buffer_bytes: int
+    """The larger of two needs that do not meet: logits and weight gradient of the loss, and gathered layers with their
+    gradients; what tells documents of a row apart, if `data` asks for that; and for new and old entries that learn at
+    rates of their own, a mark of each entry and, in the update, the weights before it."""
+
+    @pydantic.computed_field
+    @property
+    def total_bytes(self) -> int:
+        return sum(getattr(self, name) for name in type(self).model_fields if name != "moment")
+
+
+class StepTraffic(Record):
+    """Bytes that a process sends in a step, with ring algorithms."""
+
+    all_gather_bytes: int
+    reduce_scatter_bytes: int
+    all_reduce_bytes: int
+    broadcast_bytes: int
+    """Muon's updates, because one process makes each matrix orthogonal; what it gathers for that counts above."""
+
+
+class Times(Record):
+    """Predicted times, on assumed devices and at assumed rates."""
+
+    compute_seconds: float
+    """Computation of a step."""
+    communication_seconds: float
+    """Communication of a step. A step takes as long as the longer of the two where communication is hidden behind
+    computation, and as both together where it is not."""
+    run_days: float
+    """Computation of all steps of the run."""
+
+
+class Deployment(Record):
+    """A run on some number of devices, one process on each."""
+
+    n_devices: int
+    n_shards: int
+    """Processes that share one copy of the model."""
+    batch_size: int
+    """Sequences of a step that a process sees."""
+    micro_batch_size: int
+    """Sequences of a forward pass."""
+    n_passes: int
+    """Forward and backward passes of a process in a step."""
+    padding: float
+    """Padding of the parameters divided by the parameters."""
+    memory: RankMemory
+    traffic: StepTraffic
+    training_flops: Number
+    """FLOPs of a process in a step."""
+    times: Times | None = None
+    """None without a device."""
+    fits: bool | None = None
+    """True if a device has the memory; None without a device."""
+    remedy: str | None = None
+    """The smallest change with which it would fit; None if none is needed, or none was found."""
+
+
+class DryRun(Record):
+    """Predicted cost of a recipe on several numbers of devices."""
+
+    params: int
+    units: Sequence[UnitSize]
+    """In the order of the layers, the root last."""
+    assumptions: str
+    device: str | None = None
+    device_memory_bytes: int | None = None
+    deployments: Sequence[Deployment]
+
+
+class PartMemory(Record):
+    """Memory of a part of the model on a device, if all of it were there at once."""
+
+    part: str
+    """One of `records.cost.PARTS`, or what layers that run again leave."""
+    params: int
+    """All its parameters, however many devices share them."""
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    cast_weight_bytes: int
+    """Its matrices in bf16."""
+    activation_bytes: int
+    """Activations that one pass keeps."""
+
+
+class Setup(Record):
+    """A kind of activation checkpointing on the device."""
+
+    activation_checkpointing: str
+    micro_batch_size: int | None
+    """Sequences of the largest pass that fits; None where not one does."""
+    memory: RankMemory
+    """With that pass, or with one sequence."""
+    run_hours: Number | None
+    """None for a device whose FLOPs are not known."""
+
+
+class DataCost(Record):
+    """Cost of the tokens of a run before training."""
+
+    disk_bytes: int
+    """Size of the token files."""
+    text_bytes: int
+    """Size of the text that they are made from, at BYTES_PER_TOKEN."""
+    prepare_core_hours: Number
+    """Hours of one CPU core, at TEXT_BYTES_PER_CORE_SECOND."""
+
+
+class Plan(Record):
+    """Predicted cost of a recipe on devices of one kind."""
+
+    device: str
+    device_memory_bytes: int
+    n_devices: int
+    mfu: Number | None
+    """None for a device whose FLOPs are not known."""
+    params: int
+    parts: Sequence[PartMemory]
+    """With the recipe's own pass and activation checkpointing."""
+    micro_batch_size: int
+    """Sequences of a pass, by the recipe."""
+    memory: RankMemory
+    """Memory of a process with passes of that size."""
+    fits: bool
+    setups: Sequence[Setup]
+    steps: int
+    tokens: int
+    tokens_per_param: Number
+    training_flops: Number
+    run_hours: Number | None
+    """As the recipe says, on all devices."""
+    asked_hours: Number | None
+    data: DataCost
+    remarks: Sequence[str]

@@ -1,4 +1,4 @@
-"""`discovery.json`: how a profile of sizes along the depth was found, and what finding it cost; and `search.json`."""
+"""`discovery.json`: the search for a profile of sizes along the depth, its result and cost; and `search.json`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -27,10 +27,10 @@ class Candidate(Record):
     layer: int
     """From 0."""
     is_gap: bool = False
-    """True if a further layer would come before `layer`, or behind all where there is none of that number."""
+    """True if a further layer would come before `layer`, or behind all if there is none of that number."""
     part: str
     gain: float
-    """By how much a step of its new entries that are 0 would lower the loss, to first order: nats, at a rate of 1."""
+    """Fall of the loss by a step of its new entries that are 0, to first order: nats, at a rate of 1."""
     gain_error: float | None = None
     """Standard error of the gain over draws of the new weights; None where nothing is drawn, or once."""
     cost: float
@@ -67,12 +67,12 @@ class Curve(Record):
 
     @classmethod
     def of_sizes(cls, sizes: Mapping[str, Sequence[float]]) -> "Curve":
-        """The curve of layers of these sizes; see `sizes`."""
+        """Return the curve of layers of these sizes; see `sizes`."""
         units = {name: _units(name, sizes["widths"]) for name in sizes}
         return cls(**{name: [a / b for a, b in zip(each, units[name], strict=True)] for name, each in sizes.items()})
 
     def sizes(self) -> dict[str, list[float]]:
-        """Each list that there is as sizes in proportion to each other; those of a curve are over the width."""
+        """Return each list as sizes in proportion to each other; those of a curve are over the width."""
         lists = {name: points for name, points in self.to_data().items() if points is not None}
         units = {name: _units(name, self.widths) for name in lists}
         return {name: [a * b for a, b in zip(points, units[name], strict=True)] for name, points in lists.items()}
@@ -86,25 +86,25 @@ class Curve(Record):
         return any(abs(mean - 1) > 0.1 for mean in means)
 
     def even(self) -> "Curve":
-        """The mean of each size in all layers."""
+        """Return the curve with the mean of each size in all layers."""
         return Curve.of_sizes({name: [sum(each) / len(each)] * len(each) for name, each in self.sizes().items()})
 
     def reversed(self) -> "Curve":
-        """The last layer first."""
+        """Return the curve with the last layer first."""
         return Curve(**{name: points and points[::-1] for name, points in self.to_data().items()})
 
 
 def _units(name: str, widths: Sequence[float]) -> Sequence[float]:
-    """(n_layers,) the sizes that are 1 in a list of a curve."""
+    """Return (n_layers,) sizes that are 1 in a list of a curve."""
     return widths if name in OVER_WIDTH else [1.0] * len(widths)
 
 
-class Found(Record):
-    """The find of a method of discovery."""
+class DiscoveredShape(Record):
+    """The curve that a search found, and its stages and cost."""
 
     curve: Curve
     n_layers: int | None = None
-    """Where it is not that of the recipe."""
+    """Number of layers, if it differs from the recipe's."""
     stages: Sequence[Stage]
     tokens: int
     """Seen by all models of the search."""
@@ -112,7 +112,7 @@ class Found(Record):
     """Training FLOPs of the search, measurements of candidates included."""
 
     def places(self) -> list[list[int]]:
-        """For each stage, which layer of the last one each of its layers is, from 0."""
+        """Return for each stage the index, from 0, of each of its layers in the last stage."""
         places = [list(range(len(self.stages[-1].layers)))]
         for stage in reversed(self.stages[1:]):
             last = places[-1]
@@ -121,7 +121,7 @@ class Found(Record):
         return places[::-1]
 
     def added(self) -> dict[int, int]:
-        """Layer of the last stage, from 0, that was not there at first -> the step after which it was added."""
+        """Return layer of the last stage, from 0, that was not there at first -> the step after which it was added."""
         found = {}
         for places, before, stage in zip(self.places()[1:], self.stages, self.stages[1:]):
             sources = stage.sources or ()
@@ -130,7 +130,7 @@ class Found(Record):
 
 
 class Discovery(StoredRecord):
-    """A profile that was found, and what finding it cost."""
+    """A discovered profile, and the cost of the search."""
 
     file_name: ClassVar[str] = "discovery.json"
 
@@ -148,7 +148,7 @@ class Discovery(StoredRecord):
     command: str | None = None
     environment: Mapping[str, Any] | None = None
     """Versions, machine and commit of the process that wrote the record."""
-    found: Found
+    found: DiscoveredShape
     comparison: str | None = None
     """Folder of the comparison with its rivals, from that of this file; None if none was made."""
 

@@ -1,4 +1,4 @@
-"""A mean over seeds with its interval, the verdicts on a difference, and what models need for the same loss."""
+"""A mean over seeds with its interval, the verdicts on a difference, and tokens and FLOPs to equal loss."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 FEWEST_SEEDS = 3
 """With fewer seeds a difference cannot be told from the noise of a seed, whatever the interval."""
 NO_VERDICT = "fewer than three seeds, so no verdict"
-"""Why there is none, with FEWEST_SEEDS in words."""
+"""Reason for a missing verdict, with FEWEST_SEEDS in words."""
 TIE_MARGIN = 0.01
 """Nats per token; two losses that are surely closer than this count as equal."""
 
@@ -39,7 +39,7 @@ class EqualLoss(Record):
     n_reached: int
     """Seeds in which the variant reaches the baseline's final loss."""
     tokens: Estimate
-    """Tokens at which it does; no mean unless it does with every seed."""
+    """Tokens at which it reaches that loss; no mean unless it does with every seed."""
     training_flops: Estimate
     tokens_ratio: Estimate
     """Geometric mean, with Student's t interval of the logarithm over seeds; no mean where a run was below the loss
@@ -51,7 +51,7 @@ class OverTokens(Record):
     """A number in the course of training: mean over seeds with its interval."""
 
     tokens: Sequence[float]
-    """Where it was measured, ascending."""
+    """Tokens at the measurements, ascending."""
     mean: Sequence[Known]
     low: Sequence[Known]
     high: Sequence[Known]
@@ -64,12 +64,12 @@ class OverTokens(Record):
 
 
 class Validations(Record):
-    """Validations of all runs of a comparison, as far as equal losses depend on them."""
+    """Number of validations of all runs of a comparison, which equal losses depend on."""
 
     n_fewest: int
     """Validations of the run that has the fewest, the last one included."""
     n_needed: int
-    """With fewer, nothing is said of equal losses."""
+    """With fewer, tokens to equal loss are omitted."""
     final_lr_share: Known = None
     """Learning rate of the last step over the highest, of the run in which it fell most."""
 

@@ -1,4 +1,4 @@
-"""Knowledge of checkpoints: `evaluations/step_STEP-REQUEST.json` of one, `evaluation_table.json` of several."""
+"""Scores of checkpoints: `evaluations/step_STEP-REQUEST.json` of one, `evaluation_table.json` of several."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -30,7 +30,7 @@ class Answers(Record):
 
 
 class Evaluation(Record):
-    """The texts that a checkpoint was given to read, and the tasks that it was asked."""
+    """The scores of a checkpoint on texts and tasks."""
 
     step: int = pydantic.Field(ge=0)
     tokens: int | None = None
@@ -52,15 +52,15 @@ class TableColumn(Record):
     is_share: bool
     """True for an accuracy or the like, from 0 to 1: the higher, the better. All others are losses."""
     source: str
-    """Where its questions come from."""
+    """Origin of its questions."""
     n_items: int | None = None
-    """Questions that were asked; None where that is not known, and of texts."""
+    """Number of questions; None if unknown, and for texts."""
     paper_items: int | None = None
     """Questions of the task, as the paper of the suite counts them."""
 
 
 class TableCell(Record):
-    """The value of a model, and how it stands beside that of its baseline."""
+    """The value of a model, and its difference to that of its baseline."""
 
     value: Known
     stderr: Known = None
@@ -84,7 +84,7 @@ class TableRow(Record):
 
 
 class EvaluationTable(StoredRecord):
-    """The table, and how it was made."""
+    """A table of scores, and the command that made it."""
 
     file_name: ClassVar[str] = "evaluation_table.json"
 

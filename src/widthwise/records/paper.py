@@ -23,15 +23,15 @@ class PaperLine(Record):
     counted: Number | None = None
     """Counted from the recipe at the paper's size, or from the points that the paper prints."""
     agrees: bool | None = None
-    """Whether the counted number is the printed one when rounded to its digits."""
+    """True if the counted number, rounded to the printed digits, is the printed one."""
     measured: Estimate | None = None
-    """What the experiment at another size measured, with its interval over seeds."""
+    """Measurement of the experiment at another size, with its interval over seeds."""
     reproduces: Answer | None = None
-    """Whether what was measured is what the paper prints in a word."""
+    """Answer whether the measurement agrees with the paper's word."""
     is_difference: bool = False
-    """Whether the measured number is a difference to the baseline's."""
+    """True if the measured number is a difference to the baseline's."""
     is_share: bool = False
-    """Whether the number is a share or a change, shown in percent."""
+    """True if the number is a share or a change, shown in percent."""
 
 
 class PaperExperiment(Record):
@@ -59,16 +59,15 @@ class PaperItem(StoredRecord):
     where: str
     title: str
     finds: str
-    """What the paper concludes from it."""
+    """The paper's conclusion."""
     lines: Sequence[PaperLine]
     experiment: PaperExperiment | None = None
     """None where nothing was measured."""
     other_scales: Sequence[str] = ()
     """Experiments that have not been run, in words."""
     small_core_minutes: Known = None
-    """What the experiment for two CPU cores takes, in minutes of one of them."""
+    """Duration of the experiment for two CPU cores, in minutes of one of them."""
     remarks: Sequence[str] = ()
-    """What differs and why."""
 
     @property
     def n_printed(self) -> int:
@@ -76,7 +75,7 @@ class PaperItem(StoredRecord):
 
     @property
     def n_judged(self) -> int:
-        """Lines that can be compared with what is printed: counted numbers, and what was measured of words."""
+        """Number of lines that can be compared with the paper: counted numbers, and measurements of words."""
         return sum(line.agrees is not None or line.reproduces is not None for line in self.lines)
 
     @property

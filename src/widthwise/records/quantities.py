@@ -49,7 +49,7 @@ class Quantity(ABC):
     is_signed: bool = False
     """It is a difference, shown with its sign."""
     is_judged: bool = False
-    """The verdict is about it, and stands beside it."""
+    """The verdict is about it, and shown next to it."""
 
     @property
     def csv_column(self) -> str:
@@ -208,7 +208,7 @@ def _of_mtp(depth: int) -> Sequence[Quantity]:
 
 
 def _at_equal_loss(depth: int) -> Sequence[Quantity]:
-    """Return what a variant needs beside the baseline for the same held-out loss: the model's own, or of a depth."""
+    """Return the quantities at equal held-out loss with the baseline: the model's own loss, or that of a depth."""
     end, place = ("", "") if depth == 0 else (f"_next_{depth + 1}", f"next-{depth + 1} ")
 
     def read(field: str) -> Callable[[Variant], Any]:
@@ -239,7 +239,7 @@ def _flops(part: str) -> Callable[[CostSummary], Number | None]:
 
 
 def _training_flops(run: RunResult) -> Number | None:
-    """Files of older versions have it in PFLOP/s-days alone."""
+    """Return the training FLOPs; files of older versions have them in PFLOP/s-days alone."""
     if run.training_flops is None and run.pflops_days is not None:
         return run.pflops_days * 8.64e19
     return run.training_flops

@@ -18,7 +18,7 @@ def _finite_or_none(value: Any) -> Any:
 
 
 CHECKSUMS = "checksums"
-"""Where the file of a record keeps the digests of its entries; result.json its seal beside them."""
+"""Key of the digests of a record's entries in its file; in result.json the seal is next to it."""
 Number = int | float
 """An integer or a float, kept as the file has it."""
 Known = Annotated[float | None, pydantic.BeforeValidator(_finite_or_none)]
@@ -35,27 +35,27 @@ class Record(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
 
     def __getitem__(self, key: str) -> Any:
-        """A field by its key in the file, as in `result["val_loss"]`. Raises KeyError if there is no such field."""
+        """Return a field by its key in the file, as in `result["val_loss"]`. Raises KeyError without such a field."""
         if key not in type(self).model_fields:
             raise KeyError(key)
         return getattr(self, key)
 
     def keys(self) -> KeysView[str]:
-        """The keys of the fields that were given."""
+        """Return the keys of the fields that were given."""
         return {name: None for name in type(self).model_fields if name in self.model_fields_set}.keys()
 
     def __contains__(self, key: str) -> bool:
         return key in self.model_fields_set
 
     def to_data(self) -> dict[str, Any]:
-        """The record as plain data, with the fields that were given."""
+        """Return the record as plain data, with the fields that were given."""
         return self.model_dump(exclude_unset=True)
 
     def to_json(self) -> str:
         return json.dumps(self.to_data(), indent=2)
 
     def with_changes(self, **changes: Any) -> Self:
-        """A copy in which some fields differ, validated as if it were read."""
+        """Return a copy in which some fields differ, validated as if it were read."""
         return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
 
@@ -66,21 +66,21 @@ class StoredRecord(Record):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The record in a folder. Raises UserError if the file is missing, broken, or of another kind."""
+        """Read the record in a folder. Raises UserError if the file is missing, broken, or of another kind."""
         path = folder / cls.file_name
         found = read_json_mapping(path)
         check_unchanged(found, found.pop(CHECKSUMS, None), path)
         return parse(cls, found, str(path))
 
     def write(self, folder: Path) -> Path:
-        """Writes the file whole or not at all, and returns its path. Raises UserError if it cannot."""
+        """Write the file atomically and return its path. Raises UserError if it cannot."""
         path, data = folder / self.file_name, self.to_data()
         write_atomic(path, json.dumps({**data, CHECKSUMS: digests(data)}, indent=2) + "\n")
         return path
 
 
 def digests(data: Mapping[str, Any]) -> dict[str, str]:
-    """A checksum of each entry, so that the one that was changed can be named."""
+    """Return a checksum of each entry, so that the one that was changed can be named."""
     return {key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16] for key, value in data.items()}
 
 
@@ -99,6 +99,6 @@ def check_unchanged(data: Mapping[str, Any], written: Mapping[str, str] | None, 
 
 
 def finite(value: Any) -> float:
-    """The value as a float; NaN if it is absent, not a number or infinite."""
+    """Return the value as a float; NaN if it is absent, not a number or infinite."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else math.nan

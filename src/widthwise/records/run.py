@@ -1,10 +1,14 @@
-"""`result.json`, and a whole run directory in memory."""
+"""Run directories: `result.json`, allowed changes to the recipe, listings, and folders mistaken for a run."""
 
-from collections.abc import Mapping, Sequence
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from widthwise.config_io import differences, shortened
+from widthwise.files import read_json_mapping
 from widthwise.records.analysis import TokenWidths, VirtualWidth
 from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
@@ -34,7 +38,7 @@ class GrowthRecord(Record):
 
 
 class DataCounts(Record):
-    """The text that a run had to read, all sources of a mixture together; bytes are those of UTF-8."""
+    """The text of a run, all sources of a mixture together; bytes are those of UTF-8."""
 
     n_train_tokens: int
     n_train_bytes: int
@@ -92,7 +96,7 @@ class RunResult(StoredRecord):
     val_losses: Mapping[str, float] | None = None
     """Mean loss over the held-out windows of each source of a mixture; None for data of one source."""
     val_texts: Mapping[str, TextResult] | None = None
-    """Those of the recipe's other texts, by name; None for a recipe that names none."""
+    """Results on the recipe's other texts at the end, by name; None for a recipe that names none."""
     val_tasks: Mapping[str, TaskResult] | None = None
     """Results on the recipe's tasks at the end, by name; None for a recipe that names none."""
     best_step: int | None = None
@@ -151,3 +155,134 @@ class Run:
     @property
     def cost(self) -> CostSummary | None:
         return self.result.cost if self.result else None
+
+
+OF_PROCESSES = ("train.shards", "train.hang_seconds")
+"""Paths of a recipe that say how processes work together: with others it is the same run."""
+MAY_CHANGE = ("data.", *OF_PROCESSES)
+"""Paths of a recipe that may be changed in config.yaml: data may move too, as they have checksums of their own."""
+MAY_MOVE = re.compile(r"validation\.(texts\.[^.]+\.source|tasks\.[^.]+\.file)")
+"""Further such paths, of texts and tasks: files with checksums of their own."""
+MUST_STAY = ("data.mask_documents", "data.reset_positions")
+"""Those of data that may not, being on or off: they say how data are read, wherever they are."""
+MAY_CONTINUE_WITH = (
+    "train.steps",
+    "train.log_every",
+    "train.norms_every",
+    "train.validate_every",
+    "train.sample",
+    "train.checkpoint_every",
+    "train.checkpoint_in_background",
+    "train.keep_last",
+    "train.keep_every",
+    "train.keep_best",
+    "train.max_loss_rise",
+    *OF_PROCESSES,
+)
+"""Paths that `resume` takes other values for: how long, what is recorded and kept. Steps made stay what they are."""
+
+
+class Continuation(Record):
+    """A moment at which a run was resumed with other settings."""
+
+    after_step: int
+    before: Mapping[str, Any]
+    """Path in the recipe -> its value until then."""
+    after: Mapping[str, Any]
+    """The same paths -> their values from then on."""
+
+    @property
+    def words(self) -> str:
+        """`train.steps from 9 to 18, train.log_every from 4 to 1`."""
+        pairs = (f"{path} from {shortened(old)} to {shortened(self.after[path])}" for path, old in self.before.items())
+        return ", ".join(pairs)
+
+
+def continued(recipe: Any, continuations: Iterable[Continuation]) -> Any:
+    """Return a recipe, as plain data, with the settings of continuations."""
+    changed = copy.deepcopy(recipe)
+    for each in continuations:
+        for path, value in each.after.items():
+            section, key = path.split(".")
+            changed[section][key] = value
+    return changed
+
+
+def changes_in_words(before: Any, after: Any, of_the_same_run: bool = False) -> list[str]:
+    """Return the differences between two recipes. of_the_same_run: only what would make the second one another run."""
+    found = differences(before, after)
+    return [
+        f"{path} from {shortened(old)} to {shortened(new)}"
+        for path, old, new in found
+        if not of_the_same_run or _is_another_run(path, old, new)
+    ]
+
+
+def _is_another_run(path: str, old: Any, new: Any) -> bool:
+    """Return whether a recipe that was changed there after the run was begun describes another one."""
+    is_left_out = not old and not new  # as where the section was written anew
+    may_change = path.startswith(MAY_CHANGE) or MAY_MOVE.fullmatch(path) is not None
+    return not may_change or (path in MUST_STAY and not is_left_out)
+
+
+RunState = Literal["running", "finished", "stopped", "failed", "waiting", "unreadable"]
+
+
+class ListedRun(Record):
+    """One run in a listing. What is not known yet is None."""
+
+    path: str
+    state: RunState
+    """running: a process holds its folder. stopped: begun, not finished, and not held. failed: it ended
+    itself, as when the loss diverged. waiting: its experiment has not begun it. unreadable: its files are broken."""
+    step: int | None = None
+    """Step of its last record."""
+    n_steps: int | None = None
+    loss: Known = None
+    """Training loss of its last record of training."""
+    val_loss: Known = None
+    """Held-out loss of its last validation."""
+    tokens_per_second: Known = None
+    age_seconds: Known = None
+    """Time since its last record."""
+    n_bytes: int | None = None
+    """All its files together."""
+    reason: str | None = None
+
+
+class PlannedRun(Record):
+    """One run of an experiment, begun or not."""
+
+    path: str
+    """Inside the folder of the experiment."""
+    variant: str
+    seed: int
+    n_steps: int
+
+
+class PlannedRuns(StoredRecord):
+    """`planned.json`: all runs of an experiment, written before the first of them begins."""
+
+    file_name: ClassVar[str] = "planned.json"
+
+    title: str
+    command: str
+    baseline: str
+    runs: Sequence[PlannedRun]
+    """In the order in which they are trained."""
+
+
+OF_SEVERAL_RUNS = {"comparison.json": "a comparison", "sweep.json": "a sweep"}
+"""File of a folder of several runs -> its kind in words."""
+
+
+def other_folder(path: Path) -> str:
+    """Return `; it is ...`, the content of a folder that is no run directory and the way to a run; "" if unknown."""
+    for file, name in OF_SEVERAL_RUNS.items():
+        if (path / file).is_file():
+            return f"; it is {name}, whose runs are {path}/runs/NAME"
+    if any((path / "runs").glob("*/config.yaml")):
+        return f"; it holds several runs, which are {path}/runs/NAME"
+    if (path / "config.json").is_file() and "model_type" in read_json_mapping(path / "config.json"):
+        return f"; it is a Hugging Face folder: `widthwise import {path} RUN` makes a run of it"
+    return ""

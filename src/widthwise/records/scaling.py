@@ -1,4 +1,4 @@
-"""`scaling.json`: laws fitted to groups of models, and what one group saves over another."""
+"""`scaling.json`: laws fitted to groups of models, and the savings of one group over another."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
@@ -37,7 +37,7 @@ class FittedLaw(Record):
     """The same, with each point left out of the fit that predicts it."""
     band: Band | None = None
     reason: str | None = None
-    """Why it could not be fitted, or why its parameters are unreliable."""
+    """Reason why it could not be fitted, or why its parameters are unreliable."""
 
 
 class ScalingPoint(Record):
@@ -68,7 +68,7 @@ class ScalingGroup(Record):
 
     @property
     def laws(self) -> list[tuple[LawName, FittedLaw]]:
-        """The laws that were tried, each with its fit."""
+        """Laws that were tried, each with its fit."""
         return [(law, fit) for law, fit in self.fits.items() if fit]
 
     @property
@@ -122,7 +122,7 @@ class ScalingLaws(StoredRecord):
         return self
 
     def is_drawn(self, saving: Saving) -> bool:
-        """Return whether a saving belongs to the law whose curves are drawn, and has a number."""
+        """Return True if a saving belongs to the law whose curves are drawn, and has a number."""
         chosen = {group.name: group.chosen for group in self.groups}
         return saving.fit == chosen[saving.group] and saving.ratio.mean is not None
 

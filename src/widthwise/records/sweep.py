@@ -38,7 +38,6 @@ class OpenPoint(Record):
     values: Mapping[str, Any]
     group: str | None = None
     reason: str | None = None
-    """Why the point failed, or None."""
 
 
 class Study(Record):
@@ -71,7 +70,7 @@ class Sweep(StoredRecord):
     """The findings in words, one per line."""
     environment: Mapping[str, Any]
     validations: Validations | None = None
-    """What the course of the finished points can say; None without any, and in files of older versions."""
+    """Validations of the finished points; None without any, and in files of older versions."""
     axes: Mapping[str, Mapping[str, list[Any] | SearchedRange]]
     """Group -> recipe key -> its values in order, or the range of a search."""
     points: Sequence[Annotated[FinishedPoint | OpenPoint, pydantic.Field(discriminator="state")]]
@@ -90,7 +89,7 @@ class Sweep(StoredRecord):
 
     @property
     def variants(self) -> Sequence[FinishedPoint]:
-        """The finished points, lowest loss first, those without a loss last."""
+        """Finished points, lowest loss first, those without a loss last."""
         found = [point for point in self.points if isinstance(point, FinishedPoint)]
         return sorted(found, key=lambda point: (point.val_loss.mean is None, point.val_loss.mean))
 
@@ -102,13 +101,13 @@ class Sweep(StoredRecord):
 
     @property
     def baseline_words(self) -> str | None:
-        """What a point is compared with, in words; None if there is nothing, or nothing with a loss."""
+        """The baseline in words; None if there is none, or none with a loss."""
         if self.baseline_group is not None:
             return f"{self.baseline_group} of the same size"
         return self.baseline_variant and self.baseline
 
     def baseline_of(self, variant: Variant) -> FinishedPoint | None:
-        """The finished point with a loss that a point is compared with, itself if others are compared with it."""
+        """Return the finished baseline of a point, if it has a loss: itself, if others are compared with it."""
         if self.baseline_group is None:
             return self.baseline_variant
         values = next(point.values for point in self.points if point.name == variant.name)
@@ -125,6 +124,6 @@ class Sweep(StoredRecord):
         return list(dict.fromkeys(point.group or "" for point in self.points if point.name != self.baseline))
 
     def of_group(self, group: str) -> list[FinishedPoint | OpenPoint]:
-        """The points of a group. The baseline belongs to one only if it has values."""
+        """Return the points of a group. The baseline belongs to one only if it has values."""
         own = [point for point in self.points if (point.group or "") == group]
         return [point for point in own if point.values or point.name != self.baseline]

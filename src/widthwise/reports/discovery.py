@@ -15,7 +15,7 @@ import numpy as np
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import seed_interval, verdict
 from widthwise.records.comparison import Comparison, Variant
-from widthwise.records.discovery import DISCOVERED, Candidate, Discovery, Found, LayerSizes, Stage
+from widthwise.records.discovery import DISCOVERED, Candidate, DiscoveredShape, Discovery, LayerSizes, Stage
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
@@ -124,7 +124,7 @@ def _beside_baseline(comparison: Comparison | None) -> list[str]:
     return [f"Retrained, it {said} {clean(comparison.baseline)} ({_apart(own.difference)} nats)."]
 
 
-def _moments(found: Found) -> dict[str, Moment]:
+def _moments(found: DiscoveredShape) -> dict[str, Moment]:
     """A few stages from the first to the last, by the words of their step."""
     stages, places = found.stages, found.places()
     numbers = np.unique(np.linspace(0, len(stages) - 1, min(N_LINES, len(stages))).round().astype(int))

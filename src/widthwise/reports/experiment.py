@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
-from widthwise.records.comparison import Compared, Comparison, Trend, Variant
+from widthwise.records.comparison import Compared, Comparison, Family, Trend, Variant
 from widthwise.records.discovery import Search
 from widthwise.records.estimate import Estimate
-from widthwise.records.family import Family
-from widthwise.records.listing import PlannedRuns
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.records.run import Run, RunResult
+from widthwise.records.run import PlannedRuns, Run, RunResult
 from widthwise.records.sweep import SearchedRange, Sweep
 from widthwise.reports import experiment_figures as figures
 from widthwise.reports import main_table, tables

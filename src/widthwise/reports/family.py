@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from widthwise.records.comparison import Alone, Family
 from widthwise.records.estimate import NO_VERDICT, Estimate
-from widthwise.records.family import Alone, Family
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import Run
 from widthwise.reports.formats import MISSING, clean, fixed, shown, si, with_interval

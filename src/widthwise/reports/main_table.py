@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.records.comparison import Compared, Comparison, Variant
+from widthwise.records.comparison import Compared, Comparison, Family, Variant
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
-from widthwise.records.family import Family
 from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
 from widthwise.records.sweep import Sweep
 from widthwise.reports.formats import (

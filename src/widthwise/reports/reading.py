@@ -9,8 +9,7 @@ from widthwise.config_io import parse
 from widthwise.files import read_json
 from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
-from widthwise.records.listing import ListedRun
-from widthwise.records.run import DESCENTS, GrowthRecord, Run, RunResult
+from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run, RunResult
 from widthwise.reports.formats import MISSING, clean, duration, fixed, si
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunDir

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.config_io import UserError
-from widthwise.records.listing import ListedRun
-from widthwise.records.run import Run, RunResult
+from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Style, styles
 from widthwise.reports.curves import Bundle, Curve, by_name, by_step, curve_figure, further_heads, of_layer

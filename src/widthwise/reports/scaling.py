@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import altair as alt
 import numpy as np
 
-from widthwise.experiments.scaling.laws import LAWS
+from widthwise.experiments.laws import LAWS
 from widthwise.records.record import finite
 from widthwise.records.scaling import FittedLaw, Saving, ScalingGroup, ScalingLaws
 from widthwise.reports import charts

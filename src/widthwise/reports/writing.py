@@ -8,11 +8,10 @@ from typing import NamedTuple, TypeVar
 from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
 from widthwise.records.analysis import Analysis
-from widthwise.records.comparison import Comparison
+from widthwise.records.comparison import Comparison, Family
 from widthwise.records.discovery import Discovery
 from widthwise.records.estimate import Effects
 from widthwise.records.evaluation import EvaluationTable
-from widthwise.records.family import Family
 from widthwise.records.scaling import ScalingLaws
 from widthwise.records.sweep import Sweep
 from widthwise.reports import effects, evaluation, experiment, main_table, scaling

@@ -25,7 +25,7 @@ from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.model.eval_mode import repeatable
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
-from widthwise.records.other_folders import other_folder
+from widthwise.records.run import other_folder
 from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import Excerpt, excerpt, held_out_text
 from widthwise.runs.environment import command_line, shown_path

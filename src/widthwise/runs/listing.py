@@ -7,8 +7,8 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.files import read_text
-from widthwise.records.listing import ListedRun, PlannedRuns, RunState
 from widthwise.records.record import finite
+from widthwise.records.run import ListedRun, PlannedRuns, RunState
 from widthwise.run_dir import RunDir
 from widthwise.yaml_io import parse_yaml
 

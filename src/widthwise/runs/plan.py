@@ -18,8 +18,8 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.sharded_units import block_entries
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.records.cost import PARTS
-from widthwise.records.plan import (
+from widthwise.records.cost import (
+    PARTS,
     DataCost,
     Deployment,
     DryRun,

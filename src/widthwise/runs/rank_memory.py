@@ -29,7 +29,7 @@ from widthwise.model.sharded_units import block_entries, sharded_units
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.records.plan import RankMemory, StepTraffic
+from widthwise.records.cost import RankMemory, StepTraffic
 from widthwise.runs.devices import DEVICES_PER_NODE
 
 FP32_BYTES, BF16_BYTES = 4, 2

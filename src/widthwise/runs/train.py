@@ -10,8 +10,7 @@ from widthwise.config_io import UserError, checked_copy, differences, parse, to_
 from widthwise.data.documents import ignore_progress
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
-from widthwise.records.recipe_changes import MAY_CONTINUE_WITH, Continuation
-from widthwise.records.run import RunResult
+from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import (
     VALIDATION_KEY,

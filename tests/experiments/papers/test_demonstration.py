@@ -7,7 +7,7 @@ import pytest
 from widthwise.config_io import parse
 from widthwise.experiments.papers.demonstration import Expansion, as_printed, drawn_weights, planned_expansions
 from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.work import Demonstrating
+from widthwise.experiments.papers.work import DemonstrationWork
 from widthwise.growth.plan import GrowthPlan
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe
@@ -15,7 +15,7 @@ from widthwise.records.record import finite
 from widthwise.training.observer import SilentObserver
 
 SMALL = read_item("expansions_table_1").small
-assert isinstance(SMALL, Demonstrating)
+assert isinstance(SMALL, DemonstrationWork)
 RECIPE, EXPANSIONS = SMALL.path, SMALL.expansions
 WIDER = ("hidden_expansion", "all_at_once")
 """The expansions that change what norms divide by."""
@@ -69,7 +69,7 @@ def test_as_printed_scales_keys_and_gains_as_the_table_says():
 def test_it_is_stored_and_found_again(tmp_path):
     expansions = {row: EXPANSIONS[row] for row in ("mlp_expansion", "hidden_expansion")}
     data = {"recipe": "expansions_table_1", "expansions": expansions, "seeds": [3, 4]}
-    experiment = parse(Demonstrating, data, "item")
+    experiment = parse(DemonstrationWork, data, "item")
     assert experiment.measured(tmp_path) is None
     experiment.run(tmp_path, SilentObserver(), n_jobs=None)
     found = experiment.measured(tmp_path)

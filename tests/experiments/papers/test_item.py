@@ -8,10 +8,9 @@ import pytest
 from widthwise.bundled import papers_folder
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.equal_loss import FEWEST_VALIDATIONS
-from widthwise.experiments.papers.counted import OF_RECIPES
-from widthwise.experiments.papers.item import Item, read_items
-from widthwise.experiments.papers.lines import item_record
-from widthwise.experiments.papers.work import Comparing
+from widthwise.experiments.papers.item import Item, item_record, read_items
+from widthwise.experiments.papers.numbers import OF_RECIPES
+from widthwise.experiments.papers.work import ComparisonWork
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import finite
 from widthwise.reports.paper import all_items
@@ -49,7 +48,7 @@ def test_what_can_be_counted_at_the_paper_s_size_agrees_or_is_remarked_and_exper
         assert experiment.workload
         assert set(experiment.rows) <= set(item.printed)
     if "tokens_at_equal_loss" in item.also:
-        assert isinstance(item.small, Comparing)
+        assert isinstance(item.small, ComparisonWork)
         for train in (recipe.train for recipe in item.small.plan.recipes.values()):
             assert train.steps // train.validate_every >= FEWEST_VALIDATIONS
     record = item_record(name, item, Path(), scales=())

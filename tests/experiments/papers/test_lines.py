@@ -6,8 +6,7 @@ import pytest
 from small_costs import small_cost
 
 from widthwise.config_io import parse
-from widthwise.experiments.papers.item import Item
-from widthwise.experiments.papers.lines import item_record
+from widthwise.experiments.papers.item import Item, item_record
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.estimate import Estimate
 

@@ -6,7 +6,7 @@ import pytest
 
 from widthwise.config_io import parse, to_data
 from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.work import MODELS, Analysing, Evaluating
+from widthwise.experiments.papers.work import MODELS, AnalysisWork, EvaluationWork
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.training.observer import SilentObserver
 
@@ -17,10 +17,10 @@ def test_models_are_trained_and_analysed(tmp_path: Path) -> None:
     overrides = ["data={corpus: synthetic, tokenizer: bytes}", "model.vocab_size=257", "model.n_layers=5", "seq_len=17"]
     smalls = [read_item(f"variable_width_figure_{number}").small for number in (6, 7, 8, 9)]
     read = {
-        name: to_data(each) for small in smalls if isinstance(small, Analysing) for name, each in small.read.items()
+        name: to_data(each) for small in smalls if isinstance(small, AnalysisWork) for name, each in small.read.items()
     }
     experiment = parse(
-        Analysing, {"recipe": "variable_width_inside", "overrides": overrides, "read": read}, "item"
+        AnalysisWork, {"recipe": "variable_width_inside", "overrides": overrides, "read": read}, "item"
     ).tiny
     assert experiment.measured(tmp_path) is None
     experiment.run(tmp_path, SilentObserver(), n_jobs=1)
@@ -36,7 +36,7 @@ def test_models_are_trained_and_analysed(tmp_path: Path) -> None:
 @pytest.mark.hard
 def test_models_of_a_seed_are_compared_with_the_baseline_of_that_seed(tmp_path: Path) -> None:
     experiment = read_item("variable_width_table_3").small
-    assert isinstance(experiment, Evaluating)
+    assert isinstance(experiment, EvaluationWork)
     assert experiment.tiny.run(tmp_path, SilentObserver(), 1) == [tmp_path / MODELS, tmp_path]
     pairs = {row.name: row.baseline for row in EvaluationTable.read(tmp_path).rows}
     expected = {f"{X}-seed1": "uniform-seed1", f"{X}-seed2": "uniform-seed2"}

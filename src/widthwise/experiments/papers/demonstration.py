@@ -19,7 +19,7 @@ from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.certificate import Demonstrated, Demonstration, LivenessCounts
+from widthwise.records.certificate import Demonstration, LivenessCounts, MeasuredExpansion
 from widthwise.runs.environment import command_line, environment
 from widthwise.shape.template import ModelChange, changed_section
 from widthwise.training.observer import Observer
@@ -135,7 +135,7 @@ def demonstrate(
             printed = Expansion(*plans_without_eps[name], seed).change_as_printed()
             own = Expansion(plan, wanted, seed).quantities(recipe.optimizer.lr)
             by_seed.append(own | {"change_of_logits_as_printed_without_eps": printed})
-        found[name] = Demonstrated(
+        found[name] = MeasuredExpansion(
             does=expansions(plan),
             params=int(plan.new.cost().params),
             quantities={key: [each[key] for each in by_seed] for key in by_seed[0]},

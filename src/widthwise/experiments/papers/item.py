@@ -1,7 +1,13 @@
-"""An item: a table or figure of a paper, as a file of `configs/papers` describes it."""
+"""An item: a table or figure of a paper, as a file of `configs/papers` describes it, with its numbers: printed, counted
+and measured.
+"""
 
-from collections.abc import Mapping
-from functools import cached_property
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
@@ -9,12 +15,82 @@ from pydantic import Field
 
 from widthwise.bundled import papers_folder
 from widthwise.config_io import Config, UserError, nearest_hint, parse
-from widthwise.experiments.papers.counted import PrintedPoints, count, read_sizes
-from widthwise.experiments.papers.printed import Printed, printed
+from widthwise.experiments.papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count, read_sizes
 from widthwise.experiments.papers.work import AnyWork, Work
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.record import Number
+from widthwise.records.estimate import FEWEST_SEEDS, Estimate
+from widthwise.records.paper import Answer, PaperExperiment, PaperItem, PaperLine
+from widthwise.records.quantities import QUANTITY, TITLES
+from widthwise.records.record import Number, finite
 from widthwise.yaml_io import read_mapping
+
+UNITS = {"": 1, "%": Decimal("0.01"), "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+ROUNDING = 1e-12
+"""The largest change that counts as none."""
+_FORM = re.compile(r"([+-]?\d+(?:\.\d+)?)([%KMBT]?)")
+
+
+@dataclass(frozen=True)
+class PrintedNumber:
+    """A number ("113M", "3.430", "-3.2%") or a word of WORDS; without text nothing, so that the quantity is only
+    measured."""
+
+    text: str = ""
+    number: float | None = None
+    half_unit: float = 0.0
+    """Half a unit of the last printed digit: the largest error of rounding."""
+    is_difference: bool = False
+    """True if it is about the difference to the baseline."""
+    judge: Callable[[Estimate], Answer] | None = None
+    """For a word: answers whether a measurement at another size agrees with it."""
+
+    def agrees_with(self, counted: float) -> bool | None:
+        """Return whether a number counted at the paper's size, rounded to the printed digits, is the printed one; a tie
+        may be rounded either way. None for a word."""
+        if self.number is None:
+            return None
+        slack = 1e-9 * max(abs(self.number), self.half_unit)
+        return abs(counted - self.number) <= self.half_unit + slack
+
+    def reproduced_by(self, measured: Estimate) -> Answer | None:
+        """Return whether a measurement at another size agrees with a word; None for numbers: they depend on size."""
+        return None if self.judge is None else self.judge(measured)
+
+
+def _is_above_zero(sign: int, measured: Estimate) -> Answer:
+    """Judge by the interval of the difference to the baseline, if there are enough seeds."""
+    if len(measured.per_seed) < FEWEST_SEEDS:
+        return "cannot tell"
+    low, high = sorted(sign * finite(end) for end in (measured.low, measured.high))
+    return "yes" if low > 0 else "no" if high < 0 else "cannot tell"
+
+
+def _is_zero(measured: Estimate) -> Answer:
+    return "yes" if all(abs(finite(change)) <= ROUNDING for change in measured.per_seed) else "no"
+
+
+WORDS: Mapping[str, PrintedNumber] = {
+    "higher": PrintedNumber("higher", is_difference=True, judge=partial(_is_above_zero, 1)),
+    "lower": PrintedNumber("lower", is_difference=True, judge=partial(_is_above_zero, -1)),
+    "unchanged": PrintedNumber("unchanged", judge=_is_zero),
+}
+"""Directions to the baseline that a figure shows without a number, and a change that is 0 with every seed."""
+
+
+def parse_printed(text: str) -> PrintedNumber:
+    """Return a word of WORDS, or a number with an optional unit of UNITS. Raises ValueError for anything else."""
+    if text in WORDS:
+        return WORDS[text]
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"got {text!r}; expected a number as it is printed, such as 3.430, 113M or -3.2%, or one of "
+            f"{', '.join(WORDS)}"
+        )
+    number, unit = Decimal(found[1]), UNITS[found[2]]
+    n_decimals = len(found[1].partition(".")[2])
+    return PrintedNumber(text, float(number * unit), float(Decimal(10) ** -n_decimals * unit / 2))
+
 
 PaperName = Literal["variable-width", "hourglass", "expansions", "dynamic-width", "virtual-width"]
 PAPERS: Mapping[PaperName, str] = {
@@ -30,12 +106,12 @@ CHANGE = "_change"
 
 
 def _as_printed(text: str) -> str:
-    printed(text)
+    parse_printed(text)
     return text
 
 
 class Item(Config):
-    """What one table or figure prints, and what makes its numbers here."""
+    """The printed numbers of a table or figure, and the recipes and experiments that reproduce them."""
 
     paper: PaperName
     where: str
@@ -44,7 +120,7 @@ class Item(Config):
     finds: str
     """What the paper concludes from it, in a sentence."""
     printed: dict[str, dict[str, Annotated[str, pydantic.AfterValidator(_as_printed)]]]
-    """Row -> quantity -> the number as it is printed, or a word of `printed.WORDS`. A row is a recipe of `sizes`, a
+    """Row -> quantity -> the number as it is printed, or a word of WORDS. A row is a recipe of `sizes`, a
     group of a law, or a name in the experiment."""
     baselines: dict[str, str] = Field(default_factory=dict)
     """Row -> the row from which its losses are subtracted; default: the first row of `printed`."""
@@ -72,14 +148,14 @@ class Item(Config):
         return self
 
     def baseline_of(self, row: str) -> str | None:
-        """The row from which its losses are subtracted; None for a baseline itself."""
+        """Return the row whose losses are subtracted from a row's; None for a baseline itself."""
         base = self.baselines.get(row, next(iter(self.printed)))
         is_baseline = row not in self.baselines and row in self.baselines.values()
         return None if is_baseline or base == row else base
 
     @property
     def experiments(self) -> Mapping[str, Work]:
-        """Scale -> what it trains."""
+        """Scale -> its experiment."""
         return {} if self.small is None else {"small": self.small, "tiny": self.small.tiny}
 
     @cached_property
@@ -99,13 +175,13 @@ class Item(Config):
         return None if fitted is None else fitted.mean
 
     @cached_property
-    def statements(self) -> Mapping[str, Mapping[str, Printed]]:
-        """`printed`, understood."""
-        return {row: {name: printed(text) for name, text in own.items()} for row, own in self.printed.items()}
+    def statements(self) -> Mapping[str, Mapping[str, PrintedNumber]]:
+        """`printed`, parsed."""
+        return {row: {name: parse_printed(text) for name, text in own.items()} for row, own in self.printed.items()}
 
 
 def read_items() -> dict[str, Item]:
-    """All items, paper by paper. Raises UserError where the file of one is not as it should be."""
+    """Return all items, paper by paper. Raises UserError for a broken file."""
     papers = list(PAPERS)
     items = {path.stem: read_item(path.stem) for path in papers_folder().glob("*.yaml")}
     ordered = sorted(items, key=lambda name: (papers.index(items[name].paper), _with_numbers(name)))
@@ -113,7 +189,7 @@ def read_items() -> dict[str, Item]:
 
 
 def read_item(name: str) -> Item:
-    """Raises UserError where there is no such item, or its file is not as it should be."""
+    """Return one item. Raises UserError if there is none, or its file is broken."""
     path = papers_folder() / f"{name}.yaml"
     if not path.is_file():
         known = [each.stem for each in papers_folder().glob("*.yaml")]
@@ -122,5 +198,119 @@ def read_item(name: str) -> Item:
 
 
 def _with_numbers(name: str) -> list[tuple[int, str]]:
-    """table_10 comes after table_2."""
+    """Return a sorting key by which table_10 comes after table_2."""
     return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split("_")]
+
+
+SCALES = ("small", "tiny")
+"""Scales that are looked for among results, in this order."""
+
+
+def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SCALES) -> PaperItem:
+    """Return the numbers of an item, with those measured that are found in the folder of results. Raises UserError for
+    a recipe or a file that is broken. scales: the experiments that are looked for; the first that is found counts."""
+    experiment = measured = None
+    for scale in scales:
+        work = item.experiments.get(scale)
+        if work is not None and (measured := work.measured(results / work.name)) is not None:
+            experiment = _described(name, scale, work, measured)
+            break
+    lines = [
+        _line(item, row, quantity, printed, measured)
+        for row, own in item.statements.items()
+        for quantity, printed in _with_others(own, (*item.also, *DIFFERENCES))
+    ]
+    return PaperItem(
+        name=name,
+        paper=PAPERS[item.paper],
+        where=item.where,
+        title=item.title,
+        finds=item.finds,
+        lines=[line for line in lines if line is not None],
+        experiment=experiment,
+        other_scales=[
+            f"--scale {scale}: {work.recipe}"
+            + ("" if work.core_minutes is None else f", about {work.core_minutes:g} minutes of a CPU core")
+            for scale, work in item.experiments.items()
+            if experiment is None or scale != experiment.scale
+        ],
+        small_core_minutes=None if item.small is None else item.small.core_minutes,
+        remarks=item.remarks,
+    )
+
+
+def _described(name: str, scale: str, work: Work, measured: Measurements) -> PaperExperiment:
+    return PaperExperiment(
+        scale=scale,
+        recipe=work.recipe,
+        folder=work.name,
+        command=f"widthwise paper {name} --scale {scale}",
+        n_seeds=measured.n_seeds,
+        fewest_params=min(measured.params, default=None),
+        most_params=max(measured.params, default=None),
+        core_minutes=work.core_minutes,
+    )
+
+
+def _with_others(own: Mapping[str, PrintedNumber], also: Sequence[str]) -> Iterator[tuple[str, PrintedNumber]]:
+    """Yield the printed quantities of a row and the others to show; before a printed difference the quantity itself."""
+    for quantity, printed in own.items():
+        if printed.is_difference and quantity in also:
+            yield quantity, PrintedNumber()
+        yield quantity, printed
+    for quantity in dict.fromkeys(also):
+        if quantity not in own:
+            yield quantity, PrintedNumber()
+
+
+def _line(
+    item: Item, row: str, quantity: str, printed: PrintedNumber, measured: Measurements | None
+) -> PaperLine | None:
+    """Return the line of a quantity; None if nothing is known of it."""
+    is_printed = bool(printed.text)
+    counted = item.count(row, quantity) if is_printed else None
+    value = printed.number if is_printed else _printed_difference(item, row, quantity)
+    found = None if measured is None else _measured(item, row, quantity, printed, measured)
+    if not is_printed and value is None and (found is None or quantity not in item.also):
+        return None
+    return PaperLine(
+        row=row,
+        quantity=quantity,
+        title=f"{_title(quantity)}, difference" if printed.is_difference else _title(quantity),
+        printed=printed.text or None,
+        printed_value=value,
+        counted=counted,
+        agrees=None if counted is None else printed.agrees_with(counted),
+        measured=found,
+        reproduces=None if found is None else printed.reproduced_by(found),
+        is_difference=printed.is_difference,
+        is_share=printed.text.endswith("%"),
+    )
+
+
+def _printed_difference(item: Item, row: str, quantity: str) -> float | None:
+    """Return the printed loss of a row minus that of its baseline; None if it is no difference, or not printed
+    of both."""
+    loss, base = DIFFERENCES.get(quantity), item.baseline_of(row)
+    if loss is None or base is None:
+        return None
+    own, other = (item.statements[each].get(loss, PrintedNumber()).number for each in (row, base))
+    return None if own is None or other is None else own - other
+
+
+def _measured(item: Item, row: str, quantity: str, printed: PrintedNumber, measured: Measurements) -> Estimate | None:
+    """Return the quantity, or its difference to the baseline of the row. Of quantities of the size alone nothing is
+    measured: those of a small model say nothing about the paper's."""
+    if not (printed.is_difference or quantity.startswith(DIFFERENCE)):
+        found = measured.value(row, quantity)
+    elif (base := item.baseline_of(row)) is not None:
+        found = measured.difference(row, base, quantity)
+    else:
+        return None  # it would be a difference to another model than those beside it
+    return None if found is None or (found.low is None and not found.per_seed) else found
+
+
+def _title(quantity: str) -> str:
+    if quantity.endswith(CHANGE):
+        return f"{_title(quantity.removesuffix(CHANGE))}, relative to the baseline"
+    return TITLES[quantity] if quantity in QUANTITY else quantity.replace("_", " ")

@@ -16,14 +16,14 @@ N_CHOICES = 4
 CONTEXT_LINES = 6
 CONTEXT_WORDS = 40
 SHORTEST_WORD = 4
-"""Letters; brackets and operators are no words."""
+"""Letters of the shortest word; brackets and operators are no words."""
 CONTINUATIONS, LAST_WORDS, TEXT = "continuations", "last_words", "held_out.txt"
 
 
 def write_questions(texts: Iterable[str], n_items: int, folder: Path) -> list[Path]:
-    """Writes n_items questions of each kind, one of each text where it has one; returns their files.
+    """Write n_items questions of each kind, at most one from each text, and return their files.
 
-    texts: documents. Raises UserError where they are too few for a single question.
+    texts: documents. Raises UserError if they are too few for a single question.
     """
     passages, words = [], []
     for text in texts:
@@ -45,14 +45,14 @@ def write_questions(texts: Iterable[str], n_items: int, folder: Path) -> list[Pa
 
 
 def _passages(text: str) -> Iterator[tuple[str, str]]:
-    """Lines, and the line that follows them, from the middle of the text on."""
+    """Yield lines, and the line that follows them, from the middle of the text on."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     for i in range(max(len(lines) // 2, CONTEXT_LINES), len(lines)):
         yield "\n".join(lines[i - CONTEXT_LINES : i]), lines[i].strip()
 
 
 def _words(text: str) -> Iterator[tuple[str, str]]:
-    """Words, and the word that follows them if they have it, from the middle of the text on."""
+    """Yield words, and the word that follows them if it occurs among them, from the middle of the text on."""
     words = text.split()
     for i in range(max(len(words) // 2, CONTEXT_WORDS), len(words)):
         context, word = words[i - CONTEXT_WORDS : i], words[i]
@@ -61,7 +61,7 @@ def _words(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _choice(i: int, passages: list[tuple[str, str]]) -> dict[str, object]:
-    """The question of a passage; the wrong answers are right ones of the passages behind it."""
+    """Return the question of a passage; the wrong answers are right ones of the passages after it."""
     context, right = passages[i]
     others = dict.fromkeys(line for _, line in (*passages[i:], *passages[:i]) if line != right)
     choices = list(itertools.islice(others, N_CHOICES - 1))

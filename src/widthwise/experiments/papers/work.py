@@ -14,13 +14,14 @@ from widthwise.evaluation.differences import all_differences
 from widthwise.evaluation.models_table import models_table
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment, run_path
+from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.ladder import read_ladder
 from widthwise.experiments.papers.demonstration import WITHOUT_EPS, demonstrate, planned_expansions
-from widthwise.experiments.papers.measured import (
-    InModel,
-    InTable,
-    Measured,
+from widthwise.experiments.papers.numbers import (
+    AnalysisQuantity,
+    Measurements,
+    TableQuantity,
     from_analysis,
     from_demonstration,
     from_laws,
@@ -29,8 +30,7 @@ from widthwise.experiments.papers.measured import (
 )
 from widthwise.experiments.papers.questions import TEXT, write_questions
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.scaling.fitting import fit_groups
-from widthwise.experiments.scaling.points import Axes, gather
+from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
 from widthwise.files import write_atomic
 from widthwise.recipe.recipe import Recipe, load_recipe
@@ -57,7 +57,7 @@ TINY = (
     "train.loss_window_steps=1",
     "schedule.warmup_steps=1",
 )
-"""Overrides that make an experiment last seconds: it shows that the recipe works, and nothing of what a paper finds."""
+"""Overrides that make an experiment last seconds: it shows that the recipe works, not a paper's finding."""
 MODELS, POINTS = "models", "points"
 """Folders of the trained models, inside that of their analysis or evaluation, and of a ladder's sizes, beside its laws;
 a law is in a folder named after the quantity of its x axis."""
@@ -67,22 +67,22 @@ class Work(Config, ABC):
     """An experiment of a bundled recipe, in a folder of its own."""
 
     record: ClassVar[type[StoredRecord]]
-    """What it leaves."""
+    """The record that it writes."""
     tiny_overrides: ClassVar[tuple[str, ...]] = ()
-    """What its kind adds to TINY."""
+    """Overrides that its kind adds to TINY."""
     tiny_fields: ClassVar[Mapping[str, Any]] = {}
     recipe: str
     """Name of the bundled recipe that describes it."""
     overrides: tuple[str, ...] = ()
     """Changes to it, as on the command line."""
     overrides_of_tiny: tuple[str, ...] = ()
-    """Further changes for its tiny form, which its kind does not know of."""
+    """Further changes for its tiny form, beyond those of its kind."""
     folder: str | None = None
     """Name of its folder among the results; default: the recipe's name."""
     rows: dict[str, str] = Field(default_factory=dict)
-    """Row of the item -> its name in the experiment, where that is another."""
+    """Row of the item -> its name in the experiment, if it differs."""
     core_minutes: float | None = None
-    """What it took, in minutes of one CPU core."""
+    """Its duration, in minutes of one CPU core."""
 
     @property
     def name(self) -> str:
@@ -106,11 +106,11 @@ class Work(Config, ABC):
 
     @abstractmethod
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        """Train what is not finished. Returns the folders that a report can be made of."""
+        """Train the unfinished runs. Returns the folders that have a report."""
 
-    def measured(self, folder: Path) -> Measured | None:
-        """Return what an earlier run left in the folder, by the rows of the item; None if nothing. Raises UserError
-        where it is broken."""
+    def measured(self, folder: Path) -> Measurements | None:
+        """Return the numbers in the folder, by the rows of the item; None if there are none. Raises UserError for a
+        broken record."""
         found = self.found(folder)
         return None if found is None else self.numbers(found).called(self.rows)
 
@@ -119,11 +119,11 @@ class Work(Config, ABC):
         return self.record.read(folder) if (folder / self.record.file_name).is_file() else None
 
     @abstractmethod
-    def numbers(self, record: Any) -> Measured:
+    def numbers(self, record: Any) -> Measurements:
         """Return the numbers of such a record."""
 
 
-class _Training(Work):
+class _TrainingWork(Work):
     """Models of a recipe with a compare, sweep or ladder section."""
 
     reader: ClassVar[Callable[[Path, Sequence[str]], Experiment]] = read_plan
@@ -151,11 +151,11 @@ class _Training(Work):
         self.train(folder, observer, n_jobs)
         return [folder]
 
-    def numbers(self, record: Any) -> Measured:
+    def numbers(self, record: Any) -> Measurements:
         return from_variants(record)
 
 
-class Comparing(_Training):
+class ComparisonWork(_TrainingWork):
     """A comparison, as it is."""
 
     kind: Literal["compare"] = "compare"
@@ -163,7 +163,7 @@ class Comparing(_Training):
     tiny_overrides = ("compare.seeds=[1]",)
 
 
-class Sweeping(_Training):
+class SweepWork(_TrainingWork):
     """A sweep, as it is."""
 
     kind: Literal["sweep"] = "sweep"
@@ -172,7 +172,7 @@ class Sweeping(_Training):
     reader = read_sweep
 
 
-class Analysing(_Training):
+class AnalysisWork(_TrainingWork):
     """A comparison whose models are analysed on held-out text."""
 
     kind: Literal["analysis"] = "analysis"
@@ -180,7 +180,7 @@ class Analysing(_Training):
     tiny_overrides = ("compare.seeds=[1, 2]",)
     tiny_fields: ClassVar = {"n_tokens": 512}
     n_tokens: PositiveInt = N_TOKENS
-    read: dict[str, InModel] = Field(min_length=1)
+    read: dict[str, AnalysisQuantity] = Field(min_length=1)
     """Quantity -> where the analysis has it."""
 
     @property
@@ -194,11 +194,11 @@ class Analysing(_Training):
         write_analysis(analyse(paths, n_tokens=self.n_tokens, observer=observer), folder)
         return [models, folder]
 
-    def numbers(self, record: Analysis) -> Measured:
+    def numbers(self, record: Analysis) -> Measurements:
         return from_analysis(record, self.read)
 
 
-class Evaluating(_Training):
+class EvaluationWork(_TrainingWork):
     """A comparison whose models read held-out text and answer questions made from it.
 
     Those of a seed are compared with the baseline's of the same seed.
@@ -212,7 +212,7 @@ class Evaluating(_Training):
     """Questions of each kind."""
     n_text_bytes: PositiveInt = 200_000
     """Held-out text that is read."""
-    read: dict[str, InTable] = Field(min_length=1)
+    read: dict[str, TableQuantity] = Field(min_length=1)
     """Quantity -> where the table has it."""
 
     @property
@@ -237,11 +237,11 @@ class Evaluating(_Training):
         files = write_questions(documents, self.n_items, folder)
         return EvaluationConfig(texts=(str(folder / TEXT),), task_files=tuple(map(str, files)))
 
-    def numbers(self, record: EvaluationTable) -> Measured:
+    def numbers(self, record: EvaluationTable) -> Measurements:
         return from_table(record, self.read)
 
 
-class Laddering(_Training):
+class LadderWork(_TrainingWork):
     """A ladder, and laws through its sizes."""
 
     kind: Literal["ladder"] = "ladder"
@@ -265,11 +265,11 @@ class Laddering(_Training):
         there = [x for x in self.over if (folder / x / ScalingLaws.file_name).is_file()]
         return {x: ScalingLaws.read(folder / x) for x in there} or None
 
-    def numbers(self, record: Mapping[str, ScalingLaws]) -> Measured:
+    def numbers(self, record: Mapping[str, ScalingLaws]) -> Measurements:
         return from_laws(record)
 
 
-class Demonstrating(Work):
+class DemonstrationWork(Work):
     """The model of a recipe, drawn with every seed, and expansions of it; nothing is trained."""
 
     kind: Literal["demonstration"] = "demonstration"
@@ -290,8 +290,10 @@ class Demonstrating(Work):
         demonstrate(recipe, without_eps, self.expansions, self.seeds, observer).write(folder)
         return []
 
-    def numbers(self, record: Demonstration) -> Measured:
+    def numbers(self, record: Demonstration) -> Measurements:
         return from_demonstration(record)
 
 
-AnyWork = Annotated[Comparing | Analysing | Evaluating | Sweeping | Laddering | Demonstrating, Discriminator("kind")]
+AnyWork = Annotated[
+    ComparisonWork | AnalysisWork | EvaluationWork | SweepWork | LadderWork | DemonstrationWork, Discriminator("kind")
+]

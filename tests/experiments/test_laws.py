@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import least_squares
 
-from widthwise.experiments.scaling.laws import LAWS, Law, leave_one_out_errors
+from widthwise.experiments.laws import LAWS, Law, leave_one_out_errors
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([0.3, 1.1, 4.5, 17.0, 90.0])

@@ -10,14 +10,14 @@ from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError, to_data
-from widthwise.experiments.discovery.discover import discover, plan_discovery, plan_of_rivals, rivals
-from widthwise.experiments.discovery.parts import sizes_of
+from widthwise.experiments.discover import discover, plan_discovery, plan_of_rivals, rivals
+from widthwise.experiments.growing_parts import sizes_of
 from widthwise.experiments.matching import matched_quantity
 from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.records.certificate import Certificate
-from widthwise.records.discovery import Curve, Discovery, Found
+from widthwise.records.discovery import Curve, DiscoveredShape, Discovery
 from widthwise.training.observer import SilentObserver
 
 RECIPE: dict[str, Any] = {
@@ -202,7 +202,7 @@ class TestRivals:
         task = plan(tmp_path, KEPT, {**RECIPE, "model": {**RECIPE["model"], "n_layers": 8}}).task
         sizes = [np.linspace(*ends, points) for ends in ((1, 0.55), (1, 2.5), (1.2, 1.9))]
         curve = Curve(**dict(zip(("widths", "attention", "hidden"), map(list, sizes))))
-        found = Found(curve=curve, stages=[], tokens=1, flops=1.0)
+        found = DiscoveredShape(curve=curve, stages=[], tokens=1, flops=1.0)
         layers = {}
         for name, change in rivals(found, task).items():
             model = parse_recipe(merge(to_data(task.base), change), name).explicit_model

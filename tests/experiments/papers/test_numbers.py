@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.measured import InModel, InTable, from_analysis, from_table
-from widthwise.experiments.papers.work import Analysing
+from widthwise.experiments.papers.numbers import AnalysisQuantity, TableQuantity, from_analysis, from_table
+from widthwise.experiments.papers.work import AnalysisWork
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
@@ -18,10 +18,10 @@ SEEDS = (1, 2, 3)
 X = "x-0.75-0.3"
 
 
-def quantities(name: str) -> dict[str, InModel]:
+def quantities(name: str) -> dict[str, AnalysisQuantity]:
     """Where an item of the variable-width paper reads its quantities."""
     small = read_item(f"variable_width_{name}").small
-    assert isinstance(small, Analysing)
+    assert isinstance(small, AnalysisWork)
     return small.read
 
 
@@ -89,9 +89,9 @@ def test_answers_are_means_over_the_seeds_of_a_variant():
     ]
     about = {"title": "t", "command": "c", "created": "now", "significance": 0.05}
     read = {
-        "accuracy": InTable(column="continuations", metric="acc_norm", times=100.0),
-        "perplexity": InTable(column="last_words", metric="perplexity"),
-        "lost": InTable(column="last_words", metric="acc"),
+        "accuracy": TableQuantity(column="continuations", metric="acc_norm", times=100.0),
+        "perplexity": TableQuantity(column="last_words", metric="perplexity"),
+        "lost": TableQuantity(column="last_words", metric="acc"),
     }
     found = from_table(EvaluationTable(**about, columns=columns, rows=rows), read)
     assert found.value("x-0.75", "accuracy") == seed_interval([50, 75])

@@ -11,8 +11,8 @@ from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import parse
-from widthwise.experiments.discovery.growing import Task
-from widthwise.experiments.discovery.parts import PARTS, GrownModel, sizes_of
+from widthwise.experiments.growing import Task
+from widthwise.experiments.growing_parts import PARTS, GrownModel, sizes_of
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.gain import first_order_gains
 from widthwise.growth.plan import GrowthPlan, plan_growth

@@ -13,12 +13,12 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, checked_copy
-from widthwise.experiments.discovery.parts import PARTS, GrownModel, Part, PartName, sizes_of, template_layer
+from widthwise.experiments.growing_parts import PARTS, GrownModel, Part, PartName, sizes_of, template_layer
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule
-from widthwise.records.discovery import Candidate, Curve, Found, LayerSizes, Stage
+from widthwise.records.discovery import Candidate, Curve, DiscoveredShape, LayerSizes, Stage
 from widthwise.records.quantities import OF_MODELS
 from widthwise.run_dir import RunDir
 from widthwise.shape.kinds import CurveShape, ExplicitShape, Match
@@ -31,12 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """A search: for sizes of layers with which a model has the cost of the uniform one."""
+    """A search for sizes of layers with which a model has the cost of the uniform one."""
 
     base: Recipe
     """Its model is the uniform one."""
     steps: int
-    """Training steps of the search."""
     match: Match
 
     @property
@@ -79,7 +78,7 @@ class GrowingMethod(Config):
     start_width: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Width of all layers at first, over d_model."""
     step: Annotated[float, Field(gt=0, le=1)] = 0.125
-    """By how much a part grows at a time, over its size in the uniform model."""
+    """Growth of a part at a time, over its size in the uniform model."""
     parts: Annotated[tuple[PartName, ...], Field(min_length=1)] = ("width", "attention", "hidden")
     """The parts that grow: of a layer its `width` in the stream, its `attention` by heads, its `hidden` units, the
     `blocks` of its hourglass; and the model by a `layer` between two, before the first or behind the last."""
@@ -158,7 +157,7 @@ class GrowingSearch:
         return {name: PARTS[name].of(self.task.template, self.method.step) for name in self.method.parts}
 
     def _check_parts(self) -> None:
-        """Raises UserError for what a model does not have, or has as much of as the uniform one from the start."""
+        """Raises UserError for parts that the model lacks, or that start as large as in the uniform one."""
         allowed = [name for name, part in PARTS.items() if part.is_in(self.uniform.layers[0])]
         for name in self.method.parts:
             if name not in allowed:
@@ -173,7 +172,7 @@ class GrowingSearch:
                 )
 
     def _check_steps(self) -> None:
-        """Raises UserError where a step costs nothing, or where none fits."""
+        """Raises UserError if a step costs nothing, or if none fits."""
         start, match = GrownModel.ungrown(self.start), self.task.match
         steps = {name: self.task.cost(part.grown_at(start, [0]).model) for name, part in self.parts.items()}
         free = next((name for name, cost in steps.items() if cost <= self.first_cost), None)
@@ -185,8 +184,8 @@ class GrowingSearch:
                 f"leave {step:,.0f}, what a single growth takes"
             )
 
-    def find(self, folder: Path, observer: Observer) -> Found:
-        """Train and grow stage by stage. What was trained before is not trained again."""
+    def find(self, folder: Path, observer: Observer) -> DiscoveredShape:
+        """Train and grow stage by stage. Stages that were trained before are not trained again."""
         stages, flops, source, now = list[Stage](), 0.0, None, GrownModel.ungrown(self.start)
         for number in range(1, self.method.n_stages + 1):
             source = self._trained(now, number, folder, source, observer)
@@ -202,7 +201,9 @@ class GrowingSearch:
         spent, layers = source.spent, stages[-1].layers
         n_layers = {} if len(layers) == self.task.template.n_layers else {"n_layers": len(layers)}
         flops += spent.training_flops
-        return Found(curve=self.task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops, **n_layers)
+        return DiscoveredShape(
+            curve=self.task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops, **n_layers
+        )
 
     def _trained(
         self, now: GrownModel, number: int, folder: Path, before: "Source | None", observer: Observer
@@ -227,7 +228,7 @@ class GrowingSearch:
         return source
 
     def _recipe(self, model: ModelConfig, number: int) -> Recipe:
-        """Return the recipe of a stage: at a constant rate, because the search ends in a model that nobody keeps."""
+        """Return the recipe of a stage: at a constant rate, because the model at its end is not kept."""
         base, ends = self.task.base, [round(self.task.steps * stage / self.method.n_stages) for stage in (1, number)]
         train = checked_copy(base.train, "train", steps=ends[1], validate_every=None)
         schedule = ConstantSchedule(warmup_steps=min(base.schedule.warmup_steps, ends[0] - 1))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.experiments.scaling.law_fit import fit_law, savings
-from widthwise.experiments.scaling.laws import LAWS, Law
-from widthwise.experiments.scaling.points import CurveGroup, Point
+from widthwise.experiments.fitting import fit_law, savings
+from widthwise.experiments.laws import LAWS, Law
+from widthwise.experiments.scaling_points import CurveGroup, Point
 from widthwise.records.scaling import Saving
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
@@ -84,11 +84,11 @@ def test_a_band_is_as_wide_as_the_error_of_the_curve() -> None:
 
 def test_a_bend_is_told_from_the_luck_of_runs() -> None:
     """About one data set in twenty of runs on a power law looks bent; a bend of ten times their luck always does."""
-    n_misses = sum(fit_law(POWER, group(noisy(seed, n_seeds=2))).misses_by_more_than_luck for seed in range(100))
+    n_misses = sum(fit_law(POWER, group(noisy(seed, n_seeds=2))).has_lack_of_fit for seed in range(100))
     assert n_misses <= 12
     bent = noisy(0, n_seeds=2) * np.exp(0.04 * np.array([1, 0, -1, 0, 1]))[:, None]
-    assert fit_law(POWER, group(bent)).misses_by_more_than_luck
-    assert not fit_law(POWER, group(bent[:, 0])).misses_by_more_than_luck  # one seed each shows no luck
+    assert fit_law(POWER, group(bent)).has_lack_of_fit
+    assert not fit_law(POWER, group(bent[:, 0])).has_lack_of_fit  # one seed each shows no luck
 
 
 def test_a_shifted_curve_saves_its_shift() -> None:

@@ -36,7 +36,7 @@ def template_layer(template: ModelTemplate) -> LayerConfig:
 
 @dataclass(frozen=True)
 class GrownModel:
-    """A model, and which of its layers was which at the beginning of a stage."""
+    """A model, and the index of each of its layers at the beginning of a stage."""
 
     model: ModelConfig
     sources: tuple[int | None, ...]
@@ -48,7 +48,7 @@ class GrownModel:
         return cls(model, tuple(range(model.n_layers)))
 
     def index(self, layer: int) -> int:
-        """Return where a layer of the beginning is now; behind all where there was none of that number."""
+        """Return the present index of a layer of the beginning; behind all if there was none of that number."""
         return self.sources.index(layer) if layer in self.sources else len(self.sources)
 
     def changed(self, index: int, layer: LayerConfig) -> "GrownModel":
@@ -69,12 +69,12 @@ class Part(ABC):
     """Something that can grow by a step, at several places of a model, which are numbered as its layers are."""
 
     step: int
-    """By how many channels, blocks or layers it grows at a time."""
+    """Channels, blocks or layers that it grows by at a time."""
     name: ClassVar[PartName]
     is_drawn: ClassVar[bool] = True
-    """Its step has weights that are drawn, on which the gain depends."""
+    """True if its step draws weights, on which the gain depends."""
     adds_tensors: ClassVar[bool] = False
-    """Its step adds tensors, and not columns to those that there are."""
+    """True if its step adds tensors, not columns to existing ones."""
 
     @classmethod
     def is_in(cls, layer: LayerConfig) -> bool:
@@ -110,11 +110,11 @@ class Part(ABC):
         return [place for place in range(model.n_layers) if self.grown(start, place) is not None]
 
     def layers_of(self, grown: GrownModel, place: int, n_steps: int) -> Sequence[int]:
-        """Return which layers of a model have what was grown at a place."""
+        """Return the layers of a model that were grown at a place."""
         return [grown.index(place)]
 
     def draws(self, gains: "Mapping[str, Tensor]", grown: GrownModel, place: int, n_steps: int) -> list[float]:
-        """Return what each of several steps at a place would gain. gains: of `first_order_gains`, for the grown model.
+        """Return the gain of each of several steps at a place. gains: of `first_order_gains`, for the grown model.
 
         None of the steps changes the function, so that each has the gain that it would have alone, with a draw of its
         own.

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError
-from widthwise.experiments.scaling.fitting import fit_groups
-from widthwise.experiments.scaling.laws import LAWS
-from widthwise.experiments.scaling.points import Axes, FitData, gather
+from widthwise.experiments.fitting import fit_groups
+from widthwise.experiments.laws import LAWS
+from widthwise.experiments.scaling_points import Axes, FitData, gather
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.run_dir import RunDir
 
-PAPERS = Path(__file__).parents[3] / "configs" / "papers" / "points"
+PAPERS = Path(__file__).parents[2] / "configs" / "papers" / "points"
 SIZES = (32, 48, 72, 108)
 AXES = Axes("params", "val_loss")
 

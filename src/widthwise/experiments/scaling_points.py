@@ -108,19 +108,19 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
         raise UserError(f"{twice[0]}: is given twice; a model counts once")
     tables = [path for path in paths if path.is_file()]
     found = [row for path in tables for row in _table_points(path, axes)]
-    measured = _Measured([path for path in paths if path not in tables], axes)
-    found += [(model.group(axes), model.point(axes)) for model in measured.models]
+    models, baselines, left_out = _measured([path for path in paths if path not in tables], axes)
+    found += [(model.group(axes), model.point(axes)) for model in models]
     groups: dict[str, list[Point]] = {}
     for group, point in found:
         groups.setdefault(group, []).append(point)
     if not groups:
-        raise UserError(f"fit: found no finished model; {'; '.join(measured.left_out)}")
+        raise UserError(f"fit: found no finished model; {'; '.join(left_out)}")
     if baseline is not None and baseline not in groups:
         raise UserError(f"--baseline: got {baseline!r}; {nearest_hint(baseline, groups)}")
-    if baseline is None and len(measured.baselines) == 1:
-        baseline = next((name for name in groups if name in measured.baselines), None)
+    if baseline is None and len(baselines) == 1:
+        baseline = next((name for name in groups if name in baselines), None)
     curves = (CurveGroup(name, tuple(sorted(own, key=lambda point: point.x))) for name, own in groups.items())
-    return FitData(axes, tuple(curves), baseline, tuple(measured.left_out))
+    return FitData(axes, tuple(curves), baseline, tuple(left_out))
 
 
 def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
@@ -150,7 +150,7 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
         if len(cells) != len(header):
             raise UserError(f"{where}: has {len(cells)} cells; expected {len(header)} ({', '.join(header)})")
         row = dict(zip(header, cells))
-        x, y = (_positive(_parsed(row, column, where), column, where) for column in (axes.x, axes.y))
+        x, y = (_positive(row[column], column, where) for column in (axes.x, axes.y))
         group = path.stem if axes.group_by is None else row[axes.group_by]
         name = row.get("name") or where.removeprefix(f"{path}: ")
         seeds.setdefault((group, name, x), []).append(y)
@@ -167,15 +167,12 @@ def _cells(where: str, line: str) -> list[str]:
         raise UserError(f"{where}: cannot be read ({error})") from None
 
 
-def _parsed(row: Mapping[str, str], column: str, where: str) -> float:
+def _positive(text: str | float, name: str, where: str) -> float:
+    """Return the number. Raises UserError if it is none, or has no logarithm."""
     try:
-        return float(row[column])
+        value = float(text)
     except ValueError:
-        raise UserError(f"{where}: {column} is {row[column]!r}, not a number") from None
-
-
-def _positive(value: float, name: str, where: str) -> float:
-    """Return the value. Raises UserError if it has no logarithm."""
+        raise UserError(f"{where}: {name} is {text!r}, not a number") from None
     if not (math.isfinite(value) and value > 0):
         raise UserError(f"{where}: {name} is {value:g}; a law needs finite numbers above 0")
     return value
@@ -195,7 +192,6 @@ class _Model:
     cost: CostSummary
     per_seed: Sequence[float]
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The values of a sweep's point."""
 
     def point(self, axes: Axes) -> Point:
         if axes.x in OF_RUNS:
@@ -206,7 +202,7 @@ class _Model:
             if x is None:
                 raise UserError(f"{self.where}: its cost has no {axes.x}")
         per_seed = (_positive(y, axes.y, self.where) for y in self.per_seed)
-        return Point(self.name, _positive(float(x), axes.x, self.where), tuple(per_seed))
+        return Point(self.name, _positive(x, axes.x, self.where), tuple(per_seed))
 
     def group(self, axes: Axes) -> str:
         key = axes.group_by
@@ -224,41 +220,31 @@ class _Model:
         return self.run
 
 
-class _Measured:
-    """The models of run directories and of folders with a comparison or a sweep; the names of the baselines of these;
-    the points of sweeps that have not finished, in words. Raises UserError for any other folder."""
-
-    def __init__(self, folders: Sequence[Path], axes: Axes):
-        for option, name, allowed in (("--x", axes.x, X_QUANTITIES), ("--y", axes.y, Y_QUANTITIES)):
-            if folders and name not in allowed:
-                raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
-        self.models: list[_Model] = []
-        self.baselines: set[str] = set()
-        self.left_out: list[str] = []
-        runs: list[RunDir] = []
-        for path in folders:
-            if (path / Comparison.file_name).is_file():
-                comparison = Comparison.read(path)
-                self.baselines.add(comparison.baseline)
-                self.models += [_of_variant(variant, variant.name, path, axes.y) for variant in comparison.variants]
-            elif (path / Sweep.file_name).is_file():
-                self._add_sweep(Sweep.read(path), path, axes.y)
-            elif RunDir(path).exists:
-                runs.append(RunDir(path))
-            else:
-                allowed = "a .csv file, a run directory (config.yaml), or a folder with comparison.json or sweep.json"
-                raise UserError(f"{path}: is not {allowed}")
-        self.models += _of_runs(runs, axes.y)
-
-    def _add_sweep(self, sweep: Sweep, folder: Path, y: str) -> None:
-        self.baselines |= {name for name in (sweep.baseline, sweep.baseline_group) if name is not None}
-        self.models += [
-            _of_variant(point, point.group or folder.name, folder, y, point.values)
-            for point in sweep.points
-            if isinstance(point, FinishedPoint)
-        ]
-        if missing := [f"{point.name} ({point.state})" for point in sweep.open_points]:
-            self.left_out.append(f"{folder} without {', '.join(missing)}")
+def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[str], list[str]]:
+    """Return the models of run directories, comparisons and sweeps; the names of the baselines of these; the unfinished
+    points of sweeps, in words. Raises UserError for any other folder."""
+    for option, name, allowed in (("--x", axes.x, X_QUANTITIES), ("--y", axes.y, Y_QUANTITIES)):
+        if folders and name not in allowed:
+            raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
+    models, baselines, left_out, runs = list[_Model](), set[str | None](), list[str](), list[RunDir]()
+    for path in folders:
+        if (path / Comparison.file_name).is_file():
+            comparison = Comparison.read(path)
+            baselines.add(comparison.baseline)
+            models += [_of_variant(each, each.name, path, axes.y) for each in comparison.variants]
+        elif (path / Sweep.file_name).is_file():
+            sweep = Sweep.read(path)
+            baselines |= {sweep.baseline, sweep.baseline_group}
+            finished = [point for point in sweep.points if isinstance(point, FinishedPoint)]
+            models += [_of_variant(each, each.group or path.name, path, axes.y, each.values) for each in finished]
+            if missing := [f"{point.name} ({point.state})" for point in sweep.open_points]:
+                left_out.append(f"{path} without {', '.join(missing)}")
+        elif RunDir(path).exists:
+            runs.append(RunDir(path))
+        else:
+            allowed = "a .csv file, a run directory (config.yaml), or a folder with comparison.json or sweep.json"
+            raise UserError(f"{path}: is not {allowed}")
+    return [*models, *_of_runs(runs, axes.y)], {name for name in baselines if name is not None}, left_out
 
 
 def _of_variant(variant: Variant, group: str, folder: Path, y: str, values: Mapping[str, Any] | None = None) -> _Model:

@@ -32,41 +32,41 @@ class Law(ABC):
     form: ClassVar[str]
     symbols: ClassVar[tuple[str, ...]]
     factors: ClassVar[tuple[str, ...]] = ()
-    """Symbols above 0 of which a ratio means more than a difference: their intervals are made of logarithms."""
+    """Positive symbols whose ratios mean more than differences: their intervals are those of logarithms."""
     steepness: ClassVar[str]
     """The parameter that measures how fast y falls."""
 
     @property
     def fewest_points(self) -> int:
-        """One more than there are symbols: fewer leave nothing by which to judge the fit."""
+        """One more than the number of symbols: fewer leave nothing to judge the fit by."""
         return len(self.symbols) + 1
 
     @abstractmethod
     def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Least squares on the residual scale: y (..., n_points) -> parameters (..., n_symbols)."""
+        """Fit by least squares on the residual scale: y (..., n_points) -> parameters (..., n_symbols)."""
 
     @abstractmethod
     def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """The curve at x; a parameter set for each x, or one of the two alone."""
+        """Return the curve at x; one parameter set for each x, or a single one of either."""
 
     @abstractmethod
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The x at which the curve reaches y; nan if it never does."""
+        """Return the x at which the curve reaches y; nan if it never does."""
 
     @abstractmethod
     def written(self, parameters: np.ndarray, x: str, y: str) -> str:
-        """The formula with the fitted numbers and the names of x and y."""
+        """Return the formula with the fitted numbers and the names of x and y."""
 
     def residual_scale(self, y: np.ndarray) -> np.ndarray:
-        """y as the fit sees it: residuals are differences of these values."""
+        """Return y on the scale of the fit: residuals are differences of these values."""
         return y
 
     def from_residual_scale(self, scaled: np.ndarray) -> np.ndarray:
-        """The inverse of `residual_scale`."""
+        """Invert `residual_scale`."""
         return scaled
 
     def doubt(self, parameters: np.ndarray) -> str | None:
-        """Why the parameters of one fit are unreliable; None if they are not."""
+        """Return why the parameters of one fit are unreliable; None if they are not."""
         return None
 
 
@@ -131,7 +131,7 @@ class IrreduciblePowerLaw(Law):
         return self.fit_at(x, y, np.exp((low + high) / 2))
 
     def fit_at(self, x: np.ndarray, y: np.ndarray, exponent: np.ndarray | float) -> np.ndarray:
-        """The best e and a of a given b (...), with it."""
+        """Return the best e and a for a given b (...), and b."""
         exponent = np.asarray(exponent, dtype=np.float64)
         centre = np.log(x).mean(axis=-1)  # powers of x over its geometric mean stay near 1
         z = np.exp(-exponent[..., None] * (np.log(x) - centre[..., None]))
@@ -170,7 +170,7 @@ class IrreduciblePowerLaw(Law):
 
 
 class LogLinearLaw(Law):
-    """y = slope*log2(x) + intercept, by least squares in y, as `trend.fit_log_linear` draws it through mean losses."""
+    """y = slope*log2(x) + intercept, by least squares in y, as `statistics.fit_trend` draws it through mean losses."""
 
     kind = "log_linear"
     form = "y = slope*log2(x) + intercept"
@@ -200,9 +200,9 @@ LAWS: dict[LawName, Law] = {law.kind: law for law in (PowerLaw(), IrreduciblePow
 
 
 def leave_one_out_errors(law: Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """(n_points,) y of each point minus the curve through the others.
+    """Return (n_points,) y of each point minus the curve through the others.
 
-    nan where the others have fewer different x than the law needs: a curve through as many points as it has symbols
+    nan if the others have fewer different x than the law needs: a curve through as many points as it has symbols
     goes through any.
     """
     n_points = len(x)
@@ -213,7 +213,7 @@ def leave_one_out_errors(law: Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Slope and intercept of least squares over the last axis; slope 0 if x does not vary."""
+    """Return slope and intercept of least squares over the last axis; slope 0 if x does not vary."""
     x, y = np.broadcast_arrays(x, y)
     x_mean, y_mean = x.mean(axis=-1, keepdims=True), y.mean(axis=-1, keepdims=True)
     spread = np.square(x - x_mean).sum(axis=-1)
@@ -226,7 +226,7 @@ def _unstack(parameters: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _power(ratio: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """ratio^(1/exponent); nan if it does not exist, as for a level curve."""
+    """Return ratio^(1/exponent); nan if it does not exist, as for a level curve."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(np.abs(exponent) > FLATTEST, _finite(ratio ** (1 / np.asarray(exponent))), np.nan)
 

@@ -13,15 +13,15 @@ from widthwise.bundled import recipe_name
 from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.discovery.growing import GrowingMethod, GrowingSearch, Task
 from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.growing import GrowingMethod, GrowingSearch, Task
 from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
-from widthwise.records.discovery import DISCOVERED, Curve, Discovery, Found
-from widthwise.records.recipe_changes import changes_in_words
+from widthwise.records.discovery import DISCOVERED, Curve, DiscoveredShape, Discovery
+from widthwise.records.run import changes_in_words
 from widthwise.shape.kinds import Match
 from widthwise.shape.profile import along
 from widthwise.shape.template import ModelTemplate
@@ -32,11 +32,11 @@ from widthwise.yaml_io import dump_yaml, parse_yaml, read_recipe
 COMPARISON = "comparison"
 N_PERMUTED = 2
 N_TRIES = 100
-"""Orders that are drawn before another one is taken not to exist."""
+"""Orders drawn before giving up on finding another."""
 
 
 class DiscoverConfig(Config):
-    """The `discover:` section of a recipe: how sizes of layers are searched, and with what the result is compared."""
+    """The `discover:` section of a recipe: the search for sizes of layers, and the comparison of its result."""
 
     method: GrowingMethod = GrowingMethod()
     steps: pydantic.PositiveInt | None = None
@@ -48,7 +48,7 @@ class DiscoverConfig(Config):
 
 
 class _Section(Config):
-    """A recipe as far as it is about discovery, so that errors name keys as overrides do."""
+    """The part of a recipe about discovery, so that errors name keys as overrides do."""
 
     discover: DiscoverConfig
 
@@ -64,7 +64,7 @@ class DiscoveryPlan:
     task: Task
 
     def settled(self, choose: Callable[[], Precision]) -> "DiscoveryPlan":
-        """Return the same discovery in a precision that is chosen, where its recipe says `auto`."""
+        """Return the discovery in the chosen precision if its recipe says `auto`."""
         base = self.task.base.settled(choose)
         if base is self.task.base:
             return self
@@ -98,7 +98,7 @@ def plan_discovery(
 
 
 def _check_uniform(recipe: Recipe) -> None:
-    """Raises UserError where the recipe is not one of a uniform model, with one rule for all layers."""
+    """Raises UserError if the recipe is not that of a uniform model, with one rule for all layers."""
     template = recipe.model
     if not isinstance(template, ModelTemplate) or template.layers:
         raise UserError("model.layers: a discovery finds the sizes of layers; leave changes to single layers out")
@@ -109,15 +109,15 @@ def _check_uniform(recipe: Recipe) -> None:
 
 
 def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str | None = None) -> Discovery:
-    """Search, as far as it was not done before, and write discovery.json, the recipe that was found (discovered.yaml)
-    and that of its comparison with rivals (rivals.yaml). Raises UserError where the folder holds another search."""
+    """Search, or resume the search, and write discovery.json, the found recipe (discovered.yaml) and that of its
+    comparison with rivals (rivals.yaml). Raises UserError if the folder holds another search."""
     from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
     from widthwise.runs.speed import chosen_precision
 
     plan = plan.settled(partial(chosen_precision, folder, observer))
     task, config = plan.task, plan.config
     _begin(plan, folder)
-    with interruption_adds("the same command goes on with the discovery"):
+    with interruption_adds("the same command resumes the discovery"):
         found = GrowingSearch(config.method, task).find(folder / "search", observer)
     discovery = Discovery(
         title=plan.title,
@@ -141,8 +141,8 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     return discovery
 
 
-class _Asked(Config):
-    """The task of a folder's search, as it is written down there before anything is trained."""
+class _SearchSpec(Config):
+    """The task of a folder's search, written there before anything is trained."""
 
     match: Match
     steps: pydantic.PositiveInt
@@ -151,13 +151,13 @@ class _Asked(Config):
 
 
 def _begin(plan: DiscoveryPlan, folder: Path) -> None:
-    """Write down what is searched. Raises UserError where it was something else."""
+    """Write the task of the search. Raises UserError if the folder has another."""
     path, task = folder / "search.yaml", plan.task
-    asked = _Asked(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
+    asked = _SearchSpec(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
     if not path.exists():
         write_atomic(path, dump_yaml(to_data(asked)))
         return
-    before = parse(_Asked, parse_yaml(read_text(path), str(path)), str(path))
+    before = parse(_SearchSpec, parse_yaml(read_text(path), str(path)), str(path))
     # With defaults for what is newer than the file.
     recipe = to_data(parse_recipe(before.recipe, f"{path}: recipe"))
     if changes := changes_in_words(to_data(before) | {"recipe": recipe}, to_data(asked)):
@@ -165,18 +165,17 @@ def _begin(plan: DiscoveryPlan, folder: Path) -> None:
 
 
 def plan_of_rivals(folder: Path) -> Experiment:
-    """Return the comparison of what was found with its rivals. Raises UserError where one cannot be made to match."""
+    """Return the comparison of the found shape with its rivals. Raises UserError if one cannot be matched."""
     return read_plan(folder / "rivals.yaml")
 
 
-def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
+def rivals(found: DiscoveredShape, task: Task) -> dict[str, dict[str, Any]]:
     """Return for each variant its changes to the recipe of the uniform model, which is the first.
 
-    `even` has what was found on average in all layers, to tell the profile from the share that attention has beside the
-    feed-forward; where that share is the uniform model's, so would be `even`, which is left out. `reversed` has the
-    last layer first, `permuted_1` and `permuted_2` have the layers in drawn orders: whether that matters. They have the
-    layers that were found, so that nothing else differs, up to what meets the budget: the first layer reads and the
-    last one writes no more than d_model, so that orders differ in cost.
+    `even` gives all layers the mean of the found sizes, to tell the profile from the shares of attention and
+    feed-forward; it is left out if those are the uniform model's. `reversed` has the last layer first, `permuted_1` and
+    `permuted_2` have the layers in drawn orders, to test whether the order matters. They have the found layers, scaled
+    to the budget: the first layer reads and the last one writes no more than d_model, so orders differ in cost.
     """
     curve = found.curve
     curves = {
@@ -199,8 +198,8 @@ def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
 
 
 def _permuted(curve: Curve, n_layers: int, seed: int) -> dict[str, Curve]:
-    """Return the layers of a curve in drawn orders, all different from each other, from that of the curve and its
-    reverse, as far as so few layers have so many."""
+    """Return the layers of a curve in drawn orders, all different from each other, from the curve and from its
+    reverse; fewer if there are not so many orders."""
     lists = {name: along(points, n_layers) for name, points in curve.to_data().items() if points}
     layers = list(zip(*lists.values(), strict=True))
     known, found, generator = [layers, layers[::-1]], list[Curve](), np.random.default_rng(seed)
