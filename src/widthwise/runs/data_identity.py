@@ -137,7 +137,7 @@ def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:
 
 
 def has_seen_data(run: RunDir) -> bool:
-    """Return True for a run bound to its data. An imported one accepts any data of its tokenizer until it is trained."""
+    """Return True for a run bound to its data. An imported one accepts data of its tokenizer until trained."""
     environment = run.environment()
     return KEY not in environment or environment[KEY] is not None
 
