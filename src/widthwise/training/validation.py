@@ -96,7 +96,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     widths, choices = WidthMeter(model), ChoiceMeans()
     with evaluating(model) as device:
         for batches in _rounds(held_out, processes.world_size):
-            # A process without a batch of its own takes part with another one's, whose weights it helps to gather.
+            # A rank without a batch runs another rank's, because it must help to gather the weights.
             own = batches[min(processes.rank, len(batches) - 1)].to(device)
             tokens, targets = own[:, :-1], own[:, 1:]
             documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
