@@ -74,17 +74,15 @@ class Validation:
         if self.texts:
             record["val_texts"] = {name: text.numbers() for name, text in self.texts.items()}
         if self.tasks:
-            record["val_tasks"] = {name: _values(task) for name, task in self.tasks.items()}
+            record["val_tasks"] = {
+                name: {metric: estimate.record()["value"] for metric, estimate in task.metrics().items()}
+                for name, task in self.tasks.items()
+            }
         return record
 
     def numbers(self) -> dict[str, float | None]:
         """The loss in its three units."""
         return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
-
-
-def _values(task: TaskScores) -> dict[str, float | None]:
-    """The metrics of a task without their errors."""
-    return {metric: estimate.record()["value"] for metric, estimate in task.metrics().items()}
 
 
 def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) -> Validation:
