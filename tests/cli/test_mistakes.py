@@ -66,7 +66,7 @@ MISTAKES = {
         ("plan --device a100 --shape round", "model.shape"),
         ("plan --device 24GB --days 5", "--device 'A10' or 'L4' or 'RTX 3090' or 'RTX 4090' (of about"),
         ("plan --device 1TB --days 5", "a memory has none; give --tflops"),
-        ("plan --device 1MB", "--device: not even d_model = 64 can be had on the device"),
+        ("plan --device 1MB", "--device: not even d_model = 64 fits on the device"),
         ("plan model.d_model=64 --device a100", "model.d_model=64: is what a plan without a recipe proposes"),
         ("plan base.yaml --device a100 --params 3M", "--params: goes without a recipe"),
         ("plan --variant wide --device 24GB", "--variant: got 'wide'; goes with a recipe"),

@@ -9,7 +9,7 @@ import pytest
 from widthwise.config_io import UserError
 from widthwise.data import corpus as corpus_module
 from widthwise.data.corpus import files_below, named_corpus
-from widthwise.data.documents import ByFraction, scan
+from widthwise.data.documents import HeldOutFraction, scan
 
 
 def test_installed_python_is_the_standard_library_with_tests_and_packages_and_keeps_bytes(tmp_path, monkeypatch):
@@ -53,7 +53,7 @@ def test_unknown_corpus_is_refused_with_the_nearest_name():
 
 
 def test_synthetic_stories_are_the_same_every_time_and_subject_and_verb_agree():
-    first, second = (scan(ByFraction(0.1).entries(named_corpus("synthetic"))) for _ in range(2))
+    first, second = (scan(HeldOutFraction(0.1).entries(named_corpus("synthetic"))) for _ in range(2))
     assert first == second
     assert 150_000 < first.n_bytes < 300_000
     for document in named_corpus("synthetic"):

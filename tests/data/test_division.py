@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.documents import Apart, ByFraction, Corpus, Document, scan, train_texts
+from widthwise.data.documents import Corpus, Document, HeldOutFraction, HeldOutSources, scan, train_texts
 
 few = settings(max_examples=40)
 texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)
@@ -18,7 +18,7 @@ def corpus_of(name: str, texts: list[str]) -> Corpus:
 
 
 def held_out_texts(texts: list[str], held_out: float) -> list[str]:
-    entries = ByFraction(held_out).entries(corpus_of("test", texts))
+    entries = HeldOutFraction(held_out).entries(corpus_of("test", texts))
     return [document.text for document, entry in entries if entry.split == "held_out"]
 
 
@@ -27,24 +27,24 @@ def held_out_texts(texts: list[str], held_out: float) -> list[str]:
 def test_neither_order_nor_a_larger_fraction_takes_a_document_out_of_the_held_out_split(texts, rng, small, large):
     found = held_out_texts(texts, small)
     assert {*held_out_texts(rng.sample(texts, len(texts)), small)} == {*found} <= {*held_out_texts(texts, large)}
-    training = train_texts(ByFraction(small).entries(corpus_of("test", texts)))
+    training = train_texts(HeldOutFraction(small).entries(corpus_of("test", texts)))
     assert list(training) == [text for text in texts if text not in found]
 
 
 def test_held_out_share_is_the_fraction():
     n_documents = 4000
-    division = ByFraction(0.3)
+    division = HeldOutFraction(0.3)
     found = scan(division.entries(corpus_of("numbers", [str(index) for index in range(n_documents)])))
     standard_error = (n_documents * 0.3 * 0.7) ** 0.5
     assert abs(found.n_held_out - n_documents * 0.3) < 4 * standard_error
     assert (division.fraction, division.record(found)) == (0.3, None)
     for fraction in (0, 1, -0.1, 1.5):
         with pytest.raises(UserError, match="between 0 and 1"):
-            ByFraction(fraction)
+            HeldOutFraction(fraction)
 
 
 def fingerprint(texts: list[str]) -> str:
-    return scan(ByFraction(0.5).entries(corpus_of("a", texts))).fingerprint
+    return scan(HeldOutFraction(0.5).entries(corpus_of("a", texts))).fingerprint
 
 
 @few
@@ -63,7 +63,7 @@ HELD_OUT = [corpus_of("a", ["two", "kept"]), corpus_of("b", ["kept", "", "far"])
 
 
 def test_held_out_sources_come_first_and_documents_equal_to_theirs_are_left_out_and_counted_apart():
-    division = Apart.of(HELD_OUT)
+    division = HeldOutSources.of(HELD_OUT)
     assert [(document.name, entry.split) for document, entry in division.entries(BOOKS)] == [
         *((name, "held_out") for name in ("a/0", "a/1", "b/0", "b/1", "b/2")),
         *(("books/0", "train"), ("books/1", None), ("books/2", "train"), ("books/3", None), ("books/4", None)),
@@ -82,6 +82,6 @@ def test_an_empty_split_is_refused():
         (["one"], [corpus_of("a", [])], "books: held_out_from a holds no documents"),
         ([], [corpus_of("a", [])], "books: holds no documents"),
     ):
-        division, corpus = Apart.of(held_out), corpus_of("books", texts)
+        division, corpus = HeldOutSources.of(held_out), corpus_of("books", texts)
         with pytest.raises(UserError, match=message):
             division.refuse_empty_split(scan(division.entries(corpus)), corpus.name)

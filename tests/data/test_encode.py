@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.documents import Apart, ByFraction, Document, digest_of
+from widthwise.data.documents import Document, HeldOutFraction, HeldOutSources, digest_of
 from widthwise.data.encode import SplitShards, encode
 from widthwise.data.shards import NameWriter, TokenFile, names_path, read_names
 from widthwise.data.tokenizer import ByteTokenizer
 
-DIVISION = ByFraction(0.4)
+DIVISION = HeldOutFraction(0.4)
 ALL = [Document(str(number), f"text {number} é" * (number % 7)) for number in range(60)]
 
 
@@ -69,7 +69,7 @@ def test_appended_shards_and_their_keys_are_what_writing_on_would_give(tmp_path)
 @pytest.mark.parametrize("max_tokens", [None, 611])
 def test_documents_that_are_left_out_are_counted_and_make_no_other_difference(tmp_path, max_tokens):
     left_out = ALL[3::7]
-    apart = Apart([digest_of(each) for each in left_out], ["elsewhere"])
+    apart = HeldOutSources([digest_of(each) for each in left_out], ["elsewhere"])
     mixed = write(tmp_path / "mixed", [ALL], max_tokens, apart)
     kept = write(tmp_path / "kept", [[each for each in ALL if each not in left_out]], max_tokens, apart)
     assert mixed.splits() == kept.splits()

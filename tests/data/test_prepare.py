@@ -13,7 +13,7 @@ import pytest
 from widthwise.config_io import UserError
 from widthwise.data import encode
 from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import ByFraction, Corpus, Document
+from widthwise.data.documents import Corpus, Document, HeldOutFraction
 from widthwise.data.json_tokenizer import MAX_TRAINING_BYTES, train_bpe
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
@@ -37,7 +37,7 @@ def test_shards_hold_the_documents_with_their_names_and_bytes(tmp_path):
     data.verify()
     lengths, splits, n_bytes = data.tokenizer.token_byte_lengths(), data.manifest.splits, data.manifest.corpus.n_bytes
     for name, texts in zip(("train", "held_out"), split_texts(data)):
-        entries = [(document, e) for document, e in ByFraction(0.2).entries(SYNTHETIC) if e.split == name]
+        entries = [(document, e) for document, e in HeldOutFraction(0.2).entries(SYNTHETIC) if e.split == name]
         assert texts == [document.text for document, _ in entries]
         part, record = getattr(data, name), getattr(splits, name)
         own = [part.document(index) for index in range(part.n_documents)]
@@ -55,7 +55,7 @@ def test_shards_hold_the_documents_with_their_names_and_bytes(tmp_path):
 def n_documents_below(max_tokens: int, held_out: float) -> int:
     """How many documents come before the first whose bytes, and end of text, would be too many training tokens."""
     n_tokens = 0
-    for index, (_, entry) in enumerate(ByFraction(held_out).entries(SYNTHETIC)):
+    for index, (_, entry) in enumerate(HeldOutFraction(held_out).entries(SYNTHETIC)):
         if entry.split == "train":
             n_tokens += entry.n_bytes + 1
         if n_tokens > max_tokens:

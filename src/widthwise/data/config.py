@@ -13,7 +13,7 @@ from pydantic import Discriminator, Tag
 
 from widthwise.config_io import Config, UserError
 from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import ByFraction, ProgressCallback, ignore_progress, scan
+from widthwise.data.documents import HeldOutFraction, ProgressCallback, ignore_progress, scan
 from widthwise.data.loader import PackingConfig
 from widthwise.data.manifest import FORMAT_VERSION
 from widthwise.data.mixture import MixedData, OpenedData
@@ -85,7 +85,7 @@ class OneSource(Config):
         assert self.tokenizer is not None
         assert self.held_out is not None
         corpus = named_corpus(self.corpus)
-        fingerprint = scan(ByFraction(self.held_out).entries(corpus), progress).fingerprint
+        fingerprint = scan(HeldOutFraction(self.held_out).entries(corpus), progress).fingerprint
         out = cache_folder() / "data" / _cache_name(self.corpus, self.tokenizer, self.held_out, fingerprint)
         return prepare(corpus, out, tokenizer=self.tokenizer, held_out=self.held_out, reuse=True, progress=progress)
 

@@ -171,7 +171,7 @@ class Division(ABC):
     def _what_is_empty(self, n_train: int, found: Scan) -> str: ...
 
 
-class ByFraction(Division):
+class HeldOutFraction(Division):
     """A hash of the content decides, so that about this fraction of the documents is held out."""
 
     def __init__(self, held_out: float):
@@ -193,7 +193,7 @@ class ByFraction(Division):
         )
 
 
-class Apart(Division):
+class HeldOutSources(Division):
     """The held-out documents are those of other sources. A document equal to one of them is left out of training."""
 
     def __init__(self, digests: Collection[bytes], names: Sequence[str], sources: Sequence[Corpus] = ()):
@@ -201,7 +201,7 @@ class Apart(Division):
         self._digests, self._names, self._sources = frozenset(digests), tuple(names), sources
 
     @classmethod
-    def of(cls, sources: Sequence[Corpus]) -> "Apart":
+    def of(cls, sources: Sequence[Corpus]) -> "HeldOutSources":
         """Reads the sources once. Raises UserError as reading does."""
         digests = [digest_of(document) for source in sources for document in source]
         return cls(digests, [source.name for source in sources], sources)

@@ -60,7 +60,7 @@ class Boundaries:
 
 
 NO_BOUNDARIES = Boundaries(eos_id=-1, masks=False, resets=False)
-"""Nothing is said, and a row is read as one document."""
+"""No boundaries: a row is read as one document."""
 
 
 class PackingConfig(Config):

@@ -1,7 +1,7 @@
 """The windows of token files, and mixtures of several prepared corpora that training reads in given proportions.
 
 A token file is cut into windows of seq_len + 1 tokens, `seq_len` apart, so that every token but the first is a target
-exactly once. In training every epoch of a file visits all of its windows in a random order of its own, computed and not
+exactly once. In training every epoch of a file visits all of its windows in another random order, computed and not
 stored.
 
 Each row of a mixture goes to a source by arithmetic on its own number. Rows are divided between two parts, and each

@@ -1,7 +1,7 @@
 """The parts of a preparation: tokenized in any order by any process or machine, then joined in order.
 
 FOLDER/plan.json and tokenizer   see plan.py
-FOLDER/held_out/                 the part of documents that sources of their own hold out, written with the plan
+FOLDER/held_out/                 the documents of separate held-out sources, as a part, written with the plan
 FOLDER/parts/00000/shards/       a part, a folder that appears whole
 FOLDER/parts/00000/progress.json how far it is, for those who watch
 
@@ -22,12 +22,12 @@ from pathlib import Path
 from widthwise.config_io import Config, UserError, parse
 from widthwise.data.documents import (
     DIGEST_BYTES,
-    Apart,
-    ByFraction,
     Counter,
     Division,
     Document,
     Entry,
+    HeldOutFraction,
+    HeldOutSources,
     ProgressCallback,
     Scan,
     ignore_progress,
@@ -170,8 +170,8 @@ def _report(folder: Path, part: int, shards: SplitShards) -> None:
 def _planned_division(plan: PreparationPlan, folder: Path) -> Division:
     """Return the division of a part's documents, by the digests that `begin` wrote of separate held-out sources."""
     if plan.held_out is not None:
-        return ByFraction(plan.held_out)
-    return Apart([*_read_digests(held_out_folder(folder))], plan.held_out_from)
+        return HeldOutFraction(plan.held_out)
+    return HeldOutSources([*_read_digests(held_out_folder(folder))], plan.held_out_from)
 
 
 def planned_tokenizer(plan: PreparationPlan, folder: Path) -> tuple[Tokenizer, Path]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from widthwise.config_io import Config, UserError, parse
 from widthwise.data.corpus import CORPORA
 from widthwise.data.documents import (
-    Apart,
-    ByFraction,
     Corpus,
     Division,
+    HeldOutFraction,
+    HeldOutSources,
     ProgressCallback,
     Scan,
     ignore_progress,
@@ -82,8 +82,8 @@ def check_max_tokens(max_tokens: int | None) -> None:
 def division_of(held_out: float | Sequence[Corpus | Path | str]) -> Division:
     """The division that `held_out` of `prepare` asks for; reads sources once. Raises UserError as `prepare`."""
     if isinstance(held_out, float | int):
-        return ByFraction(held_out)
-    return Apart.of([_opened(each) for each in ([held_out] if isinstance(held_out, str) else held_out)])
+        return HeldOutFraction(held_out)
+    return HeldOutSources.of([_opened(each) for each in ([held_out] if isinstance(held_out, str) else held_out)])
 
 
 def _opened(source: Corpus | Path | str) -> Corpus:
@@ -222,7 +222,7 @@ def make_plan(
     """Divides the files of a file or folder into parts of about equal size; options as those of `prepare`.
 
     held_out: a fraction, or sources as `open_source` takes them, of which every document is held out.
-    Raises UserError for a mistake in the options, and for a source that has no files of its own.
+    Raises UserError for a mistake in the options, and for a source without files.
     """
     check_spec(tokenizer)
     check_document_bytes(document_bytes)

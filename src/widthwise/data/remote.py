@@ -70,7 +70,7 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
 
     Every file is checked against the manifest before it gets its name; what is there already is not fetched again, and
     processes that want the same folder at once wait for one of them. Where the manifest cannot be reached, the copy
-    fetched last is used, with a warning. A changed manifest gets a folder of its own.
+    fetched last is used, with a warning. A changed manifest gets a new folder.
     Raises UserError as `check_url`, for a URL that cannot be read, a broken manifest, and a file that is not what the
     manifest promises.
     """
@@ -168,7 +168,7 @@ class _Remote:
 
 @contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """Turns whatever a file system of fsspec raises into a UserError; each has errors of its own library."""
+    """Turn whatever a file system of fsspec raises, by its library, into a UserError."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,6 @@
 """Preparing a folder of files with several workers of this machine, run by datatrove (extra `prep`).
 
-datatrove runs in a process of its own, `python -m widthwise.data.workers FOLDER WORKERS`, so that its log and its
+datatrove runs in a separate process, `python -m widthwise.data.workers FOLDER WORKERS`, so that its log and its
 workers stay apart from the process that prepares: that one may be any script, and ends this one with all its workers.
 """
 
@@ -24,6 +24,8 @@ from widthwise.files import writing
 
 MISTAKE = 2
 """The exit code where a UserError ended datatrove's process, whose message that one writes to standard output."""
+LONGEST_TMPDIR = 107 - len("/pymp-XXXXXXXX/listener-XXXXXXXX")
+"""Bytes: Linux allows 107 in the path of a socket, and datatrove's workers have theirs there."""
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_END = 10.0
 
@@ -57,7 +59,7 @@ def prepare_with_workers(
 
 
 def _tokenize(plan: PreparationPlan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
-    """Runs datatrove in a process of its own, `main`, which says what went wrong on its standard output."""
+    """Run datatrove in a separate process, `main`, which reports errors on its standard output."""
     # -P: a file of the working folder must not take the place of a library.
     command = [sys.executable, "-P", "-m", "widthwise.data.workers", str(parts), str(n_workers)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
@@ -112,6 +114,10 @@ def _show(plan: PreparationPlan, parts: Path, progress: ProgressCallback) -> Non
 
 def main(folder: str, n_workers: int) -> int:
     """Runs in datatrove's process the tasks that are not done; returns the exit code."""
+    n_bytes = len(os.fsencode(tempfile.gettempdir()))
+    if n_bytes > LONGEST_TMPDIR:
+        _say(f"TMPDIR: got a path of {n_bytes} bytes; must be at most {LONGEST_TMPDIR}, for the sockets of workers")
+        return MISTAKE
     n_parts = read_plan(Path(folder)).n_parts
     executor = require("datatrove.executor.local", "prep").LocalPipelineExecutor(
         [TokenizePart(folder)],
@@ -134,8 +140,6 @@ def main(folder: str, n_workers: int) -> int:
         _say("one of them died; use fewer if memory is short")
         return 1
     for error in failures:
-        if "AF_UNIX path too long" in str(error):
-            error = UserError(f"TMPDIR: {tempfile.gettempdir()} is too long for the sockets of workers; set a shorter")
         _say(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         return MISTAKE if isinstance(error, UserError) else 1
     return 0

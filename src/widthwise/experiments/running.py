@@ -76,11 +76,6 @@ def run_experiment(
     """
     folder, shown, at_a_time = Path(folder), observer or SilentObserver(), jobs or Jobs()
     command = command or command_line()
-        Path(folder),
-        observer or SilentObserver(),
-        jobs or Jobs(),
-        command or command_line(),
-    )
 
     def work() -> Comparison | Sweep:
         if at_a_time.n > 1 or plan.axes is not None:

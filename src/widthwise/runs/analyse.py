@@ -74,7 +74,11 @@ def analyse(
         source.check()
     first, *others = named
     with tempfile.TemporaryDirectory() as folder:
-        corpus = named[first].text(observer) if text is None else _corpus(Path(text))
+        corpus = (
+            named[first].text(observer)
+            if text is None
+            else Corpus(shown_path(Path(text)), lambda: read_documents(text))
+        )
         model = named[first].load()
         reading = _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
         models = [_analysed(first, named[first], model, reading.held_out(first, model), options, observer)]
@@ -82,8 +86,9 @@ def analyse(
             del model  # before the next takes its place
             model = named[name].load()
             models.append(_analysed(name, named[name], model, reading.held_out(name, model), options, observer))
+    names = list(of_paths)
     return Analysis(
-        title=_title(list(of_paths)),
+        title="-vs-".join(names if len(names) <= N_IN_TITLE else [names[0], f"{len(names) - 1}-others"]),
         command=command_line(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         sentence=sentence(_spoken_of(models), options.utilisation_threshold),
@@ -223,10 +228,6 @@ def _analysed(
     )
 
 
-def _title(names: list[str]) -> str:
-    return "-vs-".join(names) if len(names) <= N_IN_TITLE else f"{names[0]}-vs-{len(names) - 1}-others"
-
-
 def _spoken_of(models: Sequence[AnalysedModel]) -> Sequence[AnalysedModel]:
     """The models that words compare: of several runs at all checkpoints the last ones, of one the first and last."""
     last = {model.run: model for model in models if model.run is not None}
@@ -247,7 +248,3 @@ def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
     while len({path.parts[-n_parts:] for path in paths}) < len(paths):
         n_parts += 1
     return {"/".join(path.parts[-n_parts:]): source for path, source in zip(paths, sources)}
-
-
-def _corpus(path: Path) -> Corpus:
-    return Corpus(shown_path(path), lambda: read_documents(path))

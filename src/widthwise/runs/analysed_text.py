@@ -61,7 +61,7 @@ def _mixed_documents(data: MixedData) -> Iterator[Document]:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The front of a text, in a file of its own, so that it is cut once and not held in memory."""
+    """The front of a text, in a file, so that it is cut once and not held in memory."""
 
     source: str
     path: Path

@@ -82,7 +82,7 @@ def recipe_with(source: Source, plan: GrowthPlan) -> Recipe:
 
 
 def check_rates_are_alike(source: Source) -> None:
-    """Raises UserError where new and old entries of a growth of the run learn at rates of their own."""
+    """Raises UserError where new and old entries of a growth of the run learn at different rates."""
     growth = source.recipe.phase_at(source.step).growth
     if growth is not None:
         growth.pace.check_next(source.step, str(source.run.path))
@@ -112,7 +112,7 @@ def carry_out(
         optimizer = recipe.optimizer.build(model)
         if recipe.optimizer.kind == source.recipe.optimizer.kind:
             adopt(optimizer, model, grown_states(plan, optimizer_state, intention.reset))
-        notes = [*intention.notes, *feed.notes, *_said_of(source, intention, recipe)]
+        notes = [*intention.notes, *feed.notes, *_notes(source, intention, recipe)]
         state = RunState(
             **{
                 **state.as_data(),
@@ -164,7 +164,7 @@ def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder,
     return found
 
 
-def _said_of(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
+def _notes(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
     """Notes for the user on the new run."""
     old, new = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
     name = source.run.path.resolve().name
@@ -182,7 +182,7 @@ def _said_of(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Feed:
+class DataPosition:
     """The data of a run that continues another one."""
 
     loader: dict[str, int]
@@ -192,32 +192,32 @@ class Feed:
     notes: tuple[str, ...] = ()
 
 
-def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer) -> Feed:
+def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer) -> DataPosition:
     """Continues the data of a run where it stands if the recipes agree, and begins other data from the start.
 
     Data that stay the same need not be there. loader: the state of the run's loader, empty where it has seen no data.
-    Raises UserError where the data cannot be had, or have another tokenizer.
+    Raises UserError where the data are unavailable or have another tokenizer.
     """
     recorded = run.environment()
     origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
     if not has_seen_data(run):
         if old.data != new.data and origin.get(TOKENIZER_KEY) is not None:
             check_tokenizer(run, open_data(new.data, observer.preparing).tokenizer)
-        return Feed(loader, origin)
+        return DataPosition(loader, origin)
     settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
     if settings[0] == settings[1]:
-        return Feed(loader, origin)
+        return DataPosition(loader, origin)
     data = open_data(new.data, observer.preparing)
     check_tokenizer(run, data.tokenizer)
     identity, train = {**origin, **identity_of(data).record()}, new.train
     new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
     fresh, differing = new_loader.state_dict(), new_loader.differing(loader)
     if not differing:
-        return Feed(loader, identity)
+        return DataPosition(loader, identity)
     if differing == ["batch_size"]:
         seen = loader["step"] * loader["batch_size"]
-        return Feed({**fresh, "step": -(-seen // fresh["batch_size"])}, identity)
-    return Feed(fresh, identity, (f"data begin anew: other {', '.join(differing)} than before",))
+        return DataPosition({**fresh, "step": -(-seen // fresh["batch_size"])}, identity)
+    return DataPosition(fresh, identity, (f"data begin anew: other {', '.join(differing)} than before",))
 
 
 def batches_from(recipe: Recipe, step: int, n: int, observer: Observer) -> list[Tensor]:

@@ -38,7 +38,7 @@ def evaluate_run(
 
     say: is told what is being done. step: of the checkpoint; the run's newest good one where not given. working: is
     told how far each text and task is. Raises UserError for a path without a model or tokenizer, and for files and
-    tasks that cannot be had, before the model reads anything but for tasks of lm-evaluation-harness.
+    tasks that are unavailable, before the model reads anything but for tasks of lm-evaluation-harness.
     """
     config = config or EvaluationConfig()
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]

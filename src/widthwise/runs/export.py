@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import jinja2
 import torch
 
 from widthwise.config_io import UserError
@@ -116,7 +117,55 @@ def export_run(
 LONGEST_BAR = 48
 """Letters that stand for the width of the stream."""
 
-HEAD = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [widthwise]\n---\n"
+TEMPLATE = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True).from_string("""\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [widthwise]
+---
+
+# {{ name }}
+
+A decoder, {{ profile }}, with {{ features }}.
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM{{ ", AutoTokenizer" if folder.has_tokenizer }}
+{% if folder.needs_package %}
+import widthwise.hf  # needs widthwise to be installed
+{% endif %}
+
+folder = {{ quoted }}
+model = AutoModelForCausalLM.from_pretrained(folder{{ trust }})
+{% if folder.has_tokenizer %}
+tokenizer = AutoTokenizer.from_pretrained(folder{{ trust }})
+prompt = tokenizer("Once upon a time", return_tensors="pt")
+tokens = model.generate(**prompt, max_new_tokens=20)
+print(tokenizer.decode(tokens[0]))
+{% endif %}
+```
+
+## Shape
+
+```
+{{ picture }}
+```
+
+## Cost
+
+{{ layers }}
+
+{{ whole }}
+
+## Training
+
+{{ training }}
+
+## Evaluation
+
+{{ evaluations }}
+""")
 
 Row = tuple[Any, ...]
 
@@ -132,52 +181,27 @@ class Folder:
     """Whether the code of a `widthwise` model is in it."""
     has_tokenizer: bool
 
+    @property
+    def needs_package(self) -> bool:
+        """True where transformers needs this package to read the folder."""
+        return self.model_type == "widthwise" and not self.has_code
+
 
 def model_card(run: RunDir, folder: Folder, config: ModelConfig, recipe: Recipe, step: int) -> str:
-    """As Markdown. config: of the exported model; step: of its weights."""
-    name = run.path.resolve().name
-    sections = {
-        "Use": _usage(folder),
-        "Shape": ["```", *_picture(config), "```"],
-        "Cost": [
-            *_table(*_layers(config, recipe.seq_len)),
-            "",
-            *_table(("of the whole model", ""), *_whole(config, recipe)),
-        ],
-        "Training": _table(("", ""), *_training(run, recipe, step)),
-        "Evaluation": _table(("on", "metric", "value", "standard error"), *_evaluations(run, step)),
-    }
-    body = [f"## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items()]
-    return "\n".join(
-        [
-            HEAD,
-            f"# {name}\n",
-            f"A decoder, {profile_words(config.widths)}, with {'; '.join(_features(config))}.\n",
-            *body,
-        ]
+    """Return the card as Markdown. config: of the exported model; step: of its weights."""
+    return TEMPLATE.render(
+        name=run.path.resolve().name,
+        profile=profile_words(config.widths),
+        features="; ".join(_features(config)),
+        folder=folder,
+        quoted=json.dumps(folder.name),
+        trust=", trust_remote_code=True" if folder.has_code else "",
+        picture="\n".join(_picture(config)),
+        layers=_table(*_layers(config, recipe.seq_len)),
+        whole=_table(("of the whole model", ""), *_whole(config, recipe)),
+        training=_table(("", ""), *_training(run, recipe, step)),
+        evaluations=_table(("on", "metric", "value", "standard error"), *_evaluations(run, step)),
     )
-
-
-def _usage(folder: Folder) -> list[str]:
-    """Python that runs as it stands where the model was exported."""
-    needs_package = folder.model_type == "widthwise" and not folder.has_code
-    trust = ", trust_remote_code=True" if folder.has_code else ""
-    names = ["AutoModelForCausalLM", *(["AutoTokenizer"] if folder.has_tokenizer else [])]
-    code = [
-        f"from transformers import {', '.join(names)}",
-        *(["import widthwise.hf  # needs widthwise to be installed"] if needs_package else []),
-        "",
-        f"folder = {json.dumps(folder.name)}",
-        f"model = AutoModelForCausalLM.from_pretrained(folder{trust})",
-    ]
-    if folder.has_tokenizer:
-        code += [
-            f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})",
-            'prompt = tokenizer("Once upon a time", return_tensors="pt")',
-            "tokens = model.generate(**prompt, max_new_tokens=20)",
-            "print(tokenizer.decode(tokens[0]))",
-        ]
-    return ["```python", *code, "```"]
 
 
 def _picture(config: ModelConfig) -> Iterator[str]:
@@ -241,11 +265,11 @@ def _evaluations(run: RunDir, step: int) -> Iterator[Row]:
                 )
 
 
-def _table(head: Row, *rows: Row) -> list[str]:
+def _table(head: Row, *rows: Row) -> str:
     if not rows:
-        return ["Nothing is recorded."]
+        return "Nothing is recorded."
     lines = [head, ("---",) * len(head), *rows]
-    return ["| " + " | ".join(map(_cell, line)) + " |" for line in lines]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 
 
 def _cell(value: Any) -> str:

@@ -36,7 +36,7 @@ class Request:
     """None: as long as it takes."""
     tokens_per_param: float
     n_params: float | None
-    """None: as many as the law says."""
+    """None: the number by the law."""
 
     def fits(self, recipe: Recipe, kind: ActivationCheckpointing) -> bool:
         """Return True where a pass of TOKENS_PER_PASS fits, one of several of a step."""
@@ -85,9 +85,7 @@ def propose(asked: Request, family: Family) -> Proposal:
     else:
         size = _largest(lambda size: is_trained(size) and asked.fits(family.uniform(size), "layer"))
         if size == 0:
-            raise UserError(
-                f"--device: not even d_model = {HEAD_DIM} can be had on {device.name}; give more days or memory"
-            )
+            raise UserError(f"--device: not even d_model = {HEAD_DIM} fits on {device.name}; give more days or memory")
         is_short = flops < math.inf and is_trained(size + 1)  # so it is memory that ended it
         law = "the largest model" + (" that fits into the memory" if is_short or flops == math.inf else "")
     tokens_per_param = affordable(size) if is_short else asked.tokens_per_param

@@ -173,7 +173,7 @@ class ShardedModel:
         yield moment("update", n_held, 0, Cost(), max(tied, gathered, self._bytes_of_moving_apart(n_shards)))
 
     def _backward(self, kind: ActivationCheckpointing) -> list[_Backward]:
-        """One for every layer and further head, in the order of the forward pass."""
+        """One for every layer and MTP head, in the order of the forward pass."""
         config, recompute = self.model.config, RECOMPUTE[kind]
         sublayers = [(costs["attention"], costs["ffn"]) for costs in config.layer_costs()]
         if config.mtp is not None:

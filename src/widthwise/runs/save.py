@@ -38,7 +38,7 @@ def save_run(
     seq_len: int | None = None,
     data: OpenedData | None = None,
 ) -> Path:
-    """Writes a model, as a training loop of one's own leaves it, as a run directory at step 0, and returns its path.
+    """Write a model, as a custom training loop leaves it, as a run directory at step 0, and return its path.
 
     `eval --text`, `analyze --text`, `generate`, `grow`, `pad`, `export` and `resume` then work as on any run.
     tokenizer: as `PreparedData.tokenizer` gives it, or a spec such as `bytes` or the path of a tokenizer.json; without

@@ -59,7 +59,7 @@ class EvaluationConfig(ScoringOptions):
     local: str | None = None
     """Folder of JSONL files to answer the suite from, without lm-evaluation-harness."""
     partial: bool = False
-    """Evaluate what can be had of a suite, mark its average, and say the rest."""
+    """Evaluate the available parts of a suite, mark its average, and list the rest."""
     field: str = "text"
     """Field of a JSONL or Parquet row that holds the text."""
     stride: pydantic.PositiveInt | None = None

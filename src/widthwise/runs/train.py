@@ -46,13 +46,13 @@ def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> 
 def train_or_resume(
     recipe: Recipe, out: Path | str, observer: Observer | None = None, data_cache: DataCache | None = None
 ) -> RunResult:
-    """As `train`, but goes on with an unfinished run of the same recipe. data_cache: of the runs before it."""
+    """Train as `train` does, but resume an unfinished run of the same recipe. data_cache: of the runs before it."""
     with launched_processes(recipe.train) as processes:
         return _Launch(RunDir(out), observer, processes, data_cache).train(recipe, may_resume=True)
 
 
 def resume(path: Path | str, observer: Observer | None = None, overrides: Sequence[str] = ()) -> RunResult:
-    """Goes on with the run in a folder, from its last good checkpoint, and returns the result. Raises as `train`.
+    """Resume the run in a folder from its last good checkpoint and return the result. Raises as `train`.
 
     overrides: other settings from here on, as `["train.steps=2000"]`, of those in MAY_CONTINUE_WITH; with more steps, a
     run that has finished goes on too.

@@ -73,7 +73,7 @@ class Snapshot:
         return cls(tensors | ({RNG: _rng_states()} if processes.is_rank_zero else {}))
 
     def copied(self) -> "Snapshot":
-        """The same in memory of its own, on the CPU, which training no longer changes."""
+        """Return a copy on the CPU, which training no longer changes."""
         return Snapshot(
             {
                 file: {name: each.to("cpu", copy=True) for name, each in tensors.items()}

@@ -1,8 +1,8 @@
 """Several processes started by torchrun: data parallel, FSDP2 or both (HSDP), by PyTorch's own `fully_shard`.
 
 The mesh has two dimensions, (world / shards, shards). A group of `shards` processes holds the model once; every process
-has rows of its own of the batch. With one shard a group this is data parallelism, with one group FSDP2.
-Order: activation checkpointing is the decoder's own, layers are compiled, then layers and the layers of further heads
+has its rows of the batch. With one shard a group this is data parallelism, with one group FSDP2.
+Order: activation checkpointing is the decoder's own, layers are compiled, then layers and the layers of MTP heads
 are sharded, then the rest. Products run under autocast and weights are gathered in fp32: FSDP's own bf16 policy would
 round gains, and add up the gradient of the head in bf16.
 """
@@ -51,7 +51,7 @@ _groups: dict[tuple[int, float], "Group"] = {}
 
 @contextmanager
 def group(config: TrainConfig) -> Iterator["Group"]:
-    """The processes of this launch; joins them, or goes on with those that are joined already.
+    """Join the processes of this launch, or use those that are joined already.
 
     An error that only this process has is raised as RankLocalError, which says so.
     """
@@ -81,7 +81,7 @@ def _join(config: TrainConfig) -> None:
     """Initialises torch.distributed.
 
     Where torchrun's own store is used it outlives a restart of the workers, with the addresses of dead ones in it, so
-    that each start needs keys of its own. A store of the first worker is new each time, and then the counts of several
+    that each start needs new keys. A store of the first worker is new each time, and then the counts of several
     agents differ: that of one whose workers lived goes on without a restart of its own.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")  # nothing is in place
@@ -130,7 +130,7 @@ class Group(Processes):
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     def shard_model(self, model: Decoder) -> None:
-        # Of a further head only its layer: it shares the reduction of the slots with the model, and reads its head.
+        # Of an MTP head only its layer: it shares the reduction of the slots with the model, and reads its head.
         for layer in (*model.layers, *(depth.layer for depth in model.depths)):
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
@@ -227,7 +227,7 @@ class _BackgroundGroup(Group):
 
 
 def _messages(timeout: timedelta) -> dist.ProcessGroup:
-    """A group for what is said on the CPU, all processes in it."""
+    """Return a group of all processes for messages on the CPU."""
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
 
 

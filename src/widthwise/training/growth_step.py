@@ -95,7 +95,7 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class EntryRates:
-    """Gives the new and the old entries of a model rates of their own, whatever its optimizer is.
+    """Separate learning rates for the new and the old entries of a model, whatever its optimizer.
 
     The update of AdamW and of Muon is the rate times what follows from gradients and moments, which know no rate, and
     times the weight for decay. So a part of the update is exactly the update at that part of the rate, entry by entry,

@@ -11,10 +11,8 @@ from widthwise.data.mixture import OpenedData
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.checkpoint import Saver
-from widthwise.training.checkpoint_folder import Retention, prune
 from widthwise.training.launch import SignalWatch, stopped_by
-from widthwise.training.metrics import PeakMemory, Stopwatch, keep_freed_memory, speed_record
+from widthwise.training.metrics import SpeedMeter
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.spikes import Diverged, check_step, checked_loss
@@ -25,9 +23,9 @@ from widthwise.training.validation import Sampler, Validation, ValidationSets, v
 
 
 class TrainingLoop:
-    """A run at work, from nothing or from its last checkpoint. For the holder of the run's lock.
+    """Trains a run, from nothing or from its last checkpoint, for the holder of the run's lock.
 
-    Each of several processes has a loop; all take the same decisions, and the first one alone speaks and writes.
+    Every rank has a loop and takes the same decisions; rank 0 alone prints and writes.
     """
 
     def __init__(self, recipe: Recipe, data: OpenedData, run: RunDir, observer: Observer, processes: Processes = ALONE):
@@ -35,9 +33,7 @@ class TrainingLoop:
         self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes
         self.config, self.data = recipe.train, data
         self.name = run.path.resolve().name
-        if processes.device.type == "cpu":
-            keep_freed_memory()
-        self._memory = PeakMemory(processes.device)
+        self._speed = SpeedMeter(processes)
         torch.manual_seed(self.config.seed)
         self.train_state = TrainState.untrained(recipe, recipe.phases[0], processes)
         self.held_out = recipe.held_out(data, processes.world_size)
@@ -53,10 +49,9 @@ class TrainingLoop:
         )
         self.state = RunState(self.config.loss_window_steps)
         self._started = time.perf_counter()
-        self._stopwatch = Stopwatch()
         self._async_losses = AsyncLosses()
         self._newest: ReadStep | None = None
-        self._saver, self._saved_step = Saver(processes, self.config.checkpoint_in_background), 0
+        self._saver, self._saved_step = checkpoint.Saver(processes, self.config.checkpoint_in_background), 0
         self.metrics_logger = MetricsLogger(run, recipe, observer, processes, self.note)
         self._damaged: list[checkpoint_folder.Damage] = []
 
@@ -65,7 +60,7 @@ class TrainingLoop:
         return None if sample is None else Sampler(sample, self.held_out, self.train_state.model)
 
     def restore(self) -> None:
-        """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""
+        """Load the newest good checkpoint, or stay at step 0 without one, and rewind the metrics to it."""
         processes = self.processes
         path, self._damaged = checkpoint_folder.latest_valid(self.run.checkpoints, processes)
         if path is not None:
@@ -92,7 +87,7 @@ class TrainingLoop:
         train_state.gate.load(self.state)
 
     def note(self, text: str) -> None:
-        """Tells the user, and keeps the text for the result; a text is said once in a run."""
+        """Tell the user, once in a run, and keep the text for the result."""
         if text not in self.state.notes:
             self.observer.message(text)
             self.state.notes.append(text)
@@ -105,9 +100,8 @@ class TrainingLoop:
         with self._saver:
             self._train_steps(watch)
         found = self._validate()
-        self._prune(
-            *self.processes.on_rank_zero(self._sealed), self.retention, self.processes
-        )  # the last may be the best
+        # The last checkpoint may be the best.
+        self._prune(*self.processes.on_rank_zero(self._sealed), self.retention, self.processes)
         return found
 
     def _train_steps(self, watch: SignalWatch) -> None:
@@ -133,13 +127,13 @@ class TrainingLoop:
         self._saver.wait()
 
     def _announce_first_step(self) -> None:
-        """Before the first step with a model, which takes longer than those after it."""
+        """Announce the first step with a model, which takes longer than later ones."""
         if self.state.step < self.config.steps:
             how = " (compiling)" if self.config.compile else ""
             self.observer.busy(f"step {self.state.step + 1:,} running{how}")
 
     def _agreed_signal(self, watch: SignalWatch) -> int:
-        """The number of the signal that any process has received, or 0. They come at other moments to each."""
+        """Return the number of the signal that any rank has received, or 0. Each receives it at another moment."""
         return int(self.processes.all_reduce_max(watch.received or 0)[0])
 
     @property
@@ -148,7 +142,7 @@ class TrainingLoop:
         return time.perf_counter() - self._started
 
     def _step(self) -> None:
-        self._stopwatch.begin_step()
+        self._speed.begin_step()
         batch = next(self.loader)
         self.state.step += 1
         outcome = self.train_state.train_step(self.state.step, batch, self.held_out.boundaries)
@@ -156,13 +150,13 @@ class TrainingLoop:
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
             self._collect()  # inside the measured time, because it waits for the device
-        self._stopwatch.end_step()
+        self._speed.end_step()
         if must_log and not outcome.n_skipped:  # after a step without an update the next record covers its time too
             self._log()
         self.observer.step_done(self.state.step)
 
     def _enter_phase_if_due(self) -> None:
-        """Makes the model of the next step, where it is another. A checkpoint of this step holds the one before."""
+        """Grow the model where the next step begins a phase. A checkpoint of this step holds the model before."""
         step = self.state.step
         phase = self.recipe.phase_at(step + 1)
         if phase.start != step or step == 0:
@@ -186,7 +180,7 @@ class TrainingLoop:
         return every is not None and self.state.step % every == 0
 
     def _collect(self) -> None:
-        """Waits for the device and takes over the losses of the steps since the last time."""
+        """Wait for the device and collect the losses of the steps since the last time."""
         for each in self._async_losses.read(self.state.step):
             for event, values in each.records().items():
                 self.metrics_logger.write(each.step, event, **values)
@@ -199,7 +193,7 @@ class TrainingLoop:
         loss = checked_loss(self.config, self.state)
         self.state.lowest_loss = loss if self.state.lowest_loss is None else min(loss, self.state.lowest_loss)
         self.state.unlogged_losses.clear()
-        train_state, step_seconds, newest = self.train_state, self._stopwatch.step_seconds(), self._newest
+        train_state, newest = self.train_state, self._newest
         assert newest is not None  # a step is collected before it is logged
         record = train_state.record(newest.outcome)
         for warning in dead_scores(record):
@@ -211,13 +205,7 @@ class TrainingLoop:
             lr=train_state.lr(self.state.step),
             grad_norm=newest.grad_norm,
             tokens=self.metrics_logger.spent(self.state.step).tokens,
-            **speed_record(
-                step_seconds,
-                self._memory.n_bytes(),
-                self.processes,
-                self.recipe.tokens_per_step,
-                train_state.flops_per_token,
-            ),
+            **self._speed.record(self.recipe.tokens_per_step, train_state.flops_per_token),
             **record,
         )
 
@@ -231,7 +219,7 @@ class TrainingLoop:
         raise self.processes.on_every_rank(failure) from None
 
     def _save_if_due(self, must_save: bool) -> None:
-        """Saves a checkpoint unless the loss says that it would be of a failed run."""
+        """Save a checkpoint, unless the loss shows that the run has failed."""
         if self.state.step == self._saved_step or not (must_save or self._is_due(self.config.checkpoint_every)):
             return
         self._collect()
@@ -259,14 +247,14 @@ class TrainingLoop:
         self.run.metrics_file.fsync()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
-    def _prune(self, folder: Path, seal: Seal, rules: Retention, processes: Processes) -> None:
+    def _prune(self, folder: Path, seal: Seal, rules: checkpoint_folder.Retention, processes: Processes) -> None:
         damaged, self._damaged = self._damaged, []
-        processes.on_rank_zero(lambda: prune(folder, rules, damaged, seal.recipe))
+        processes.on_rank_zero(lambda: checkpoint_folder.prune(folder, rules, damaged, seal.recipe))
 
     @property
-    def retention(self) -> Retention:
+    def retention(self) -> checkpoint_folder.Retention:
         """Retention by the records so far."""
-        return Retention.of(self.config, self.metrics_logger.held_out_losses)
+        return checkpoint_folder.Retention.of(self.config, self.metrics_logger.held_out_losses)
 
     def _validate_if_due(self) -> None:
         at_end = self.state.step in (0, self.config.steps)  # the end has its own

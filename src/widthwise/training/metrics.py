@@ -104,6 +104,21 @@ class Stopwatch:
         return step_seconds
 
 
+class SpeedMeter(Stopwatch):
+    """Speed and peak memory of a run's steps, over all ranks."""
+
+    def __init__(self, processes: Processes) -> None:
+        super().__init__()
+        if processes.device.type == "cpu":
+            keep_freed_memory()
+        self._processes, self._memory = processes, PeakMemory(processes.device)
+
+    def record(self, tokens_per_step: int, flops_per_token: float) -> dict[str, float | int | None]:
+        """Return the `speed_record` of the steps since the last one. Called by all ranks between two steps."""
+        step_seconds, memory_bytes = self.step_seconds(), self._memory.n_bytes()
+        return speed_record(step_seconds, memory_bytes, self._processes, tokens_per_step, flops_per_token)
+
+
 def keep_freed_memory() -> None:
     """Memory that tensors free stays with the process from now on, because the next step needs it again.
 

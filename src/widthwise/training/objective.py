@@ -121,7 +121,7 @@ class WidthBudget:
         return self.prices.tolist()
 
     def load_state(self, prices: Sequence[float]) -> None:
-        """Goes on with the prices of `state`. Raises UserError where they are not as many as there are."""
+        """Restore the prices of `state`. Raises UserError for another number of them."""
         if len(prices) != len(self.state()):
             raise UserError(f"resume: the saved width_prices are {len(prices)}; must be {len(self.state())}")
         self.prices = self.prices.new_tensor(prices)

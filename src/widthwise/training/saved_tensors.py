@@ -121,7 +121,7 @@ class SavedTensors:
                 raise UserError(f"{self.path}: {name} has shape {found}; must be {shape}")
 
     def whole(self, name: str) -> Tensor:
-        """A whole tensor, in memory of its own."""
+        """Return a copy of a whole tensor."""
         n_rows = self.shape(name)[:1]
         return self.rows(name, slice(0, *n_rows)) if n_rows else self._files[0].get_tensor(name)
 

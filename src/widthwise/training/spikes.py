@@ -95,17 +95,17 @@ def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
     records: of metrics.jsonl.
     """
 
-    def course(event: str) -> list[tuple[float, int]]:
+    def curve(event: str) -> list[tuple[float, int]]:
         found = ((finite(record["loss"]), record["step"]) for record in records if record["event"] == event)
         return [(loss, step) for loss, step in found if math.isfinite(loss)]
 
     doubts, lowest, highest = [], math.inf, (SPIKE_NATS, 0)
-    for loss, step in course("train"):
+    for loss, step in curve("train"):
         lowest = min(lowest, loss)
         highest = max(highest, (loss - lowest, step))
     if highest[1]:
         doubts.append(f"the training loss rose by {highest[0]:.2f} nats, at step {highest[1]}")
-    validations = course("validation")
+    validations = curve("validation")
     if validations and (best := min(validations))[0] < validations[-1][0]:
         (last, _), (loss, step) = validations[-1], best
         doubts.append(f"the last validation, {last:.4f}, is worse than that of step {step}, {loss:.4f}")

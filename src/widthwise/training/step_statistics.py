@@ -171,7 +171,7 @@ class LayerWatch(Recompute):
         self._sums: list[Tensor] = []
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
-        """See `Recompute.run`. Further heads run as well, and are not looked at."""
+        """See `Recompute.run`. MTP heads run as well, unmeasured."""
         found = super().run(index, layer, *inputs, cache=cache)
         if layer is self._model.layers[index]:
             config = self._model.config

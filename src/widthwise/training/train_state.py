@@ -49,7 +49,7 @@ class StepOutcome:
     choices: ChoiceMeans
     """What the layers chose, averaged over the batch; of the same pass."""
     mtp_losses: MTPLosses
-    """The losses of the further heads, likewise."""
+    """Losses of the MTP heads, likewise."""
     n_skipped: int = 0
     """0 where the step has made its update; else how many in a row have not."""
     norms: Tensor | None = None
@@ -204,7 +204,7 @@ class TrainState:
         return train_state
 
     def record(self, outcome: StepOutcome) -> dict[str, Any]:
-        """The entries of a training record on further heads, choices and the objective.
+        """Return the entries of a training record on MTP heads, choices and the objective.
 
         Called by all processes that share the model, between a step and the next.
         """

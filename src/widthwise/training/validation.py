@@ -76,17 +76,15 @@ class Validation:
         if self.texts:
             record["val_texts"] = {name: text.numbers() for name, text in self.texts.items()}
         if self.tasks:
-            record["val_tasks"] = {name: _values(task) for name, task in self.tasks.items()}
+            record["val_tasks"] = {
+                name: {metric: estimate.record()["value"] for metric, estimate in task.metrics().items()}
+                for name, task in self.tasks.items()
+            }
         return record
 
     def numbers(self) -> dict[str, float | None]:
         """The loss in its three units."""
         return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
-
-
-def _values(task: TaskScores) -> dict[str, float | None]:
-    """The metrics of a task without their errors."""
-    return {metric: estimate.record()["value"] for metric, estimate in task.metrics().items()}
 
 
 def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) -> Validation:
@@ -97,8 +95,9 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     of_further_heads: list[tuple[Tensor, ...]] = []
     widths, choices = WidthMeter(model), ChoiceMeans()
     with evaluating(model) as device:
-        for batches in _rounds(held_out, processes.world_size):
-            # A process without a batch of its own takes part with another one's, whose weights it helps to gather.
+        all_batches = held_out.batches()
+        while batches := list(islice(all_batches, processes.world_size)):  # one for each rank; at the end perhaps fewer
+            # A rank without a batch runs another rank's, because it must help to gather the weights.
             own = batches[min(processes.rank, len(batches) - 1)].to(device)
             tokens, targets = own[:, :-1], own[:, 1:]
             documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
@@ -113,6 +112,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
                 of_further_heads.append(of_depths)
     reshard(model)
     loss = float(np.mean(window_losses))
+    expert_loads = [None if mean is None else mean.tolist() for mean in choices.by_layer("expert_load")]
     mtp_window_losses: list[list[float]] = [torch.cat(batches).tolist() for batches in zip(*of_further_heads)]
     nats = loss * held_out.seq_len * len(window_losses)
     return Validation(
@@ -122,17 +122,10 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
         window_losses=window_losses,
         losses_by_source=held_out.means_by_source(window_losses),
         token_widths=widths.summary(),
-        expert_loads=_lists(choices.by_layer("expert_load")),
+        expert_loads=expert_loads if any(expert_loads) else None,
         mtp_losses=[float(np.mean(windows)) for windows in mtp_window_losses] or None,
         mtp_window_losses=mtp_window_losses,
     )
-
-
-def _rounds(held_out: HeldOut, n_processes: int) -> Iterator[list[Tensor]]:
-    """The batches, as many at a time as there are processes; in the last round perhaps fewer."""
-    batches = held_out.batches()
-    while batch_of_each := list(islice(batches, n_processes)):
-        yield batch_of_each
 
 
 def _kept(found: Loss) -> tuple[Tensor, tuple[Choices, ...], tuple[Tensor, ...]]:
@@ -140,11 +133,6 @@ def _kept(found: Loss) -> tuple[Tensor, tuple[Choices, ...], tuple[Tensor, ...]]
     each MTP head."""
     of_depths = tuple(losses.mean(dim=1, dtype=torch.float64) for losses in found.mtp_losses)
     return found.losses.mean(dim=1, dtype=torch.float64), found.choices, of_depths
-
-
-def _lists(means: list[Tensor | None]) -> list[list[float] | None] | None:
-    lists = [None if mean is None else mean.tolist() for mean in means]
-    return lists if any(lists) else None
 
 
 @dataclass(frozen=True)
