@@ -166,7 +166,7 @@ def test_spectra_are_those_of_every_token_and_of_the_product_over_depth(dynamic)
 
 def test_before_training_carries_are_the_identity_and_all_weights_equal():
     for index, site in enumerate(summary(connected_model(trained=False), tokens(1)).sites):
-        assert set(site.spectrum.to_data().values()) == {1.0}
+        assert set(site["spectrum"].to_data().values()) == {1.0}
         assert site["gate_distance"] == 0
         assert site["window_share"] == pytest.approx(min(1, 5 / (index + 1)), abs=1e-6)
 
