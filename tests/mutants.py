@@ -27,7 +27,7 @@ USED_BY = {
     "model": ["growth", "analysis", "interop"],
     "shape": ["recipe", "model"],
     "growth": ["runs", "training"],
-    "recipe": ["shape", "training", "experiments"],
+    "recipe": ["shape", "training", "experiments", "distributed"],
     "training": ["runs", "faults", "distributed"],
     "runs": ["cli", "faults"],
     "experiments": ["cli", "reports"],

@@ -189,4 +189,4 @@ def test_a_rung_has_its_tokens_at_equal_loss_where_it_was_validated_often_enough
     assert "paired differences to uniform of the same size" in tables[1].read_text()
     shown = page.read_text()
     assert "To the final held-out loss of uniform of the same size" in shown
-    assert "Too few validations" in shown
+    assert "Tokens to equal loss omitted" in shown

@@ -11,7 +11,7 @@ from widthwise.config_io import UserError
 from widthwise.records.comparison import Variant
 from widthwise.records.estimate import Effects, EqualLoss, Estimate
 from widthwise.records.quantities import OF_RUNS, QUANTITY
-from widthwise.records.run import RunResult
+from widthwise.records.run import RunResult, changes_in_words
 
 
 @pytest.fixture
@@ -93,3 +93,21 @@ def test_an_entry_that_is_changed_added_or_gone_is_refused_by_name(tmp_path: Pat
         if changed != written:
             with pytest.raises(UserError, match=rf"^{path}: {key}: was changed after it was written; "):
                 Effects.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "is_another_run"),
+    [
+        ("data.path", "a", "b", False),
+        ("train.shards", 1, 2, False),
+        ("optimizer.lr", 0.01, 0.02, True),
+        ("data.mask_documents", False, True, True),  # how data are read, wherever they are
+        ("data.mask_documents", None, False, False),
+    ],
+)
+def test_a_recipe_is_that_of_the_same_run_only_where_nothing_but_places_and_processes_changed(
+    path: str, before: object, after: object, is_another_run: bool
+) -> None:
+    section, key = path.split(".")
+    found = changes_in_words({section: {key: before}}, {section: {key: after}}, of_the_same_run=True)
+    assert bool(found) == is_another_run

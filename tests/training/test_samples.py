@@ -43,7 +43,7 @@ def test_every_validation_continues_every_prompt_as_generate_does_and_the_page_r
     asked = [(step, prompt) for step in (5, 9) for prompt in ("<b>x", "")]
     assert [(record["step"], record["prompt"]) for record in texts(sampled)] == asked
     page = write_report(sampled, tmp_path)[0].read_text()
-    assert "<h3>“&lt;b&gt;x”</h3>" in page[page.index('id="samples"') :]
+    assert "<p>“&lt;b&gt;x”</p>" in page[page.index('id="samples"') :]
     assert page.index("<summary>step 9</summary>") < page.index("<summary>step 5</summary>")
     for step in (5, 9):
         trained = load_trained(sampled, step=step)
