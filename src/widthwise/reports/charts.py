@@ -34,7 +34,7 @@ INK, MUTED, GRID, CARD = map(colour, ("ink", "muted", "grid", "card"))
 SERIES = [colour(f"series-{i}") for i in range(1, 8)]
 HEAT = [colour(f"heat-{i}") for i in range(1, 10)]
 _DASHES: Sequence[Sequence[float]] = ([1, 0], [9, 3], [2, 2.5], [11, 3, 2, 3])
-_SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "stroke")
+_SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right")
 _SHAPE_PATHS = {
     "circle": "M14 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "M14.4 2.4h7.2v7.2h-7.2z",
@@ -42,7 +42,7 @@ _SHAPE_PATHS = {
     "triangle-up": "M18 1.5l4.6 8.4h-9.2z",
     "triangle-down": "M18 10.5l4.6-8.4h-9.2z",
     "cross": "M16.6 1.8h2.8v2.8h2.8v2.8h-2.8v2.8h-2.8V7.4h-2.8V4.6h2.8z",
-    "stroke": "M13 5h10v2H13z",
+    "triangle-right": "M22.5 6l-8.4 4.6V1.4z",
 }
 
 
