@@ -115,6 +115,9 @@ def test_text_stays_text_on_the_page_and_in_a_file() -> None:
     looks = styles([hostile, "other"])
     figure = curve_figure("k", hostile, [Bundle(name, looks[name], [curve], curve) for name in looks], "x", "y")
     assert figure is not None
+    line = figure.spec()["layer"][0]
+    drawn = {name for columns in figure.spec()["datasets"].values() for name in columns["name"]}
+    assert set(line["encoding"]["color"]["scale"]["domain"]) == drawn  # or a line would have the colour of another
     text = Page("run", hostile, [], [section("s", figure)]).html()
     (spec,) = re.findall(r'<script type="application/json">(.*?)</script></div>', text)
     assert "<" not in spec

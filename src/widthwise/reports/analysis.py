@@ -1,6 +1,5 @@
 """The page of an analysis, whose figures show all models together; of runs over the tokens of their checkpoints."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -24,8 +23,8 @@ from widthwise.reports.analysis_tables import (
 from widthwise.reports.charts import Figure, Style, styles
 from widthwise.reports.curves import Bundle, Curve, curve_figure, thin
 from widthwise.reports.dynamic_width import dynamic_width_section
-from widthwise.reports.formats import capital, clean, fixed, sequence, shorten, si, tick
-from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.formats import capital, clean, fixed, sequence, shorten, si, tick, without_seed
+from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.virtual_width import virtual_width_section
 
 N_SHOWN = 5
@@ -49,6 +48,7 @@ def analysis_page(whole: Analysis) -> Page:
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
     subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
     when = ", in the course of training" if runs else ""
+    stream, lens = (_depth_figures(models, looks, figures) for figures in (_STREAM, _LENS))
     return Page(
         "analysis",
         whole.title,
@@ -57,13 +57,13 @@ def analysis_page(whole: Analysis) -> Page:
             f"What {'do' if len(subjects) > 1 else 'does'} {sequence(subjects)} do inside{when}, on "
             f"{si(text.n_tokens)} tokens of {clean(text.source)} in windows of {text.seq_len}?"
         ),
-        first=_depth_figures(models, looks, {**_STREAM, **_lens("target_log_prob")})[:2],
+        first=[*stream, *lens[:1]][:2],
         sections=(
             section(
                 "Means over layers",
                 summary_table(analysis),
                 note("means-over-layers"),
-                Text(["In words:", *whole.sentence.splitlines()]),
+                in_words(whole.sentence.splitlines()),
             ),
             section(
                 "Over training",
@@ -87,12 +87,12 @@ def analysis_page(whole: Analysis) -> Page:
             section(
                 "Residual stream",
                 note("residual-stream"),
-                *_depth_figures(models, looks, _STREAM),
+                *stream,
             ),
             section(
                 "Logit lens",
                 note("logit-lens"),
-                *_depth_figures(models, looks, _lens(*_LENS)),
+                *lens,
                 _exit_figure(models, looks),
             ),
             section(
@@ -114,9 +114,6 @@ def analysis_page(whole: Analysis) -> Page:
     )
 
 
-_SEED = re.compile(r"[-_ ,]*seed[-_ ]?\d+$")
-
-
 def findings(analysis: Analysis) -> list[str]:
     """Return a sentence for each of the largest differences between variants, each pooled over its seeds.
 
@@ -125,7 +122,7 @@ def findings(analysis: Analysis) -> list[str]:
     last = {model.run or model.name: model for model in analysis.models}
     pooled: dict[str, list[AnalysedModel]] = {}
     for name, model in last.items():
-        pooled.setdefault(_SEED.sub("", clean(name)) or clean(name), []).append(model)
+        pooled.setdefault(without_seed(name), []).append(model)
     first, *others = pooled
     if not others:
         return analysis.sentence.splitlines()[:1]
@@ -198,19 +195,19 @@ _STREAM: Figures = {
         _of_depths("stream", "participation"),
     ),
 }
-_LENS = {
-    "target_log_prob": ("Log-probability of the target", "log-probability, nats"),
-    "kl_to_next": ("Change to the next layer", "symmetrised KL, nats"),
-    "entropy": ("Entropy of the prediction", "entropy, nats"),
+_LENS: Figures = {
+    "Log-probability of the target": (
+        "lens-target_log_prob",
+        "log-probability, nats",
+        _of_depths("logit_lens", "target_log_prob"),
+    ),
+    "Change to the next layer": ("lens-kl_to_next", "symmetrised KL, nats", _of_depths("logit_lens", "kl_to_next")),
+    "Entropy of the prediction": ("lens-entropy", "entropy, nats", _of_depths("logit_lens", "entropy")),
 }
 _SINKS: Figures = {
     "Attention to the first token": ("sinks", "share of the attention", _of_sinks("first_token_share")),
     "Size of the first token's state": ("norm-ratio", "norm / mean norm of the others", _of_sinks("norm_ratio")),
 }
-
-
-def _lens(*keys: str) -> Figures:
-    return {_LENS[key][0]: (f"lens-{key}", _LENS[key][1], _of_depths("logit_lens", key)) for key in keys}
 
 
 def _depth_figures(models: Sequence[AnalysedModel], looks: Mapping[str, Style], figures: Figures) -> list[Figure]:
@@ -237,7 +234,7 @@ def _lines(
     log: bool = False,
 ) -> Figure:
     """Return a line with markers for each model."""
-    own = {clean(name): looks[name] for name in curves}
+    own = {name: looks[name] for name in curves}
     rows = [
         {"name": clean(name), "x": float(a), "y": float(b)}
         for name, curve in curves.items()
@@ -326,7 +323,7 @@ def _utilisation_figure(layer: int, title: str, shown: Mapping[str, LayerUnits],
     ]
     label = f"{clean(title)}: how often each hidden unit is active. {'; '.join(parts)}."
     across, up = charts.x("x", "units, the most used first", (0, 1)), charts.y("y", "share of the tokens", (0, 1))
-    own = {clean(name): looks[name] for name in curves}
+    own = {name: looks[name] for name in curves}
     rows = [{"name": clean(n), "x": float(a), "y": float(b)} for n, c in curves.items() for a, b in zip(c.x, c.y)]
     chart = (
         charts.chart(rows)

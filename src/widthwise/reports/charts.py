@@ -167,7 +167,7 @@ def _add_zoom(spec: dict[str, Any]) -> None:
             return
 
 
-def shared_scales(figures: Iterable[Figure]) -> Mapping[str, Style]:
+def shared_legend(figures: Iterable[Figure]) -> Mapping[str, Style]:
     """Return the legend that figures beside each other have in common."""
     return {name: style for figure in figures for name, style in figure.legend.items()}
 
@@ -191,8 +191,8 @@ def chart(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
 
 
 def coloured(chosen: Mapping[str, Style], *channels: str) -> dict[str, Any]:
-    """Return encodings of the column `name`: its colour, and of `channels` shape and strokeDash."""
-    names = list(chosen)
+    """Return encodings of the column `name`, which holds cleaned names: its colour, and of `channels` also the rest."""
+    names = list(map(clean, chosen))
     ranges = {
         **{each: [style.colour for style in chosen.values()] for each in ("color", "fill", "stroke")},
         "shape": [style.shape for style in chosen.values()],

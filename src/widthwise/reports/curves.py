@@ -151,7 +151,6 @@ def curve_figure(
     y_title: str,
     crop: bool = False,
     growths: Sequence[float] = (),
-    height: int = 250,
 ) -> Figure | None:
     """Return curves over what is counted, or None where none has a value.
 
@@ -181,7 +180,7 @@ def curve_figure(
     label = f"{y_title} over {x_title}. Last mean value of each line: {last}."
     if growths:
         label += f" A model grew at {', '.join(map(si, growths))}."
-    return Figure(key, title, label, alt.layer(*layers), look, height)
+    return Figure(key, title, label, alt.layer(*layers), look)
 
 
 def _mean_name(bundle: Bundle) -> str:
@@ -198,12 +197,8 @@ def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
     """Rows of a curve, which name how many neighbours each value is the mean of."""
     n_each = math.ceil(len(curve.x) / N_POINTS)
     line += f" (mean of {n_each} neighbouring values)" if n_each > 1 else ""
-    return [{"name": clean(name), "line": line, "x": float(at), "y": float(value)} for at, value in zip(*_shown(curve))]
-
-
-def _shown(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    found = thin(curve)
-    return found.x, found.y
+    shown = thin(curve)
+    return [{"name": clean(name), "line": line, "x": float(x), "y": float(y)} for x, y in zip(shown.x, shown.y)]
 
 
 def _late_range(curves: Sequence[Curve]) -> tuple[float, float] | None:

@@ -22,7 +22,7 @@ from widthwise.records.record import finite
 from widthwise.reports import charts
 from widthwise.reports.charts import Figure, Style, styles
 from widthwise.reports.formats import capital, clean, counted, fixed, ratio, sequence, shown, si, with_interval
-from widthwise.reports.page import Code, Link, Page, Text, note, section
+from widthwise.reports.page import Code, Link, Page, in_words, note, section
 from widthwise.reports.shapes import layer_ticks
 from widthwise.reports.table import Table
 from widthwise.reports.tables import environment_table, settings_table
@@ -78,7 +78,7 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
                 growth_table(discovery),
                 gains_table(discovery),
                 note("added-layers" * bool(discovery.found.added()), "retrained"),
-                Text(["In words:", *told]),
+                in_words(told),
             ),
             section(
                 "Against its rivals",

@@ -14,7 +14,7 @@ from widthwise.records.quantities import TITLES
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, limits_of, styles
 from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, signed
-from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.scales import Effect, Scale, Scales, seed_words, sentences, sign, signs, words, worth
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows, escaped_row, latex_table
 from widthwise.reports.tables import text_key, text_words
@@ -42,7 +42,7 @@ def effects_page(scales: Scales) -> Page:
                 note("effects", baseline=baseline, level=level),
                 effect_table(scales),
                 note("signs", "several-texts" * (len(texts) > 1)),
-                Text(["In words:", *sentences(scales)]),
+                in_words(sentences(scales)),
             ),
             section(
                 "Tokens at equal loss",

@@ -1,20 +1,16 @@
 """The page of an evaluation of several models, with CSV and LaTeX."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
-from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, signed
+from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, signed, without_seed
 from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.table import Table, csv_cell, csv_rows, escaped_row, latex_escape, latex_row, latex_table
 
 BETTER, WORSE = "*", "†"
 PARTS = ("value", "stderr", "difference", "p_better", "p_worse")
 """Those of a cell, in the order of the columns of `table.csv`."""
-
-
-_SEED = re.compile(r"[-_ ,]*seed[-_ ]?\d+$")
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def answer(table: EvaluationTable) -> list[str]:
     pooled: dict[tuple[str, str], list[TableCell]] = {}
     for row in table.rows:
         if row.baseline is not None:
-            pair = (_SEED.sub("", clean(row.name)), _SEED.sub("", clean(row.baseline)))
+            pair = (without_seed(row.name), without_seed(row.baseline))
             pooled.setdefault(pair, []).extend(row.cells)
     if pooled:
         return [_beside(*pair, cells, table.significance) for pair, cells in pooled.items()]

@@ -6,7 +6,7 @@ from pathlib import Path
 from widthwise.experiments.matching import LARGEST_MISMATCH
 from widthwise.records.comparison import Compared, Comparison, Family, Trend, Variant
 from widthwise.records.discovery import Search
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRuns, Run, RunResult
@@ -14,7 +14,7 @@ from widthwise.records.sweep import SearchedRange, Sweep
 from widthwise.reports import experiment_figures as figures
 from widthwise.reports import main_table, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Style, styles
-from widthwise.reports.curves import Bundle, against_flops, by_step, curve_figure, mean_over_seeds, of_seeds
+from widthwise.reports.curves import Bundle, Curve, against_flops, by_step, curve_figure, mean_over_seeds, of_seeds
 from widthwise.reports.dynamic_width import dynamic_width_section
 from widthwise.reports.family import family_runs, family_sentences, family_tables
 from widthwise.reports.formats import (
@@ -33,7 +33,7 @@ from widthwise.reports.formats import (
     tick,
 )
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.page import Code, Page, Part, Section, Text, note, section
+from widthwise.reports.page import Code, Page, Part, Section, Text, in_words, note, section
 from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
@@ -72,9 +72,13 @@ def comparison_page(folder: Path, found: Comparison) -> Page:
                 *main_table.main_tables(found, caption, looks),
                 main_table.validated_table(found),
                 tables.seed_table(found).folded,
-                _in_words(found),
+                in_words(found.sentence.splitlines()),
             ),
-            _width_section({each.name: each for each in found.variants}, looks, results),
+            section(
+                "Width of every layer",
+                note("width"),
+                *width_figures({each.name: each.cost for each in found.variants}, looks, results),
+            ),
             section(
                 "Shapes at one budget",
                 note("shapes", level=percentage(found.confidence)),
@@ -172,14 +176,10 @@ def _badges(found: Compared) -> list[str]:
     """Return what casts doubt on the answer, in a few words each."""
     n_doubted = sum(bool(each.doubts) for each in found.variants)
     return [
-        *(["fewer than three seeds"] if len(found.seeds) < 3 else []),
+        *(["fewer than three seeds"] if len(found.seeds) < FEWEST_SEEDS else []),
         *([f"{counted(n_doubted, 'variant')} with a doubtful last loss: see !"] if n_doubted else []),
         *(["shared machine: speeds not comparable"] if any(each.shares_machine for each in found.variants) else []),
     ]
-
-
-def _in_words(found: Comparison | Sweep) -> Text:
-    return Text(["In words:", *found.sentence.splitlines()])
 
 
 def _mismatch(found: Comparison) -> str:
@@ -204,13 +204,8 @@ def _measured_on(results: Mapping[str, RunResult]) -> str:
     return f"; held-out loss{words.pop()}" if len(words) == 1 and words != {""} else ""
 
 
-def _mean_curves(runs: Runs):
+def _mean_curves(runs: Runs) -> dict[str, Curve]:
     return {name: mean_over_seeds([by_step(run, "validation", "loss") for run in own]) for name, own in runs.items()}
-
-
-def _width_section(models: Mapping[str, Variant], looks: Mapping[str, Style], results: Mapping[str, RunResult]):
-    costs = {name: each.cost for name, each in models.items()}
-    return section("Width of every layer", note("width"), *width_figures(costs, looks, results))
 
 
 def _curves(found: Comparison, runs: Runs, looks: Mapping[str, Style]) -> list[Figure]:
@@ -371,7 +366,11 @@ def sweep_page(folder: Path, found: Sweep) -> Page:
         badges=_badges(found),
         first=(figures.difference_figure(found, of_points) if is_ladder else None, *axes[:2]),
         sections=(
-            section("Results", *main_table.main_tables(found, caption, of_points, "Point"), _in_words(found)),
+            section(
+                "Results",
+                *main_table.main_tables(found, caption, of_points, "Point"),
+                in_words(found.sentence.splitlines()),
+            ),
             _open_table(found),
             section("Along the axes", *axes, _axis_note(found), _axis_table(found)),
             section(
@@ -494,10 +493,10 @@ def _training_flops(found: Sweep, runs: Runs) -> tuple[dict[str, float], str]:
 
 def _point_curves(found: Sweep, runs: Runs, looks: Mapping[str, Style]) -> Figure | None:
     """Return a thin line for each point of a group, a thick one for its best."""
-    bundles = []
+    bundles, curves = [], _mean_curves({name: own for name, own in runs.items() if own})
     for group in found.groups:
         own = {point.name for point in found.of_group(group)}
-        means = {name: curve for name, curve in _mean_curves(runs).items() if name in own and runs[name]}
+        means = {name: curve for name, curve in curves.items() if name in own}
         if means:
             name = group or "all points"
             best = next(iter(means))
@@ -549,7 +548,7 @@ def family_page(folder: Path, found: Family) -> Page:
                 "Results",
                 *family_tables(found),
                 *main_table.main_tables(found, "Each model, mean over seeds", of_variants),
-                Text(["In words:", *sentences]),
+                in_words(sentences),
             ),
             _equal_loss_section(found, styles([size.name for size in found.sizes])),
             section("Loss curves", *(f for name in names for f in _family_curves(name, runs[name], looks))),

@@ -10,7 +10,7 @@ import numpy as np
 
 from widthwise.records.comparison import Compared, Comparison, Trend, Variant
 from widthwise.records.cost import CostSummary
-from widthwise.records.estimate import Estimate, OverTokens
+from widthwise.records.estimate import FEWEST_SEEDS, Estimate, OverTokens
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITIES, TITLES
 from widthwise.records.record import finite
 from widthwise.records.sweep import FinishedPoint, OpenPoint, SearchedRange, Sweep
@@ -44,9 +44,9 @@ def difference_figure(compared: Compared, looks: Mapping[str, Style]) -> Figure 
     ]
     if not found:
         return None
-    own = {clean(each.name): looks[each.name] for each, _ in found}
+    own = {each.name: looks[each.name] for each, _ in found}
     names = [{"name": clean(each.name)} for each, _ in found]
-    with_ends = len(found[0][1].per_seed) > 2
+    with_ends = len(found[0][1].per_seed) >= FEWEST_SEEDS
     baseline = shorten(compared.baseline_words or "its baseline", 30)
     means = [
         {
@@ -129,7 +129,7 @@ def ratio_figure(compared: Compared, looks: Mapping[str, Style]) -> Figure | Non
     ]
     if not rows:
         return None
-    own = {clean(variant.name): looks[variant.name] for variant, _ in pairs}
+    own = {variant.name: looks[variant.name] for variant, _ in pairs}
     baseline = shorten(compared.baseline_words or "", 30)
     points = (
         charts.chart(rows)
@@ -223,7 +223,7 @@ def shape_figures(compared: Comparison | Sweep, names: Collection[str]) -> list[
     by_blocks: dict[tuple[int, int], list[Stack]] = {}
     for stack in lowest.values():
         by_blocks.setdefault((stack.n_blocks, 0), []).append(stack)
-    looks = {f"K = {k}": style for k, style in zip(*_styled({stack.n_blocks for stack in stacks}))}
+    looks = styles([f"K = {k}" for k in sorted({stack.n_blocks for stack in stacks})])
     reference = None if baseline is None or zero is None else (baseline.name, zero)
     return [
         _shape_figure(key, words, lines, stacks, at, looks, reference)
@@ -233,11 +233,6 @@ def shape_figures(compared: Comparison | Sweep, names: Collection[str]) -> list[
         )
         if any(len(line) > 1 for line in lines.values())
     ]
-
-
-def _styled(n_blocks: Collection[int]) -> tuple[list[int], list[Style]]:
-    ordered = sorted(n_blocks)
-    return ordered, list(styles([str(n) for n in ordered]).values())
 
 
 def _stack(variant: Variant, zero: float | None) -> Stack | None:
@@ -314,7 +309,7 @@ def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[st
     shifted = per_seed - per_seed.mean(axis=0) + per_seed.mean()
     turn = np.log2(values) - np.log2(values).mean()
     low, high = (line + (finite(end) - finite(trend.slope.mean)) * turn for end in (trend.slope.low, trend.slope.high))
-    title, own = TITLES.get(trend.of, clean(trend.of)), {clean(p.variant): looks[p.variant] for p in points}
+    title, own = TITLES.get(trend.of, clean(trend.of)), {p.variant: looks[p.variant] for p in points}
     ends = charts.span([*line.tolist(), *low.tolist(), *high.tolist(), *shifted.ravel().tolist()])
 
     def across() -> alt.X:
@@ -328,8 +323,8 @@ def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[st
     )
     seeds = [
         {"name": clean(p.variant), "x": p.value, "loss": float(each)}
-        for p, own_ in zip(points, shifted)
-        for each in own_
+        for p, losses_of in zip(points, shifted)
+        for each in losses_of
     ]
     means = [{"name": clean(p.variant), "x": p.value, "mean": float(s.mean())} for p, s in zip(points, shifted)]
     tip = charts.tips(name="|variant", x=f",.4~s|{clean(trend.over)}", mean=f".4f|{title}")
@@ -381,7 +376,7 @@ def _course(
     end = max(float(row["tokens"]) for row in rows)
     late = [row for row in rows if float(row["tokens"]) >= 0.1 * end]
     domain = charts.span([equal, *(float(row[part]) for row in late for part in ("mean", "low", "high"))])
-    own = {clean(name): looks[name] for name in drawn}
+    own = {name: looks[name] for name in drawn}
     tip = charts.tips(name="|variant", tokens=",.0f", mean=".4f", low=".4f", high=".4f")
     base = charts.chart(rows).encode(x=charts.x("tokens", "tokens", format="~s"), tooltip=tip)
     y_axis = charts.y("mean", y_title, domain)
@@ -467,7 +462,7 @@ def _losses_over(
         for point in _finished(sweep, group)
         if axis in point.values and (not numeric or _is_number(point.values[axis]))
     ]
-    own = {clean(group or "all points"): looks[group] for group in groups}
+    own = {group or "all points": looks[group] for group in groups}
 
     def across() -> alt.X:
         if not numeric:
@@ -589,10 +584,10 @@ def compute_figure(sweep: Sweep, flops: Mapping[str, float], looks: Mapping[str,
     ]
     if not found:
         return None
-    own = {clean(group or "all points"): style for group, style in looks.items()}
+    own = {group or "all points": style for group, style in looks.items()}
     layers = [charts.line_at(zero, "y", BASELINE_STYLE.dash, MUTED)] if baseline else []
     if baseline:
-        own = own | {clean(baseline.name): BASELINE_STYLE}
+        own = own | {baseline.name: BASELINE_STYLE}
         found.append((baseline.name, baseline.name, flops[baseline.name], Estimate(mean=zero)))
     layers += estimate_layers(found, own, lambda: charts.x("x", x_title, format="~s"), "held-out loss")
     lowest = next((point for point in sweep.variants if point.val_loss.mean is not None), None)

@@ -176,6 +176,14 @@ def _not_finite(value: float) -> str:
     return "not a number" if math.isnan(value) else f"{MINUS if value < 0 else ''}infinite"
 
 
+_SEED = re.compile(r"[-_ ,]*seed[-_ ]?\d+$")
+
+
+def without_seed(name: str) -> str:
+    """Return the name of a variant from that of one of its runs: `x-seed2` -> `x`."""
+    return _SEED.sub("", clean(name)) or clean(name)
+
+
 def sequence(names: Sequence[str]) -> str:
     """Return `a`, `a and b`, or `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -242,7 +242,7 @@ def _above(stayed: _Line, line: _Line) -> _Line:
 def _figure(
     key: str, title: str, step: int, lines: Sequence[_Line], y_title: str, looks: Mapping[str, Style]
 ) -> Figure:
-    own = {clean(line.name): looks[line.name] for line in lines}
+    own = {line.name: looks[line.name] for line in lines}
     axes: dict[str, Any] = {"x": charts.x("x", "step", format="d"), "y": charts.y("y", y_title)}
     axes["tooltip"] = charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")
     layers: list[alt.Chart] = [charts.line_at(step + 0.5, "x", (4, 3))]

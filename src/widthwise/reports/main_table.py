@@ -294,9 +294,7 @@ def latex_text(compared: Compared) -> str:
         row, verdict = [cell_of(each, variant, compared) for each in columns], [shown_verdict(variant)] * has_verdicts
         body.append(escaped_row([variant.name, *(cell.value for cell in row), *verdict]))
         if any(cell.detail for cell in row):
-            body.append(
-                escaped_row(["", *(ratio(cell.ratio) or cell.interval for cell in row), *("" for _ in verdict)])
-            )
+            body.append(escaped_row(["", *(cell.detail for cell in row), *("" for _ in verdict)]))
     return latex_table(_caption(compared), "r" * len(columns) + "l" * has_verdicts, [escaped_row(header)], body)
 
 

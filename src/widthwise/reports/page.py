@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import yaml
 from markupsafe import Markup
 
 from widthwise.files import write_atomic
-from widthwise.reports.charts import LOOK, Figure, FileKind, shared_scales
+from widthwise.reports.charts import LOOK, Figure, FileKind, shared_legend
 from widthwise.reports.formats import capital, clean, printable
 from widthwise.reports.table import Table
 
@@ -57,8 +57,6 @@ class Section:
 
     title: str
     parts: Sequence[Part]
-    is_folded: bool = False
-    """Only its title is seen until a reader opens it."""
 
     @property
     def anchor(self) -> str:
@@ -71,12 +69,17 @@ class Section:
             yield name, list(parts)
 
 
-def section(title: str, *parts: Part | None, is_folded: bool = False) -> Section | None:
+def section(title: str, *parts: Part | None) -> Section | None:
     """Return a section of the parts that there are; None if these are nothing but quiet text."""
     found = [part for part in parts if part is not None]
     if all(isinstance(part, Text) and part.is_quiet for part in found):
         return None
-    return Section(title, found, is_folded)
+    return Section(title, found)
+
+
+def in_words(sentences: Iterable[str]) -> Text:
+    """Return the sentences of a record, below the tables that hold their numbers."""
+    return Text(["In words:", *sentences])
 
 
 def note(*names: str, **values: object) -> Text:
@@ -171,5 +174,5 @@ _ENVIRONMENT.filters |= {
     "json": as_json,
     "hash": _hash,
     "raw": Markup,
-    "legend": lambda figures: {clean(name): style.swatch for name, style in shared_scales(figures).items()},
+    "legend": lambda figures: {clean(name): style.swatch for name, style in shared_legend(figures).items()},
 }

@@ -11,7 +11,7 @@ from widthwise.records.scaling import FittedLaw, Saving, ScalingGroup, ScalingLa
 from widthwise.reports import charts
 from widthwise.reports.charts import INK, Figure, Style, styles
 from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage, sequence, shorten, si, tick
-from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.table import Table, csv_cell, csv_rows
 
 
@@ -45,7 +45,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
                     y=y,
                     x=x,
                 ),
-                Text(["In words:", *scaling.sentence.splitlines()]),
+                in_words(scaling.sentence.splitlines()),
             ),
             section("Points", _point_table(scaling)),
             section(
@@ -204,7 +204,6 @@ def savings_csv(scaling: ScalingLaws) -> str:
 def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
     """Return points and chosen curves on logarithmic axes; arrows lead from the baseline's curve to the others."""
     ends = {saving.group: saving.at.x * finite(saving.ratio.mean) for saving in scaling.arrows}
-    own = {clean(name): style for name, style in looks.items()}
     y_scale = alt.Scale(type="log", nice=False) if scaling.is_positive else alt.Scale(zero=False)
     across = alt.X("x:Q", title=clean(scaling.x), scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format=".3~s"))
 
@@ -227,12 +226,12 @@ def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
     layers: list[alt.Chart] = []
     if bands:
         area = charts.chart(bands).mark_area(opacity=0.14)
-        layers.append(area.encode(x=across, y=up("low"), y2="high:Q", **charts.coloured(own, "fill")))
+        layers.append(area.encode(x=across, y=up("low"), y2="high:Q", **charts.coloured(looks, "fill")))
     if curves:
         line = charts.chart(curves).mark_line(strokeWidth=1.6)
-        layers.append(line.encode(x=across, y=up("y"), **charts.coloured(own, "color", "strokeDash")))
+        layers.append(line.encode(x=across, y=up("y"), **charts.coloured(looks, "color", "strokeDash")))
     marks = charts.chart(points).mark_point()
-    layers.append(marks.encode(x=across, y=up("y"), tooltip=tip, **charts.coloured(own, "color", "shape")))
+    layers.append(marks.encode(x=across, y=up("y"), tooltip=tip, **charts.coloured(looks, "color", "shape")))
     arrows = [
         {
             "start": saving.at.x,
@@ -257,7 +256,7 @@ def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
             f"{shorten(saving.baseline, 40)} needs."
         )
     title = f"{clean(scaling.y)} over {clean(scaling.x)}"
-    return Figure("laws", title, label, alt.layer(*layers), own, height=340)
+    return Figure("laws", title, label, alt.layer(*layers), looks, height=340)
 
 
 def _curve_rows(group: ScalingGroup, end: float | None) -> list[dict[str, object]]:
