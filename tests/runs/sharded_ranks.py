@@ -104,7 +104,7 @@ class OnMesh(Group):
 def sharded(config: ModelConfig, mesh: DeviceMesh, recompute: Any = "none") -> Decoder:
     model = blueprint(config)
     model.recompute = RECOMPUTE[recompute]
-    OnMesh(mesh).divide(model)
+    OnMesh(mesh).shard_model(model)
     allocate(model, "cpu")
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, 0.1)
@@ -115,7 +115,7 @@ def step(model: Decoder, mesh: DeviceMesh, shape: tuple[int, int], n_passes: int
     """The gradients of a step, reduced after the last pass."""
     tokens = torch.zeros(shape, dtype=torch.long)
     for i in range(n_passes):
-        OnMesh(mesh).accumulate(model, is_last=i == n_passes - 1)
+        OnMesh(mesh).set_gradient_sync(model, is_last=i == n_passes - 1)
         with autocast(torch.device("cpu"), precision):
             objective = model.loss(tokens, tokens).objective
         objective.backward()
