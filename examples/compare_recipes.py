@@ -14,7 +14,7 @@ for name, shape in SHAPES.items():
 # Layers this small cannot be rounded to the same size, so the feed-forwards are made to fit.
 plan = widthwise.read_plan([folder / "uniform.yaml", folder / "x.yaml"], seeds=[1, 2], adjust="ffn")
 print(plan.workload)
-comparison = widthwise.run_plan(plan, "runs/comparison")
+comparison = widthwise.run_experiment(plan, "runs/comparison")
 for variant in comparison.variants:
     print(f"{variant.name}: held-out loss {variant.val_loss.mean:.3f}, {variant.cost.params['total']:,} parameters")
 print("page:", widthwise.write_report("runs/comparison")[0])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from widthwise.data.prepared import PreparedData
     from widthwise.data.tokenizer_spec import open_tokenizer
     from widthwise.experiments.compare import read_plan
-    from widthwise.experiments.running import run_plan
+    from widthwise.experiments.running import run_experiment
     from widthwise.growth.choices import NewSizes
     from widthwise.model.config import ModelConfig, cost_summary
     from widthwise.model.decoder import Decoder
@@ -50,7 +50,7 @@ _HOMES = {
     "data.prepare": ("prepare",),
     "data.prepared": ("PreparedData",),
     "data.tokenizer_spec": ("open_tokenizer",),
-    "experiments.running": ("run_plan",),
+    "experiments.running": ("run_experiment",),
     "experiments.compare": ("read_plan",),
     "growth.choices": ("NewSizes",),
     "model.config": ("ModelConfig", "cost_summary"),
@@ -117,7 +117,7 @@ __all__ = [
     "register_ffn",
     "register_residual",
     "resume",
-    "run_plan",
+    "run_experiment",
     "save_run",
     "search",
     "tracked",

@@ -9,7 +9,7 @@ from tiny_runs import Listener, tiny_recipe
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs import speed
@@ -80,15 +80,15 @@ def test_a_run_keeps_what_was_chosen_when_it_began(gain, tmp_path):
 def test_all_runs_of_a_comparison_have_one_choice_which_stays(gain, tmp_path):
     path = recipe_file(tmp_path, **AUTO, compare={"seeds": [3], "variants": {"a": {}, "b": {"train": {"z_loss": 0.1}}}})
     gain(0.5)
-    first = run_plan(read_plan([path]), tmp_path / "out")
+    first = run_experiment(read_plan([path]), tmp_path / "out")
     gain(2.0)
-    again = run_plan(read_plan([path]), tmp_path / "out")
+    again = run_experiment(read_plan([path]), tmp_path / "out")
     assert precisions(tmp_path) == {"fp32"}
     assert first.variants == again.variants
     gain(0.5)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "precision").write_text("bf16\n")  # another worker, on a machine that differs, was first
-    run_plan(read_plan([path]), tmp_path / "new")
+    run_experiment(read_plan([path]), tmp_path / "new")
     assert precisions(tmp_path / "new") == {"bf16"}
 
 

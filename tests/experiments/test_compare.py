@@ -14,7 +14,7 @@ from widthwise.experiments import jobs, running
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.jobs import Jobs
-from widthwise.experiments.running import expected_seconds, run_plan
+from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.records.comparison import Comparison
 from widthwise.reports.writing import write_report
@@ -45,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, di
     folder = tmp_path_factory.mktemp("comparison")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     plan = read_plan([folder / "recipe.yaml"])
-    return plan, folder / "out", run_plan(plan, folder / "out", "widthwise compare recipe.yaml")
+    return plan, folder / "out", run_experiment(plan, folder / "out", "widthwise compare recipe.yaml")
 
 
 def variant(comparison: dict, name: str) -> dict:
@@ -124,7 +124,7 @@ def test_the_file_is_strict_json_and_changed_it_is_refused_and_made_again_withou
         write_report([changed.parent])
     stamps = {path: path.stat().st_mtime_ns for path in changed.parent.glob("runs/*/result.json")}
     assert len(stamps) == 9
-    run_plan(plan, changed.parent, "widthwise compare recipe.yaml")
+    run_experiment(plan, changed.parent, "widthwise compare recipe.yaml")
     assert Comparison.read(changed.parent).with_changes(created=comparison.created) == comparison
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
@@ -133,11 +133,11 @@ def test_a_folder_of_another_comparison_and_runs_that_saw_other_data_are_refused
     plan, folder, _ = done
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     with pytest.raises(UserError, match="another recipe"):
-        run_plan(read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml")
+        run_experiment(read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml")
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     spoil(copy / "runs" / "x-seed5" / "environment.json")
     with pytest.raises(UserError, match=r"x-seed5: was trained on other data .*uniform-seed3.*compare in a new folder"):
-        run_plan(plan, copy, "widthwise compare recipe.yaml")
+        run_experiment(plan, copy, "widthwise compare recipe.yaml")
 
 
 def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path, monkeypatch) -> None:
@@ -147,7 +147,7 @@ def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path
     monkeypatch.setattr(jobs, "train_or_resume", interrupt)
     message = "uniform-seed3: stopped; the same command resumes the comparison"
     with pytest.raises(Interrupted, match=message) as stopped:
-        run_plan(done[0], tmp_path, "widthwise compare recipe.yaml")
+        run_experiment(done[0], tmp_path, "widthwise compare recipe.yaml")
     assert stopped.value.exit_code == 130
 
 
@@ -171,8 +171,8 @@ def test_a_run_that_fails_stops_its_worker_and_waits_for_another(
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "train_or_resume", diverge)
         with pytest.raises(RunFailed, match="plain-seed3: loss is nan"):
-            run_plan(short, tmp_path / "out", COMMAND)
-    assert len(run_plan(short, tmp_path / "out", COMMAND).variants) == 2
+            run_experiment(short, tmp_path / "out", COMMAND)
+    assert len(run_experiment(short, tmp_path / "out", COMMAND).variants) == 2
 
 
 def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes_the_comparison(
@@ -180,17 +180,17 @@ def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes_th
 ) -> None:
     other = RunDir(tmp_path / "out" / "runs" / "plain-seed3")
     with other.locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison are at work elsewhere"):
-        run_plan(short, other.path.parents[1], COMMAND, waits=False)
+        run_experiment(short, other.path.parents[1], COMMAND, waits=False)
     assert RunDir(tmp_path / "out" / "runs" / "slow-seed3").has_result
     assert not (tmp_path / "out" / "comparison.json").exists()
-    assert len(run_plan(short, tmp_path / "out", COMMAND, waits=False).variants) == 2
+    assert len(run_experiment(short, tmp_path / "out", COMMAND, waits=False).variants) == 2
 
 
 def test_a_run_on_other_data_can_be_deleted_to_go_on(short: Experiment, tmp_path: Path) -> None:
-    run_plan(short, tmp_path / "out", COMMAND)
+    run_experiment(short, tmp_path / "out", COMMAND)
     run = tmp_path / "out" / "runs" / "slow-seed3"
     spoil(run / "environment.json")
     with pytest.raises(UserError, match="slow-seed3: was trained on other data"):
-        run_plan(short, tmp_path / "out", COMMAND)
+        run_experiment(short, tmp_path / "out", COMMAND)
     shutil.rmtree(run)
-    assert len(run_plan(short, tmp_path / "out", COMMAND).variants) == 2
+    assert len(run_experiment(short, tmp_path / "out", COMMAND).variants) == 2

@@ -8,7 +8,7 @@ from tiny_sweeps import recipe_file
 
 from widthwise.experiments import scheduler
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import Eta, RunWork
 from widthwise.training.observer import Observer, SilentObserver
 
@@ -78,7 +78,7 @@ def test_other_workers_share_what_is_left(clock) -> None:
 def test_a_comparison_counts_its_runs(tmp_path: Path) -> None:
     path = recipe_file(tmp_path, compare={"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {}}})
     heard = Heard()
-    run_plan(read_plan([path], ["train.steps=2"]), tmp_path / "out", "command", heard)
+    run_experiment(read_plan([path], ["train.steps=2"]), tmp_path / "out", "command", heard)
     assert heard.names == [
         f"run {n} of 4, {name}" for n, name in enumerate(("a-seed1", "b-seed1", "a-seed2", "b-seed2"), 1)
     ]

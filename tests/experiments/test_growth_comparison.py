@@ -11,7 +11,7 @@ from widthwise.experiments import jobs
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.equal_loss import LossCurve, equal_losses
 from widthwise.experiments.family import plan_family, run_family
-from widthwise.experiments.running import run_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.records.comparison import Family
 from widthwise.reports.writing import write_report
@@ -44,7 +44,7 @@ def write(path: Path, data: dict) -> Path:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("growth")
     plan = read_plan([write(folder / "recipe.yaml", {**RECIPE, "compare": COMPARE})])
-    return folder / "out", run_plan(plan, folder / "out", "widthwise compare recipe.yaml")
+    return folder / "out", run_experiment(plan, folder / "out", "widthwise compare recipe.yaml")
 
 
 def losses(run: Path, event: str = "train") -> list[dict]:

@@ -16,7 +16,7 @@ from tiny_sweeps import recipe_file
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.jobs import Jobs, Run, process_group
-from widthwise.experiments.running import run_experiment, run_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import read_sweep
 from widthwise.recipe.recipe import load_recipe
@@ -54,8 +54,8 @@ class Heard(SilentObserver):
 def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> None:
     plan = read_plan([recipe_file(tmp_path, compare=COMPARE)])
     heard = Heard()
-    alone = run_plan(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
-    together = run_plan(plan, tmp_path / "two", "command", heard, jobs=Jobs(2, 1))
+    alone = run_experiment(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
+    together = run_experiment(plan, tmp_path / "two", "command", heard, jobs=Jobs(2, 1))
     assert records(tmp_path / "one") == records(tmp_path / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
     assert heard.stages.count("checking the data") == 1

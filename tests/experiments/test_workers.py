@@ -13,7 +13,7 @@ from ranks import said_by_script
 from tiny_sweeps import LEARNING_RATES, RECIPE, recipe_file
 
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_experiment, run_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.sweep import read_sweep
 from widthwise.run_dir import RunDir
 
@@ -75,7 +75,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Path) -> None:
     """Both begin at once. The survivor goes on with the run that was cut off, and writes what a worker alone writes."""
-    run_plan(read_plan([pair]), tmp_path / "alone", "widthwise compare")
+    run_experiment(read_plan([pair]), tmp_path / "alone", "widthwise compare")
     folder = tmp_path / "shared"
     assert run_workers(pair, folder, "6,0") == [signal.SIGKILL, 0]
     alone, shared = (json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("alone", "shared"))
@@ -115,7 +115,7 @@ def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: s
 
 def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: Path) -> None:
     """Both in a comparison and in a sweep the first process decides and prints."""
-    alone = run_plan(read_plan([pair], ["train.batch_size=4"]), tmp_path / "alone", "widthwise compare")
+    alone = run_experiment(read_plan([pair], ["train.batch_size=4"]), tmp_path / "alone", "widthwise compare")
     commands = [
         ["compare", str(pair), "train.batch_size=4", "--out", str(tmp_path / "compared")],
         ["sweep", str(recipe), "train.batch_size=4", "--seed", "4", "--out", str(tmp_path / "swept")],

@@ -20,7 +20,7 @@ import torch
 
 from widthwise.data.config import open_data
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_experiment, run_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.sweep import read_sweep
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.yaml_io import read_recipe
@@ -57,7 +57,7 @@ def work_of(recipe: Path, folder: Path, storage: str) -> Work:
     if "compare" in read_recipe(recipe):
         comparison = read_plan([recipe])
         open_data(comparison.reference.data)
-        return lambda observer: run_plan(comparison, folder, "widthwise compare", observer)
+        return lambda observer: run_experiment(comparison, folder, "widthwise compare", observer)
     sweep, url = read_sweep(recipe), None if storage == "none" else storage
     open_data(sweep.reference.data)
     return lambda observer: run_experiment(sweep, folder, "widthwise sweep", observer, storage_url=url)

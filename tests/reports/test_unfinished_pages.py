@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from widthwise.cli import look as report_module
 from widthwise.cli.main import app
 from widthwise.experiments.experiment import Experiment, Point
-from widthwise.experiments.running import run_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.reports.writing import is_at_work, write_report
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import train
@@ -63,7 +63,7 @@ def test_the_page_of_a_comparison_at_work_counts_its_runs(tmp_path: Path) -> Non
     points = {name: Point(name, recipe) for name, recipe in recipes.items()}
     plan, looking = Experiment("pair", points, (1, 2), baseline="a"), Looking(tmp_path)
     with pytest.raises(RunFailed):
-        run_plan(plan, tmp_path, "widthwise compare pair", looking)
+        run_experiment(plan, tmp_path, "widthwise compare pair", looking)
     assert REFRESH in looking.text
     assert "4 runs: 1 finished, 1 running, 2 waiting." in looking.text
     rows = rows_of(looking.text, "So far")
@@ -71,7 +71,7 @@ def test_the_page_of_a_comparison_at_work_counts_its_runs(tmp_path: Path) -> Non
     assert list(rows) == ["a-seed1", "b-seed1", "a-seed2", "b-seed2"]
     assert "widthwise compare pair" in looking.text
     assert is_at_work([tmp_path])
-    run_plan(plan, tmp_path, "widthwise compare pair")
+    run_experiment(plan, tmp_path, "widthwise compare pair")
     assert not is_at_work([tmp_path])
     text = write_report(tmp_path, refresh_seconds=7)[0].read_text()
     assert 'http-equiv="refresh"' not in text

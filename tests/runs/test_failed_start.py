@@ -7,7 +7,7 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.train import train
 from widthwise.yaml_io import dump_yaml
@@ -47,5 +47,5 @@ def test_a_comparison_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
         path.write_text(dump_yaml({**TINY, "model": model, "train": TRAIN, **MISTAKES["no data"]}))
     plan = read_plan([tmp_path / "a.yaml", tmp_path / "b.yaml"], [], (1,), "none", None)
     with pytest.raises(UserError):
-        run_plan(plan, tmp_path / "runs" / "both")
+        run_experiment(plan, tmp_path / "runs" / "both")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.yaml", "b.yaml"]

@@ -83,7 +83,9 @@ def family(
     """
     from widthwise.experiments.family import plan_family, run_family
     from widthwise.experiments.jobs import Jobs
-    from widthwise.reports.family import family_sentences, family_tables
+    from widthwise.reports.answers import answer
+    from widthwise.reports.experiment import branch_table
+    from widthwise.reports.main_table import comparison_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
     from widthwise.runs.trained import Source
@@ -91,7 +93,7 @@ def family(
     if not to:
         raise UserError("--to: is required; give the recipe of a larger model, one --to for each")
     folder = out or run.with_name(f"{run.name}-family")
-    check_kind(folder, "family.json")
+    check_kind(folder, "outcome.json")
     further = [Source.of(other) for other in also or ()]
     branches = plan_family(Source.of(run), to, overrides or (), folder, further, alone)
     recipes = [recipe for branch in branches for recipe in branch.recipes]
@@ -102,7 +104,6 @@ def family(
     if as_json:
         say_json(found)
         return
-    for table in family_tables(found):
-        say_tables(table)
-    table_console().print("\n".join(family_sentences(found)))
+    say_tables(*filter(None, [comparison_table(found), branch_table(found)]))
+    table_console().print("\n".join([*answer(found), found.sentence]).strip())
     say(*(f"wrote {file}" for file in files))

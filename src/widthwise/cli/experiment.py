@@ -9,9 +9,8 @@ import typer
 from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say, say_json, say_tables, table_console
 from widthwise.config_io import UserError
-from widthwise.records.comparison import Comparison
+from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY
-from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.reports.formats import clean, duration, fixed, interval, percentage, ratio, shown, si, signed
 from widthwise.reports.main_table import doubts, marked
 from widthwise.reports.table import Table
@@ -100,7 +99,7 @@ def run_and_report(
 
     # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
     if plan.axes is not None:
-        check_kind(folder, Sweep.file_name)
+        check_kind(folder, Outcome.file_name)
     at_a_time = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), jobs_asked(jobs))
     with training_progress(track) as observer:
         amount = plan.in_words if plan.axes is None else workload_line(plan.workload(), "point")
@@ -121,17 +120,17 @@ def run_and_report(
     if as_json:
         say_json(found)
     else:
-        say_tables(comparison_table(found) if isinstance(found, Comparison) else sweep_table(found))
+        say_tables(sweep_table(found) if found.axes else comparison_table(found))
         table_console().print(found.sentence)
-        failed = [point for point in (found.open_points if isinstance(found, Sweep) else ()) if point.state == "failed"]
+        failed = [point for point in found.open_points if point.state == "failed"]
         reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
         say(*reasons, *(f"wrote {file}" for file in reversed(files)))  # the page comes last
-    if isinstance(found, Sweep) and not found.study.n_finished:
+    if found.study is not None and not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
 
 
-def sweep_table(found: Sweep) -> Table:
-    """The content of sweep.json, the lowest loss first; what has not finished stands below."""
+def sweep_table(found: Outcome) -> Table:
+    """The points of a sweep, the lowest loss first; what has not finished stands below."""
     rows = [_cells(point) for point in found.variants] + [[clean(each.name), each.state] for each in found.open_points]
     header = ["point", LOSS.brief_title, DIFFERENCE.title, "verdict", PARAMS.brief_title]
     header += [each.brief_title for each in RATIOS]
@@ -142,7 +141,7 @@ def sweep_table(found: Sweep) -> Table:
     return Table(clean(found.title), header, rows, words={"verdict"}, note="\n".join([note, *doubts(found)]).strip())
 
 
-def _cells(point: FinishedPoint) -> list[str]:
+def _cells(point: Variant) -> list[str]:
     ends = interval(point.difference, 3, with_sign=True) if point.difference else ""
     difference = shown(point.difference.mean, DIFFERENCE) if point.difference else ""
     return [

@@ -131,8 +131,8 @@ def discover(
     from widthwise.experiments.discover import COMPARISON, plan_discovery, plan_of_rivals
     from widthwise.experiments.discover import discover as discover_shape
     from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.running import run_plan
-    from widthwise.records.comparison import Comparison
+    from widthwise.experiments.running import run_experiment
+    from widthwise.records.outcome import Outcome
     from widthwise.reports.discovery import cost_table, gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
@@ -148,7 +148,7 @@ def discover(
             f"rivals of {task.base.train.steps} steps with the seeds {', '.join(map(str, plan.config.seeds))}"
         )
         return
-    comparison: Comparison | None = None
+    comparison: Outcome | None = None
     with training_progress(track) as observer:
         alone = Jobs.of([plan.task.base], 1, 1)
         with alone.threads():
@@ -158,7 +158,7 @@ def discover(
             for line in (*rivals.adjustment_lines, rivals.in_words):
                 observer.message(line)
             at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.order), n_at_a_time)
-            comparison = run_plan(rivals, folder / COMPARISON, command_line(), observer, jobs=at_a_time)
+            comparison = run_experiment(rivals, folder / COMPARISON, command_line(), observer, jobs=at_a_time)
             write_report([folder / COMPARISON])
     files = write_report([folder])
     if as_json:

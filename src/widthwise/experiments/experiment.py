@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
@@ -76,6 +76,12 @@ class Experiment:
     """Further points are chosen from here; None for none."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Point -> why it could not be adjusted as asked."""
+
+    @property
+    def kind(self) -> Literal["comparison", "sweep", "ladder"]:
+        if self.axes is None:
+            return "comparison"
+        return "sweep" if self.baseline_group is None else "ladder"
 
     @property
     def reference(self) -> Recipe:

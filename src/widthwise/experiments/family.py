@@ -2,8 +2,9 @@
 end of its recipe, beside controls that train the same models alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from widthwise.bundled import recipe_name
@@ -16,16 +17,20 @@ from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sentences import difference_sentence, too_few_validations
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
-from widthwise.records.comparison import Alone, Family, FamilyControl, FamilyMember, FamilySize
 from widthwise.records.estimate import CONFIDENCE
+from widthwise.records.outcome import Alone, Family, FamilyControl, FamilyMember, Outcome
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import Intention, carry_out
+from widthwise.runs.environment import command_line
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.trained import Source
 from widthwise.training.observer import Observer
 from widthwise.training.state import Spent, inherited
+
+SIZE = "size"
+"""Key of the values of a point: the name of the recipe, which a control shares with the grown model."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,8 @@ def run_family(
     jobs: Jobs | None = None,
     alone: Alone | None = None,
     command: str | None = None,
-) -> Family:
-    """Grow the branches that have not begun, train those that have not finished, and write family.json.
+) -> Outcome:
+    """Grow the branches that have not begun, train those that have not finished, and write outcome.json.
 
     jobs: number of runs trained at a time; alone: as in `plan_family`. Returns the family.
     """
@@ -163,7 +168,7 @@ def run_family(
 
 def summarise(
     branches: Sequence[Branch], results: Mapping[str, RunResult], alone: Alone | None, command: str | None
-) -> Family:
+) -> Outcome:
     """Return the record of a family. results: by name of the folder.
 
     FLOPs are training FLOPs over all steps. `flops_alone` counts runs of the same models from scratch over the same
@@ -176,29 +181,43 @@ def summarise(
         names = [run.path.name for run in runs]
         return SeedRuns(names, [results[name] for name in names], [curves[name] for name in names])
 
-    sizes = [_size(name, branches, read) for name in dict.fromkeys(branch.name for branch in branches)]
+    points = []
+    for name in dict.fromkeys(branch.name for branch in branches):
+        own = [branch for branch in branches if branch.name == name]
+        controls = [RunDir(branch.control.path) for branch in own if branch.control is not None]
+        grown, control = read([branch.run for branch in own]), read(controls) if controls else None
+        points.append(variant_of(name, grown, control).with_changes(group="grown", values={SIZE: name}))
+        if control is not None:
+            found = variant_of(f"{name}-alone", control, control)
+            points.append(found.with_changes(group="alone", values={SIZE: name}))
     sentences = [
-        difference_sentence(size.variants[0], size.difference, size.variants[-1].name)
-        for size in sizes
-        if size.difference is not None
+        difference_sentence(each, each.difference, f"{each.name}-alone")
+        for each in points
+        if each.difference is not None
     ]
     validations = None if alone is None else validations_of(curves.values())
     sources = {str(branch.source.run.path): branch for branch in branches}
     shared = sum(branch.inherited.training_flops for branch in sources.values())
-    return Family(
+    return Outcome(
+        title=f"family of {next(iter(sources))}",
+        command=command or command_line(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         confidence=CONFIDENCE,
-        source=next(iter(sources)),
-        sources=list(sources),
-        alone=alone,
-        command=command,
-        shared_flops=shared,
-        family_flops=shared + sum(member.flops_own for member in members),
-        flops_alone=sum(member.flops_alone for member in members),
-        members=members,
-        controls=[_control(each.control, results) for each in branches if each.control is not None],
-        sizes=sizes,
+        seeds=list(dict.fromkeys(branch.seed for branch in branches)),
+        baseline_group=None if alone is None else "alone",
         sentence="\n".join((*sentences, *too_few_validations(validations))),
+        environment=branches[0].run.environment(),
         validations=validations,
+        points=points,
+        family=Family(
+            sources=list(sources),
+            alone=alone,
+            shared_flops=shared,
+            family_flops=shared + sum(member.flops_own for member in members),
+            flops_alone=sum(member.flops_alone for member in members),
+            members=members,
+            controls=[_control(each.control, results) for each in branches if each.control is not None],
+        ),
     )
 
 
@@ -229,24 +248,4 @@ def _control(control: Run, results: Mapping[str, RunResult]) -> FamilyControl:
         tokens=result.tokens,
         flops=result.training_flops,
         val_loss=result.val_loss,
-    )
-
-
-def _size(name: str, branches: Sequence[Branch], read: Callable[[Sequence[RunDir]], SeedRuns]) -> FamilySize:
-    """Return one recipe over the seeds. read: gives the results of some runs."""
-    own = [branch for branch in branches if branch.name == name]
-    grown, alone = read([branch.run for branch in own]), None
-    if controls := [RunDir(branch.control.path) for branch in own if branch.control is not None]:
-        alone = read(controls)
-    variants = [variant_of(name, grown, alone)]
-    if alone is not None:
-        variants.append(variant_of(f"{name}-alone", alone, alone))
-    first, last = variants[0], variants[-1]
-    return FamilySize(
-        name=name,
-        grown=first.val_loss,
-        alone=None if alone is None else last.val_loss,
-        difference=first.difference,
-        verdict=None if first.difference is None else first.verdict,
-        variants=variants,
     )

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from widthwise.config_io import UserError
 from widthwise.experiments.equal_loss import LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.inspection import ratios
-from widthwise.records.comparison import ValidationScore, Variant
 from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
+from widthwise.records.outcome import ValidationScore, Variant
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
@@ -86,7 +87,7 @@ def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
     """
     results, other = own.results, None if baseline is None else baseline.results
     estimates = {name: seed_interval(each.over_seeds(results), CONFIDENCE) for name, each in OF_RUNS.items()}
-    fields = estimates.keys() & Variant.model_fields
+    fields: dict[str, Any] = {name: each for name, each in estimates.items() if name in Variant.model_fields}
     differences = {} if other is None or own is baseline else _differences(results, other)
     difference = differences.pop("val_loss", None)
     pair = (own.curves, () if baseline is None else baseline.curves, CONFIDENCE)
@@ -96,8 +97,9 @@ def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
         judged = verdict(difference) if difference else "cannot tell" if baseline else None
     return Variant(
         name=name,
+        state="finished",
         runs=own.paths,
-        **{name: estimates[name] for name in fields},
+        **fields,
         shares_machine=any(is_shared(result.other_cpu_share) for result in results),
         doubts=[f"seed {result.seed}: {doubt}" for result in results for doubt in result.doubts],
         difference=difference,

@@ -12,18 +12,16 @@ import torch
 
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
-from widthwise.experiments.equal_loss import LossCurve
 from widthwise.experiments.experiment import Experiment, run_path, seeded
+from widthwise.experiments.findings import Findings
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
 from widthwise.experiments.scheduler import RunWork, Schedule, train_all
 from widthwise.experiments.study import StorageAway, Study
-from widthwise.experiments.summary import Findings, summarise
 from widthwise.files import missing_folders, remove_unused, write_first
-from widthwise.records.comparison import Comparison
+from widthwise.records.outcome import Outcome
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
-from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.environment import command_line
 from widthwise.runs.listing import stop_message
@@ -37,20 +35,6 @@ TRIED_FLOPS = 5e10
 """FLOPs of a step that is short enough to be tried before an experiment begins."""
 
 
-def run_plan(
-    plan: Experiment,
-    folder: Path | str,
-    command: str | None = None,
-    observer: Observer | None = None,
-    jobs: Jobs | None = None,
-    waits: bool = True,
-) -> Comparison:
-    """Run a comparison: `run_experiment` of points given by name."""
-    found = run_experiment(plan, folder, command, observer, jobs, waits)
-    assert isinstance(found, Comparison)
-    return found
-
-
 def run_experiment(
     plan: Experiment,
     folder: Path | str,
@@ -60,8 +44,8 @@ def run_experiment(
     waits: bool = True,
     storage_url: str | None = None,
     study_name: str | None = None,
-) -> Comparison | Sweep:
-    """Train the runs that have not finished, and write comparison.json, or sweep.json after each point.
+) -> Outcome:
+    """Train the runs that have not finished, and write outcome.json: of a sweep after each point.
 
     command: how it is repeated, for the report; this process's command line where not given. jobs: how many runs are
     trained here at a time. Several processes, also on other machines, may call this for one folder: they divide the
@@ -77,16 +61,14 @@ def run_experiment(
     folder, shown, at_a_time = Path(folder), observer or SilentObserver(), jobs or Jobs()
     command = command or command_line()
 
-    def work() -> Comparison | Sweep:
+    _check_folder(plan, folder)
+
+    def work() -> Outcome:
         if at_a_time.n > 1 or plan.axes is not None:
             group.check_data(plan.reference, shown)
         choose = cache(partial(_one_precision, folder, shown))
-        settled = plan.settled(choose)
-        if plan.axes is None:
-            schedule = _ComparisonSchedule(settled, folder, command, shown)
-        else:
-            study = None if plan.space is None else ending.enter_context(Study(plan, folder, storage_url, study_name))
-            schedule = _SweepSchedule(settled, folder, command, shown, choose, study)
+        study = None if plan.space is None else ending.enter_context(Study(plan, folder, storage_url, study_name))
+        schedule = _ExperimentSchedule(plan.settled(choose), folder, command, shown, choose, study)
         train_all(schedule, group, at_a_time, "comparison" if plan.axes is None else "sweep", waits)
         return schedule.write()
 
@@ -96,6 +78,16 @@ def run_experiment(
             return group.do(work)
     finally:
         remove_unused(made, {PlannedRuns.file_name, PRECISION})
+
+
+def _check_folder(plan: Experiment, folder: Path) -> None:
+    """Raises UserError where the folder holds the outcome of another kind of experiment."""
+    try:
+        held = Outcome.read(folder).kind
+    except UserError:  # none, or a broken one, which is written anew
+        return
+    if held != plan.kind:
+        raise UserError(f"{folder}: holds the outcome of a {held}; choose another folder for a {plan.kind}")
 
 
 def _one_precision(folder: Path, observer: Observer) -> Precision:
@@ -109,39 +101,9 @@ def runs_of(plan: Experiment, folder: Path) -> list[Run]:
     return [Run(folder / run_path(name, seed), plan.run_recipe(name, seed), name) for name, seed in plan.order]
 
 
-class _ComparisonSchedule(Schedule):
-    """A run that fails stops the comparison."""
-
-    def __init__(self, plan: Experiment, folder: Path, command: str, observer: Observer):
-        """Also write planned.json."""
-        runs = runs_of(plan, folder)
-        super().__init__(runs, observer)
-        self._plan, self._command, self._folder, self._first = plan, command, folder, RunDir(runs[0].path)
-        planned = [
-            PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
-            for name, seed in plan.order
-        ]
-        PlannedRuns(title=plan.title, command=command, baseline=str(plan.baseline), runs=planned).write(folder)
-
-    def finished(self, run: Run) -> None:
-        if self._first.exists:  # another worker may be about to begin it
-            check_same_data(RunDir(run.path), self._first)
-
-    def write(self) -> Comparison:
-        """Return the comparison, and write its file."""
-        plan = self._plan
-        runs = {name: [RunDir(self._folder / run_path(name, seed)) for seed in plan.seeds] for name in plan.points}
-        results = {name: [load_result(run) for run in own] for name, own in runs.items()}
-        for name, seed in plan.order:
-            check_same_data(RunDir(self._folder / run_path(name, seed)), self._first)
-        curves = {name: [LossCurve.of(run.metrics()) for run in own] for name, own in runs.items()}
-        comparison = summarise(plan, results, self._first.environment(), self._command, curves)
-        comparison.write(self._folder)
-        return comparison
-
-
-class _SweepSchedule(Schedule):
-    """A point that fails is kept with the reason, and a search adds points as there is room for them."""
+class _ExperimentSchedule(Schedule):
+    """A run that fails stops a comparison. A point of a sweep that fails is kept with the reason, and a search adds
+    points as there is room for them."""
 
     def __init__(
         self,
@@ -152,11 +114,22 @@ class _SweepSchedule(Schedule):
         choose: Callable[[], Precision],
         study: Study | None,
     ):
-        """choose: the precision of recipes that say `auto`. study: that of a search."""
-        self._seeds, self._folder, self._choose, self._study = plan.seeds, folder, choose, study
+        """Of a comparison, also write planned.json.
+
+        choose: the precision of recipes that say `auto`. study: that of a search.
+        """
+        self._plan, self._folder, self._choose, self._study = plan, folder, choose, study
         self._findings, self._failures = Findings(plan, folder, command, study), dict[str, str]()
         n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
         super().__init__(runs_of(plan, folder), observer, [RunWork.of(plan.reference)] * n_unknown)
+        if plan.axes is None:
+            planned = [
+                PlannedRun(
+                    path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps
+                )
+                for name, seed in plan.order
+            ]
+            PlannedRuns(title=plan.title, command=command, baseline=str(plan.baseline), runs=planned).write(folder)
 
     @property
     def n_held_elsewhere(self) -> int:
@@ -172,29 +145,35 @@ class _SweepSchedule(Schedule):
             if point.adjustment is not None:
                 self.observer.message(f"{point.name}: {point.adjustment}")
             recipe = point.recipe.settled(self._choose)
-            paths = {seed: self._folder / run_path(point.name, seed) for seed in self._seeds}
+            paths = {seed: self._folder / run_path(point.name, seed) for seed in self._plan.seeds}
             self.add([Run(path, seeded(recipe, seed), point.name) for seed, path in paths.items()])
             run = super().next()
         return run
 
     def may_begin(self, run: Run) -> bool:
-        """Return False for a run that has diverged: it would diverge again."""
-        if (reason := stop_message(RunDir(run.path))) is None:
+        """Return False for a run of a sweep that has diverged: it would diverge again."""
+        if self._plan.axes is None or (reason := stop_message(RunDir(run.path))) is None:
             return True
         self._fail(run.point, f"{run.path}: {reason}", is_final=True)
         return False
 
     def finished(self, run: Run) -> None:
+        if self._plan.axes is None:
+            first = RunDir(self._folder / run_path(*self._plan.order[0]))
+            if first.exists:  # another worker may be about to begin it
+                check_same_data(RunDir(run.path), first)
+            return
         if any(each.point == run.point for each in self.left.values()):
             return
         if self._study is not None:
-            results = [load_result(RunDir(self._folder / run_path(run.point, seed))) for seed in self._seeds]
+            results = [load_result(RunDir(self._folder / run_path(run.point, seed))) for seed in self._plan.seeds]
             self._study.finish(run.point, sum(finite(each.val_loss) for each in results) / len(results))
         self.write()
 
     def failed(self, run: Run, error: BaseException) -> None:
-        if not isinstance(error, (UserError, RunFailed)) or isinstance(error, (StorageAway, RankLocalError)):
-            raise error  # not the point's fault
+        is_of_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, (StorageAway, RankLocalError))
+        if self._plan.axes is None or not is_of_point:
+            raise error
         if run.point not in self._failures:
             self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))
             self.observer.message(f"failed: {self._failures[run.point]}")
@@ -206,11 +185,11 @@ class _SweepSchedule(Schedule):
         if self._study is not None:
             self._study.fail(point, self._failures[point], is_final)
 
-    def write(self) -> Sweep:
-        """Return the sweep so far, and write its file."""
-        sweep = self._findings.sweep(self._failures)
-        sweep.write(self._folder)
-        return sweep
+    def write(self) -> Outcome:
+        """Return the results so far, and write their file."""
+        found = self._findings.outcome(self._failures)
+        found.write(self._folder)
+        return found
 
 
 def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None:

@@ -12,12 +12,11 @@ import numpy as np
 
 from widthwise.config_io import UserError, nearest_hint
 from widthwise.files import read_text
-from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.cost import CostSummary
+from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_MODELS, OF_RUNS
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
-from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.run_dir import RunDir
 from widthwise.yaml_io import parse_yaml
 
@@ -228,32 +227,28 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[st
             raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
     models, baselines, left_out, runs = list[_Model](), set[str | None](), list[str](), list[RunDir]()
     for path in folders:
-        if (path / Comparison.file_name).is_file():
-            comparison = Comparison.read(path)
-            baselines.add(comparison.baseline)
-            models += [_of_variant(each, each.name, path, axes.y) for each in comparison.variants]
-        elif (path / Sweep.file_name).is_file():
-            sweep = Sweep.read(path)
-            baselines |= {sweep.baseline, sweep.baseline_group}
-            finished = [point for point in sweep.points if isinstance(point, FinishedPoint)]
-            models += [_of_variant(each, each.group or path.name, path, axes.y, each.values) for each in finished]
-            if missing := [f"{point.name} ({point.state})" for point in sweep.open_points]:
+        if (path / Outcome.file_name).is_file():
+            found = Outcome.read(path)
+            baselines |= {found.baseline, found.baseline_group}
+            for each in (point for point in found.points if isinstance(point, Variant)):
+                models.append(_of_variant(each, (each.group or path.name) if found.axes else each.name, path, axes.y))
+            if missing := [f"{point.name} ({point.state})" for point in found.open_points]:
                 left_out.append(f"{path} without {', '.join(missing)}")
         elif RunDir(path).exists:
             runs.append(RunDir(path))
         else:
-            allowed = "a .csv file, a run directory (config.yaml), or a folder with comparison.json or sweep.json"
+            allowed = "a .csv file, a run directory (config.yaml), or a folder with outcome.json"
             raise UserError(f"{path}: is not {allowed}")
     return [*models, *_of_runs(runs, axes.y)], {name for name in baselines if name is not None}, left_out
 
 
-def _of_variant(variant: Variant, group: str, folder: Path, y: str, values: Mapping[str, Any] | None = None) -> _Model:
+def _of_variant(variant: Variant, group: str, folder: Path, y: str) -> _Model:
     where = f"{folder}: {variant.name}"
     losses = OF_RUNS[y].of_variant(variant)
     if losses is None or not losses.per_seed:
         raise UserError(f"{where}: has no {y}")
     run, per_seed = RunDir(folder / variant.runs[0]), [finite(loss) for loss in losses.per_seed]
-    return _Model(variant.name, where, group, folder, run, variant.cost, per_seed, values or {})
+    return _Model(variant.name, where, group, folder, run, variant.cost, per_seed, variant.values)
 
 
 def _of_runs(runs: Sequence[RunDir], y: str) -> Iterator[_Model]:

@@ -7,11 +7,10 @@ import numpy as np
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.outcome import SeedRuns, windows
 from widthwise.experiments.statistics import paired_difference, verdict
-from widthwise.records.comparison import Trend, Variant
 from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, EqualLoss, Estimate, Validations, Verdict
+from widthwise.records.outcome import OpenPoint, Trend, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.records.sweep import FinishedPoint, OpenPoint
 
 PHRASES = {
     "better": "reaches a held-out loss {size:.4f} nats below {baseline}",
@@ -175,10 +174,10 @@ class SweepSentences:
         """trained: the finished points."""
         self._plan, self._trained, self._validations = plan, trained, validations
 
-    def all(self, points: Sequence[FinishedPoint | OpenPoint], n_done: int) -> Iterator[str]:
+    def all(self, points: Sequence[Variant | OpenPoint], n_done: int) -> Iterator[str]:
         """Yield all sentences. n_done: points that have finished or failed, including those that were chosen again."""
         baseline = self._plan.baseline
-        finished = [point for point in points if isinstance(point, FinishedPoint)]
+        finished = [point for point in points if isinstance(point, Variant)]
         ranked = sorted(
             (point for point in finished if point.name != baseline), key=lambda point: finite(point.val_loss.mean)
         )
@@ -198,7 +197,7 @@ class SweepSentences:
         if n_open := self._plan.n_points - n_done:
             yield f"{n_open} of {self._plan.n_points} points have not finished."
 
-    def _against_baseline(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
+    def _against_baseline(self, ranked: Sequence[Variant], baseline: str) -> Iterator[str]:
         best, n_candidates = ranked[0], len(ranked)
         if n_candidates > 1:
             yield f"Of {n_candidates} points{self._at_equal} {best.name} has the lowest held-out loss."
@@ -211,7 +210,7 @@ class SweepSentences:
             yield f"Each for itself beside {baseline}: {counts}."
         yield from self._groups(ranked, baseline)
 
-    def _against_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
+    def _against_group(self, finished: Sequence[Variant]) -> Iterator[str]:
         """Yield the differences of each group at every size, and then a sentence on every point; none was selected."""
         compared = [(point, point.difference) for point in finished if point.difference is not None]
         for group in dict.fromkeys(point.group for point, _ in compared):
@@ -223,9 +222,9 @@ class SweepSentences:
             ]
             yield f"{group} beside {self._plan.baseline_group}, size by size: {'; '.join(sizes)}."
         for point, difference in compared:
-            yield difference_sentence(point, difference, str(self._plan.baseline_of(point.group or "", point.values)))
+            yield difference_sentence(point, difference, str(self._plan.baseline_of(point.group, point.values)))
 
-    def _groups(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
+    def _groups(self, ranked: Sequence[Variant], baseline: str) -> Iterator[str]:
         """Yield sentences on whole groups of a grid, whose points no sampler has selected."""
         if self._plan.space is not None:
             return
@@ -237,7 +236,7 @@ class SweepSentences:
                 phrase = difference_phrase(difference, verdict(difference), baseline)
                 yield f"On average over its {len(names)} points {group} {phrase} ({interval(difference)})."
 
-    def _without_baseline(self, ranked: Sequence[FinishedPoint]) -> Iterator[str]:
+    def _without_baseline(self, ranked: Sequence[Variant]) -> Iterator[str]:
         best, *others = ranked
         loss = finite(best.val_loss.mean)
         yield f"{best.name} has the lowest held-out loss of {len(ranked)} points{self._at_equal}, {loss:.4f} nats."

@@ -7,9 +7,9 @@ import pydantic
 
 from widthwise.config_io import Config, UserError, nearest_hint
 from widthwise.evaluation.estimate import students_t
-from widthwise.records.comparison import Trend, TrendPoint
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
+from widthwise.records.outcome import Trend, TrendPoint
 from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS
 from widthwise.records.record import finite
 

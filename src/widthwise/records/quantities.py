@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from widthwise.records.comparison import Variant
 from widthwise.records.cost import PARTS, CostSummary, sum_of
 from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import Variant
 from widthwise.records.record import Number, finite
 from widthwise.records.run import RunResult
 

@@ -272,15 +272,8 @@ class PlannedRuns(StoredRecord):
     """In the order in which they are trained."""
 
 
-OF_SEVERAL_RUNS = {"comparison.json": "a comparison", "sweep.json": "a sweep"}
-"""File of a folder of several runs -> its kind in words."""
-
-
 def other_folder(path: Path) -> str:
     """Return `; it is ...`, the content of a folder that is no run directory and the way to a run; "" if unknown."""
-    for file, name in OF_SEVERAL_RUNS.items():
-        if (path / file).is_file():
-            return f"; it is {name}, whose runs are {path}/runs/NAME"
     if any((path / "runs").glob("*/config.yaml")):
         return f"; it holds several runs, which are {path}/runs/NAME"
     if (path / "config.json").is_file() and "model_type" in read_json_mapping(path / "config.json"):

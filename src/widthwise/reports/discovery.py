@@ -14,9 +14,9 @@ import numpy as np
 
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import seed_interval, verdict
-from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.discovery import DISCOVERED, Candidate, DiscoveredShape, Discovery, LayerSizes, Stage
 from widthwise.records.estimate import Estimate, Verdict
+from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
 from widthwise.reports import charts
@@ -58,8 +58,8 @@ class Moment(NamedTuple):
 def discovery_page(folder: Path, discovery: Discovery) -> Page:
     """Return the page of a search for a profile. Raises UserError where the comparison it names is broken."""
     compared = folder / (discovery.comparison or "")
-    has_comparison = discovery.comparison is not None and (compared / Comparison.file_name).is_file()
-    comparison = Comparison.read(compared) if has_comparison else None
+    has_comparison = discovery.comparison is not None and (compared / Outcome.file_name).is_file()
+    comparison = Outcome.read(compared) if has_comparison else None
     moments = _moments(discovery.found)
     looks = styles(list(moments))
     sizes = SIZES if has_blocks(discovery.found.stages) else [size for size in SIZES if size.key != "blocks"]
@@ -114,14 +114,14 @@ def answer(discovery: Discovery) -> str:
     return f"Of {len(layers)} layers, {'; '.join(parts)}." if parts else f"All {len(layers)} layers are about alike."
 
 
-def _beside_baseline(comparison: Comparison | None) -> list[str]:
+def _beside_baseline(comparison: Outcome | None) -> list[str]:
     if comparison is None:
         return []
     own = next((each for each in comparison.variants if each.name == DISCOVERED and each.difference), None)
     if own is None or own.difference is None:
         return []
     said = BESIDE.get(own.verdict or "cannot tell", "has no verdict beside")
-    return [f"Retrained, it {said} {clean(comparison.baseline)} ({_apart(own.difference)} nats)."]
+    return [f"Retrained, it {said} {clean(str(comparison.baseline))} ({_apart(own.difference)} nats)."]
 
 
 def _moments(found: DiscoveredShape) -> dict[str, Moment]:
@@ -187,7 +187,7 @@ def _size_cells(layer: LayerSizes) -> list[str]:
     return [fixed(layer.width, 0), fixed(layer.attention, 0), fixed(layer.hidden, 0)]
 
 
-def cost_table(discovery: Discovery, comparison: Comparison) -> Table:
+def cost_table(discovery: Discovery, comparison: Outcome) -> Table:
     """Every rival with its loss and what it cost, the search included in what was found."""
     rows = []
     for variant in comparison.variants:
@@ -195,18 +195,26 @@ def cost_table(discovery: Discovery, comparison: Comparison) -> Table:
         own = [si(flops), si(search) if search else "", si(None if flops is None else flops + search)]
         name, loss = clean(variant.name), shown(variant.val_loss.mean, LOSS)
         rows.append([name, loss, _apart(variant.difference), variant.verdict or "", *own])
-    header = ["", LOSS.title, f"minus {clean(comparison.baseline)}", "verdict", FLOPS.brief_title, "search", "together"]
+    header = [
+        "",
+        LOSS.title,
+        f"minus {clean(str(comparison.baseline))}",
+        "verdict",
+        FLOPS.brief_title,
+        "search",
+        "together",
+    ]
     return Table("Retrained from scratch, FLOPs of one seed", header, rows, words={"verdict"})
 
 
-def rivals_table(comparison: Comparison) -> Table | None:
+def rivals_table(comparison: Outcome) -> Table | None:
     """Return the found shape minus each rival but the baseline, with a verdict; None where there is none."""
     rows = [[name, _apart(difference), verdict(difference)] for name, difference in _minus_rivals(comparison).items()]
     caption = f"{capital(LOSS.title)} of {DISCOVERED} minus that of its other rivals, paired by seed"
     return Table(caption, ["", f"{DISCOVERED} minus it", "verdict"], rows, words={"verdict"}) if rows else None
 
 
-def _minus_rivals(comparison: Comparison) -> dict[str, Estimate]:
+def _minus_rivals(comparison: Outcome) -> dict[str, Estimate]:
     """Rival -> held-out loss of what was found minus its own; the comparison itself has that of the baseline."""
     losses = {clean(each.name): each.difference.per_seed for each in comparison.variants if each.difference is not None}
     own = losses.pop(DISCOVERED, ())
@@ -275,7 +283,7 @@ def _gain(candidates: Sequence[Candidate]) -> str:
     return fixed(1e3 * fmean(each.gain for each in candidates), 2) + error
 
 
-def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[str]:
+def sentences(discovery: Discovery, comparison: Outcome | None) -> Iterator[str]:
     """Yield sentences on the found shape, its cost, and its rivals."""
     found = discovery.found
     widths, how = found.curve.widths, clean(discovery.how)
@@ -289,11 +297,11 @@ def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[s
     if comparison:
         for variant in comparison.variants:
             if variant.name == DISCOVERED and variant.difference is not None:
-                yield difference_sentence(variant, variant.difference, comparison.baseline)
+                yield difference_sentence(variant, variant.difference, str(comparison.baseline))
         yield from _beside_rivals(comparison)
 
 
-def _beside_rivals(comparison: Comparison) -> Iterator[str]:
+def _beside_rivals(comparison: Outcome) -> Iterator[str]:
     """One sentence that sorts the other rivals by what the seeds say; none where they are too few to say anything."""
     verdicts = {name: verdict(difference) for name, difference in _minus_rivals(comparison).items()}
     groups = ((words, [name for name, own in verdicts.items() if own == said]) for said, words in BESIDE.items())
@@ -302,6 +310,6 @@ def _beside_rivals(comparison: Comparison) -> Iterator[str]:
         yield f"Paired by seed with its other rivals, it {'; it '.join(found)}."
 
 
-def _in_trainings(flops: float, comparison: Comparison | None) -> str:
-    own = None if comparison is None else _flops(comparison.baseline_variant)
+def _in_trainings(flops: float, comparison: Outcome | None) -> str:
+    own = None if comparison is None else _flops(comparison.variants[0])
     return f", {flops / own:.2f} times those of training one of its rivals" if own else ""

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import altair as alt
 
-from widthwise.records.comparison import Variant
 from widthwise.records.estimate import Effects, EqualLoss, Estimate
+from widthwise.records.outcome import Variant
 from widthwise.records.quantities import TITLES
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, limits_of, styles
@@ -57,7 +57,7 @@ def effects_page(scales: Scales) -> Page:
             section("The comparisons", scale_table(scales)),
             section("How to reproduce", *commands),
         ),
-        made_from="comparison.json of each folder",
+        made_from="outcome.json of each folder",
     )
 
 
@@ -263,7 +263,7 @@ def _csv_row(effect: Effect, i: int, scale: Scale, ratio: Estimate | None) -> di
     row: dict[str, object] = {
         "variant": csv_cell(effect.name),
         "comparison": csv_cell(str(scale.folder)),
-        "baseline": csv_cell(scale.comparison.baseline),
+        "baseline": csv_cell(str(scale.comparison.baseline)),
         "params": scale.params,
         "tokens": scale.tokens,
         "n_seeds": len(scale.comparison.seeds),

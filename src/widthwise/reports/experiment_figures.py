@@ -8,12 +8,11 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from widthwise.records.comparison import Compared, Comparison, Trend, Variant
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate, OverTokens
+from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Trend, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITIES, TITLES
 from widthwise.records.record import finite
-from widthwise.records.sweep import FinishedPoint, OpenPoint, SearchedRange, Sweep
 from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Style, areas, limits_of, styles
 from widthwise.reports.formats import (
@@ -34,20 +33,18 @@ _ROW = 30
 """Pixels of a row."""
 
 
-def difference_figure(compared: Compared, looks: Mapping[str, Style]) -> Figure | None:
+def difference_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
     """Return a forest plot: per variant the difference of each seed, its mean, and its interval where seeds suffice.
 
-    None where nothing is compared.
+    None where nothing is outcome.
     """
-    found = [
-        (each, each.difference) for each in compared.variants if each.difference is not None and each.name in looks
-    ]
+    found = [(each, each.difference) for each in outcome.variants if each.difference is not None and each.name in looks]
     if not found:
         return None
     own = {each.name: looks[each.name] for each, _ in found}
     names = [{"name": clean(each.name)} for each, _ in found]
     with_ends = len(found[0][1].per_seed) >= FEWEST_SEEDS
-    baseline = shorten(compared.baseline_words or "its baseline", 30)
+    baseline = shorten(outcome.baseline_words or "its baseline", 30)
     means = [
         {
             **name,
@@ -61,7 +58,7 @@ def difference_figure(compared: Compared, looks: Mapping[str, Style]) -> Figure 
     seeds = [
         {**name, "seed": seed, "difference": finite(value)}
         for name, (_, each) in zip(names, found)
-        for seed, value in zip(compared.seeds, each.per_seed)
+        for seed, value in zip(outcome.seeds, each.per_seed)
     ]
     title = f"nats above {baseline}: left of 0 is better" + (
         "" if with_ends else "; two seeds or fewer give no interval"
@@ -113,12 +110,12 @@ def part_figure(variants: Sequence[Variant]) -> Figure:
     return Figure("parts", "Parameters by part", label, chart, looks, 40 + 26 * len(variants))
 
 
-def ratio_figure(compared: Compared, looks: Mapping[str, Style]) -> Figure | None:
+def ratio_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
     """Return costs relative to the baseline, one row per quantity. None where there is only the baseline."""
     pairs = [
         (variant, other)
-        for variant in compared.variants
-        if variant.name in looks and (other := compared.baseline_of(variant)) is not None and other.name != variant.name
+        for variant in outcome.variants
+        if variant.name in looks and (other := outcome.baseline_of(variant)) is not None and other.name != variant.name
     ]
     rows = [
         {"name": clean(variant.name), "quantity": each.bare_title, "ratio": value}
@@ -130,7 +127,7 @@ def ratio_figure(compared: Compared, looks: Mapping[str, Style]) -> Figure | Non
     if not rows:
         return None
     own = {variant.name: looks[variant.name] for variant, _ in pairs}
-    baseline = shorten(compared.baseline_words or "", 30)
+    baseline = shorten(outcome.baseline_words or "", 30)
     points = (
         charts.chart(rows)
         .mark_point()
@@ -206,14 +203,14 @@ class Stack:
         return self.d_model / self.n_layers
 
 
-def shape_figures(compared: Comparison | Sweep, names: Collection[str]) -> list[Figure]:
+def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     """Return figures 3 and 4 of the hourglass paper, arXiv:2602.06471, of the variants `names`, which have one budget.
 
     None of them where no line has two.
     """
-    baseline = compared.baseline_variant
+    baseline = outcome.baseline_variant
     zero = None if baseline is None else baseline.val_loss.mean
-    others = [each for each in compared.variants if each is not baseline and each.name in names]
+    others = [each for each in outcome.variants if each is not baseline and each.name in names]
     stacks = [stack for each in others if (stack := _stack(each, zero)) is not None]
     by_depth: dict[tuple[int, int], list[Stack]] = {}
     lowest: dict[tuple[int, int], Stack] = {}
@@ -393,49 +390,49 @@ def _course(
     return Figure(key, title, label, alt.layer(*layers), own)
 
 
-def score(point: FinishedPoint, sweep: Sweep) -> Estimate:
-    """Return the difference to its baseline, 0 for a baseline itself; the loss where nothing is compared."""
-    if sweep.baseline_words is None:
+def score(point: Variant, outcome: Outcome) -> Estimate:
+    """Return the difference to its baseline, 0 for a baseline itself; the loss where nothing is outcome."""
+    if outcome.baseline_words is None:
         return point.val_loss
-    return point.difference or Estimate(mean=0.0 if sweep.baseline_of(point) is point else None)
+    return point.difference or Estimate(mean=0.0 if outcome.baseline_of(point) is point else None)
 
 
-def shown_score(mean: float, sweep: Sweep, n_decimals: int = 4) -> str:
+def shown_score(mean: float, outcome: Outcome, n_decimals: int = 4) -> str:
     """Return a score as text, with its sign if it is a difference."""
-    return (signed if sweep.baseline_words else fixed)(mean, n_decimals)
+    return (signed if outcome.baseline_words else fixed)(mean, n_decimals)
 
 
-def axis_figures(sweep: Sweep, looks: Mapping[str, Style]) -> list[Figure]:
+def axis_figures(outcome: Outcome, looks: Mapping[str, Style]) -> list[Figure]:
     """Return a heat map for a grid of two keys; for one key, a search and larger grids the losses over each key."""
-    keys = list(dict.fromkeys(key for axes in sweep.axes.values() for key in axes))
+    keys = list(dict.fromkeys(key for axes in outcome.axes.values() for key in axes))
     ends = [key.rpartition(".")[2] for key in keys]
     names = {key: clean(end if ends.count(end) == 1 else key) for key, end in zip(keys, ends)}
     maps, lines, single = [], [], {}
-    for number, group in enumerate(sweep.groups):
-        if group == sweep.baseline_group or not _finished(sweep, group):
+    for number, group in enumerate(outcome.groups):
+        if group == outcome.baseline_group or not _finished(outcome, group):
             continue
-        varied = sweep.axes.get(group, {})
+        varied = outcome.axes.get(group, {})
         axes = {key: axis for key, axis in varied.items() if isinstance(axis, SearchedRange) or axis[1:]}
         match list(axes.items()):
             case [(first, list(rows)), (second, list(columns))]:
-                maps.append(_heat_map(f"map-{number}", sweep, group, {first: rows, second: columns}, names))
+                maps.append(_heat_map(f"map-{number}", outcome, group, {first: rows, second: columns}, names))
             case [(key, list())]:
                 single.setdefault(key, []).append(group)
             case _:
                 over = enumerate(axes)
                 lines += [
-                    _losses_over(f"slice-{number}-{i}", sweep, key, names[key], [group], looks, False)
+                    _losses_over(f"slice-{number}-{i}", outcome, key, names[key], [group], looks, False)
                     for i, key in over
                 ]
     lines += [
-        _losses_over(f"line-{i}", sweep, key, names[key], groups, looks, True)
+        _losses_over(f"line-{i}", outcome, key, names[key], groups, looks, True)
         for i, (key, groups) in enumerate(single.items())
     ]
     return [*maps, *lines]
 
 
-def _finished(sweep: Sweep, group: str) -> list[FinishedPoint]:
-    return [point for point in sweep.of_group(group) if isinstance(point, FinishedPoint)]
+def _finished(outcome: Outcome, group: str) -> list[Variant]:
+    return [point for point in outcome.of_group(group) if isinstance(point, Variant)]
 
 
 def _shown(value: Any) -> str:
@@ -448,10 +445,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _losses_over(
-    key: str, sweep: Sweep, axis: str, title: str, groups: Sequence[str], looks: Mapping[str, Style], is_joined: bool
+    key: str,
+    outcome: Outcome,
+    axis: str,
+    title: str,
+    groups: Sequence[str],
+    looks: Mapping[str, Style],
+    is_joined: bool,
 ) -> Figure:
     """Points with their intervals over the values of one recipe key; is_joined: a line for each group."""
-    axes = [sweep.axes[group][axis] for group in groups]
+    axes = [outcome.axes[group][axis] for group in groups]
     spread = [value for each in axes for value in ((each.low, each.high) if isinstance(each, SearchedRange) else each)]
     numeric = all(map(_is_number, spread))
     is_log = numeric and min(spread) > 0 and max(spread) > 8 * min(spread)
@@ -459,7 +462,7 @@ def _losses_over(
     placed = [
         (group or "all points", point, point.values.get(axis))
         for group in groups
-        for point in _finished(sweep, group)
+        for point in _finished(outcome, group)
         if axis in point.values and (not numeric or _is_number(point.values[axis]))
     ]
     own = {group or "all points": looks[group] for group in groups}
@@ -470,24 +473,24 @@ def _losses_over(
         few = sorted(set(spread)) if len(set(spread)) <= 9 and not isinstance(axes[0], SearchedRange) else None
         return charts.x("x", title, None, is_log, **({"values": few} if few else {}), format=".4~g")
 
-    y_title = f"loss minus that of {shorten(sweep.baseline_words, 30)}" if sweep.baseline_words else "held-out loss"
+    y_title = f"loss minus that of {shorten(outcome.baseline_words, 30)}" if outcome.baseline_words else "held-out loss"
     at = (lambda value: float(value)) if numeric else _shown
-    rows = [(series, point.name, at(value), score(point, sweep)) for series, point, value in placed]
-    layers = [charts.line_at(0, "y")] if sweep.baseline_words else []
+    rows = [(series, point.name, at(value), score(point, outcome)) for series, point, value in placed]
+    layers = [charts.line_at(0, "y")] if outcome.baseline_words else []
     if is_joined and rows:
         joined = [{"name": clean(name), "x": where, "y": finite(each.mean)} for name, _, where, each in rows]
-        domain = limits_of([each for *_, each in rows], [0.0] if sweep.baseline_words else [])
+        domain = limits_of([each for *_, each in rows], [0.0] if outcome.baseline_words else [])
         line = charts.chart(joined).mark_line(strokeWidth=1.5)
         layers.append(
             line.encode(x=across(), y=charts.y("y", y_title, domain), **charts.coloured(own, "color", "strokeDash"))
         )
-    layers += estimate_layers(rows, own, across, y_title, [0.0] if sweep.baseline_words else [])
+    layers += estimate_layers(rows, own, across, y_title, [0.0] if outcome.baseline_words else [])
     known = [(finite(each.mean), name, where) for name, _, where, each in rows if each.mean is not None]
     label = f"{capital(y_title)} over {title}."
     if known:
         low, series, where = min(known, key=lambda each: each[0])
         of = f" of {shorten(series, 40)}" if series != "all points" else ""
-        label += f" Lowest: {shown_score(low, sweep)} at {_shown(where)}{of}."
+        label += f" Lowest: {shown_score(low, outcome)} at {_shown(where)}{of}."
     shown_groups = ", ".join(clean(group) for group in groups if group) or "All points"
     return Figure(key, f"{shown_groups}: {title}", label, alt.layer(*layers), own)
 
@@ -496,18 +499,20 @@ _MOST_MEDIANS = 4.0
 """Colours saturate at this many times the median distance, so that a point that diverged does not pale the others."""
 
 
-def _heat_map(key: str, sweep: Sweep, group: str, grid: dict[str, list[Any]], names: Mapping[str, str]) -> Figure:
+def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]], names: Mapping[str, str]) -> Figure:
     """Return a heat map whose longer axis is vertical, so that it fits on a narrow screen."""
     (down, rows), (across, columns) = sorted(grid.items(), key=lambda item: -len(item[1]))
     cells = [
-        (point, finite(score(point, sweep).mean) if isinstance(point, FinishedPoint) else math.nan)
-        for point in sweep.of_group(group)
+        (point, finite(score(point, outcome).mean) if isinstance(point, Variant) else math.nan)
+        for point in outcome.of_group(group)
         if point.values.get(down) in rows and point.values.get(across) in columns
     ]
     known = {point.name: mean for point, mean in cells if math.isfinite(mean)}
     best = min(known, key=known.__getitem__, default=None)
-    shade = _shades(list(known.values()), sweep.baseline_words is not None)
-    shown = [_map_row(point, mean, sweep, shade, down, across) | {"best": point.name == best} for point, mean in cells]
+    shade = _shades(list(known.values()), outcome.baseline_words is not None)
+    shown = [
+        _map_row(point, mean, outcome, shade, down, across) | {"best": point.name == best} for point, mean in cells
+    ]
     where = {
         "x": alt.X("across:N", sort=[_shown(v) for v in columns], title=names[across], axis=alt.Axis(labelAngle=0)),
         "y": alt.Y("down:N", sort=[_shown(v) for v in reversed(rows)], title=names[down]),
@@ -523,25 +528,25 @@ def _heat_map(key: str, sweep: Sweep, group: str, grid: dict[str, list[Any]], na
         base.mark_text(dy=-6, fill=INK).encode(text="score:N"),
         base.mark_text(dy=8).encode(text="width:N"),
     ]
-    words = "Difference to the baseline" if sweep.baseline_words else "Held-out loss"
+    words = "Difference to the baseline" if outcome.baseline_words else "Held-out loss"
     label = f"{words} of {shorten(group or 'all points', 40)} over {names[down]} and {names[across]}."
     if best is not None:
-        low, high = (shown_score(end, sweep) for end in (min(known.values()), max(known.values())))
+        low, high = (shown_score(end, outcome) for end in (min(known.values()), max(known.values())))
         label += f" From {low} to {high}; best: {shorten(best, 60)}."
     title = f"{clean(group)}: {names[down]} and {names[across]}" if group else f"{names[down]} and {names[across]}"
     return Figure(key, title, label, alt.layer(*layers), height=60 + 44 * len(rows))
 
 
 def _map_row(
-    point: FinishedPoint | OpenPoint, mean: float, sweep: Sweep, shade: Callable[[float], int], down: str, across: str
+    point: Variant | OpenPoint, mean: float, outcome: Outcome, shade: Callable[[float], int], down: str, across: str
 ) -> dict[str, Any]:
     own = {"down": _shown(point.values[down]), "across": _shown(point.values[across]), "point": clean(point.name)}
     if isinstance(point, OpenPoint):
         return own | {"score": point.state, "shade": None, "width": "", "interval": ""}
-    mark = "*" if sweep.baseline_words and point.verdict in ("better", "worse") else ""
-    number = shown_score(mean, sweep, 3 if sweep.baseline_words else 4) if math.isfinite(mean) else MISSING
+    mark = "*" if outcome.baseline_words and point.verdict in ("better", "worse") else ""
+    number = shown_score(mean, outcome, 3 if outcome.baseline_words else 4) if math.isfinite(mean) else MISSING
     width = tick(round(point.cost.average_width, 1))
-    ends = interval(score(point, sweep), 4)
+    ends = interval(score(point, outcome), 4)
     return own | {
         "score": number + mark,
         "shade": shade(mean) if math.isfinite(mean) else None,
@@ -564,22 +569,24 @@ def _shades(scores: Sequence[float], has_zero: bool) -> Callable[[float], int]:
     return shade
 
 
-def compute_figure(sweep: Sweep, flops: Mapping[str, float], looks: Mapping[str, Style], x_title: str) -> Figure | None:
+def compute_figure(
+    outcome: Outcome, flops: Mapping[str, float], x_title: str, looks: Mapping[str, Style]
+) -> Figure | None:
     """Return the loss over training compute, one marker per point; None if no point has finished.
 
     flops: by point. Bars are the intervals of the differences, seen from the baseline's loss.
     """
-    baseline = sweep.baseline_variant
+    baseline = outcome.baseline_variant
     zero = finite(baseline.val_loss.mean) if baseline else 0.0
     found = [
         (
             group or "all points",
             each.name,
             flops[each.name],
-            moved(score(each, sweep), zero) if baseline else each.val_loss,
+            moved(score(each, outcome), zero) if baseline else each.val_loss,
         )
-        for group in sweep.groups
-        for each in _finished(sweep, group)
+        for group in outcome.groups
+        for each in _finished(outcome, group)
         if each is not baseline
     ]
     if not found:
@@ -590,7 +597,7 @@ def compute_figure(sweep: Sweep, flops: Mapping[str, float], looks: Mapping[str,
         own = own | {baseline.name: BASELINE_STYLE}
         found.append((baseline.name, baseline.name, flops[baseline.name], Estimate(mean=zero)))
     layers += estimate_layers(found, own, lambda: charts.x("x", x_title, format="~s"), "held-out loss")
-    lowest = next((point for point in sweep.variants if point.val_loss.mean is not None), None)
+    lowest = next((point for point in outcome.variants if point.val_loss.mean is not None), None)
     label = f"Held-out loss over {x_title}, a marker for each of {len(found) - bool(baseline)} points."
     if baseline:
         label += (

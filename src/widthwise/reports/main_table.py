@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.records.comparison import Compared, Comparison, Family, Variant
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
+from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
-from widthwise.records.sweep import Sweep
 from widthwise.reports.formats import (
     MISSING,
     TIMES,
@@ -55,60 +54,57 @@ _IN_PAPERS = ("val_loss", "difference", "params", "flops", "kv_bytes")
 """Columns of a LaTeX table, which fit a column of a paper; `--columns` asks for others."""
 
 
-def has_intervals(compared: Compared) -> bool:
+def has_intervals(outcome: Outcome) -> bool:
     """Return whether any variant has an interval; a single seed gives none."""
-    every = [each for variant in compared.variants for each in (variant.val_loss, variant.difference)]
+    every = [each for variant in outcome.variants for each in (variant.val_loss, variant.difference)]
     return any(each is not None and each.low is not None for each in every)
 
 
-ComparedT = TypeVar("ComparedT", Comparison, Sweep, Family)
-
-
-def with_columns(compared: ComparedT, columns: Sequence[str] | None) -> ComparedT:
+def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
     """Return the record with these quantities in the main table; None: as it is.
 
     Raises UserError for a name that is none, and for a quantity that no variant has.
     """
     if columns is None:
-        return compared
+        return outcome
     for name in columns:
         if name not in QUANTITY:
             raise UserError(f"--columns: got {name!r}; {nearest_hint(name, QUANTITY)}")
-    had = {each.name for each in QUANTITIES for variant in compared.variants if each.value(variant) is not None}
+    had = {each.name for each in QUANTITIES for variant in outcome.variants if each.value(variant) is not None}
     for name in columns:
         if name not in had:
             raise UserError(f"--columns: got {name!r}, which no variant has; those known are {', '.join(sorted(had))}")
-    return compared.with_changes(columns=list(columns))
+    return outcome.with_changes(columns=list(columns))
 
 
-def main_columns(compared: Compared) -> list[Quantity]:
+def main_columns(outcome: Outcome) -> list[Quantity]:
     """Return the columns that were asked for, otherwise the main quantities that some variant has."""
-    if compared.columns is not None:
-        return [QUANTITY[name] for name in compared.columns if name in QUANTITY]
-    return [each for each in QUANTITIES if each.is_main and _is_known(each, compared)]
+    if outcome.columns is not None:
+        return [QUANTITY[name] for name in outcome.columns if name in QUANTITY]
+    return [each for each in QUANTITIES if each.is_main and _is_known(each, outcome)]
 
 
-def _is_known(quantity: Quantity, compared: Compared) -> bool:
+def _is_known(quantity: Quantity, outcome: Outcome) -> bool:
     if quantity.is_judged:
-        return compared.baseline_words is not None
-    return any(quantity.of_variant(variant) for variant in compared.variants)
+        return outcome.baseline_words is not None
+    return any(quantity.of_variant(variant) for variant in outcome.variants)
 
 
-def notes(compared: Compared) -> list[str]:
+def notes(outcome: Outcome) -> list[str]:
     """Return the definition of each column, then of the verdict and the ratios."""
-    words = {"confidence": percentage(compared.confidence), "baseline": clean(compared.baseline_words or "")}
-    columns = main_columns(compared)
+    words = {"confidence": percentage(outcome.confidence), "baseline": clean(outcome.baseline_words or "")}
+    columns = main_columns(outcome)
     found = [f"{capital(column.title)}. {column.note}" if column.note else "" for column in columns]
-    if compared.baseline_words:
+    if outcome.baseline_words:
         found += [VERDICT_NOTE, RATIO_NOTE]
-    if not has_intervals(compared):
+    if not has_intervals(outcome):
         found.append(NO_INTERVALS_NOTE)
     return [note.format(**words) for note in found if note]
 
 
-def doubts(compared: Compared) -> list[str]:
+def doubts(outcome: Outcome) -> list[str]:
     """Return what casts doubt on the last loss of single runs, whose variants are marked."""
-    return [f"! {clean(each.name)}, {doubt}." for each in compared.variants for doubt in each.doubts]
+    return [f"! {clean(each.name)}, {doubt}." for each in outcome.variants for doubt in each.doubts]
 
 
 def marked(variant: Variant) -> str:
@@ -116,9 +112,9 @@ def marked(variant: Variant) -> str:
     return f"{clean(variant.name)}{' !' * bool(variant.doubts)}"
 
 
-def cell_of(quantity: Quantity, variant: Variant, compared: Compared) -> Cell:
+def cell_of(quantity: Quantity, variant: Variant, outcome: Outcome) -> Cell:
     """Return a value with its interval, or with its ratio if it has one; the baseline has no ratio to itself."""
-    estimate, baseline = quantity.of_variant(variant), compared.baseline_of(variant)
+    estimate, baseline = quantity.of_variant(variant), outcome.baseline_of(variant)
     if estimate is None:
         return Cell(MISSING)
     if quantity.is_speed and variant.shares_machine:
@@ -131,19 +127,19 @@ def cell_of(quantity: Quantity, variant: Variant, compared: Compared) -> Cell:
     return Cell(shown(estimate.mean, quantity), "", quantity.ratio(variant, other) if other else None)
 
 
-def main_tables(compared: Compared, caption: str, looks: Mapping[str, "Style"], first: str = "Variant") -> list[Table]:
+def main_tables(outcome: Outcome, caption: str, looks: Mapping[str, "Style"]) -> list[Table]:
     """Return columns that were asked for in one table, otherwise a table of losses and one of costs.
 
     All of the usual columns side by side would be wider than most windows. looks: style of each variant. No tables
     where there is no variant.
     """
-    columns = main_columns(compared)
-    losses = [each for each in columns if compared.columns is not None or not _is_of_cost(each)]
+    columns = main_columns(outcome)
+    losses = [each for each in columns if outcome.columns is not None or not _is_of_cost(each)]
     costs = [each for each in columns if each not in losses]
     named = ((caption, losses), ("Costs", costs))
-    tables = [_table(compared, title, own, looks, first) for title, own in named if own and compared.variants]
+    tables = [_table(outcome, title, own, looks) for title, own in named if own and outcome.variants]
     if tables:
-        tables[-1] = replace(tables[-1], notes=[*notes(compared), *doubts(compared)])
+        tables[-1] = replace(tables[-1], notes=[*notes(outcome), *doubts(outcome)])
     return tables
 
 
@@ -151,24 +147,27 @@ def _is_of_cost(quantity: Quantity) -> bool:
     return isinstance(quantity, OfModel) or quantity.is_cost or quantity.is_speed
 
 
-def _table(
-    compared: Compared, caption: str, columns: Sequence[Quantity], looks: Mapping[str, "Style"], first: str
-) -> Table:
+def _table(outcome: Outcome, caption: str, columns: Sequence[Quantity], looks: Mapping[str, "Style"]) -> Table:
     rows = [
-        [marked(each), *(text for column in columns for text in _texts(column, each, compared))]
-        for each in compared.variants
+        [marked(each), *(text for column in columns for text in _texts(column, each, outcome))]
+        for each in outcome.variants
     ]
     titles = [
         title
         for each in columns
         for title in ([capital(each.title), "Verdict"] if each.is_judged else [capital(each.title)])
     ]
-    swatches = [looks[each.name].swatch for each in compared.variants if each.name in looks]
-    return Table(caption, [first, *titles], rows, swatches=swatches if len(swatches) == len(rows) else ())
+    swatches = [looks[each.name].swatch for each in outcome.variants if each.name in looks]
+    return Table(
+        caption,
+        ["Point" if outcome.axes else "Variant", *titles],
+        rows,
+        swatches=swatches if len(swatches) == len(rows) else (),
+    )
 
 
-def _texts(column: Quantity, variant: Variant, compared: Compared) -> list[str]:
-    cell = cell_of(column, variant, compared).text
+def _texts(column: Quantity, variant: Variant, outcome: Outcome) -> list[str]:
+    cell = cell_of(column, variant, outcome).text
     return [cell, shown_verdict(variant)] if column.is_judged else [cell]
 
 
@@ -177,16 +176,16 @@ def shown_verdict(variant: Variant) -> str:
     return variant.verdict or "cannot tell"
 
 
-def validated_names(compared: Compared) -> list[str]:
+def validated_names(outcome: Outcome) -> list[str]:
     """Return TEXT.loss, TASK.acc and so on, of all variants."""
-    return list(dict.fromkeys(name for variant in compared.variants for name in variant.validated))
+    return list(dict.fromkeys(name for variant in outcome.variants for name in variant.validated))
 
 
-def validated_table(compared: Compared) -> Table | None:
+def validated_table(outcome: Outcome) -> Table | None:
     """Return one row per variant; differences to the baseline with their intervals stand behind the means."""
-    names = validated_names(compared)
-    rows = [[clean(variant.name), *(_validated(variant, name) for name in names)] for variant in compared.variants]
-    caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(compared.confidence)} interval)"
+    names = validated_names(outcome)
+    rows = [[clean(variant.name), *(_validated(variant, name) for name in names)] for variant in outcome.variants]
+    caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
     return Table(caption, ["Variant", *names], rows) if names else None
 
 
@@ -215,23 +214,23 @@ _ON_TERMINALS = (
 """The columns of the main table for which a terminal has room."""
 
 
-def comparison_table(compared: Comparison) -> Table:
+def comparison_table(outcome: Outcome) -> Table:
     """Return the table of a terminal: values, and below each its interval or its ratio to the baseline."""
-    columns = [each for each in main_columns(compared) if each.name in _ON_TERMINALS]
+    columns = [each for each in main_columns(outcome) if each.name in _ON_TERMINALS]
     header = [
         "variant",
         *(title for each in columns for title in ([each.short, "verdict"] if each.is_judged else [each.short])),
     ]
-    rows = [_terminal_row(variant, columns, compared) for variant in compared.variants]
+    rows = [_terminal_row(variant, columns, outcome) for variant in outcome.variants]
     n_essential = 1 + header.index("verdict") if "verdict" in header else None
-    note = _terminal_note(compared)
-    return Table(clean(compared.title), header, rows, words={"verdict"}, note=note, n_essential=n_essential)
+    note = _terminal_note(outcome)
+    return Table(clean(outcome.title), header, rows, words={"verdict"}, note=note, n_essential=n_essential)
 
 
-def _terminal_row(variant: Variant, columns: Sequence[Quantity], compared: Comparison) -> list[str]:
+def _terminal_row(variant: Variant, columns: Sequence[Quantity], outcome: Outcome) -> list[str]:
     row = [shorten(marked(variant), 36)]
     for column in columns:
-        cell = cell_of(column, variant, compared)
+        cell = cell_of(column, variant, outcome)
         text = ratio(cell.ratio, sign="")
         below = f"({text})" if text else "" if column.has_ratio else _ends(column.of_variant(variant), column.is_signed)
         row.append(f"{cell.value}\n{below}" if below else cell.value)
@@ -248,61 +247,61 @@ def _ends(estimate: Estimate | None, is_signed: bool) -> str:
     return f"{show(estimate.low, 3)}…{show(estimate.high, 3)}"
 
 
-def _terminal_note(compared: Comparison) -> str:
-    level, baseline = percentage(compared.confidence), shorten(compared.baseline, 30)
-    shared = any(variant.shares_machine for variant in compared.variants)
+def _terminal_note(outcome: Outcome) -> str:
+    level, baseline = percentage(outcome.confidence), shorten(outcome.baseline_words or "", 30)
+    shared = any(variant.shares_machine for variant in outcome.variants)
     lines = [f"below: {level} interval, (ratio to {baseline})", "FLOPs: forward, per token; KV B: bytes per token"]
-    return "\n".join([*lines, *([SHARED_NOTE] if shared else []), *doubts(compared)])
+    return "\n".join([*lines, *([SHARED_NOTE] if shared else []), *doubts(outcome)])
 
 
-def csv_text(compared: Compared) -> str:
+def csv_text(outcome: Outcome) -> str:
     """Return one row per variant, full precision, empty where a number is unknown."""
     measured = [
         each
         for each in QUANTITIES
-        if not isinstance(each, OfModel) and any(each.of_variant(variant) for variant in compared.variants)
+        if not isinstance(each, OfModel) and any(each.of_variant(variant) for variant in outcome.variants)
     ]
-    rows = [_csv_row(variant, compared, measured) for variant in compared.variants]
+    rows = [_csv_row(variant, outcome, measured) for variant in outcome.variants]
     return csv_rows(rows, list(rows[0]))
 
 
-def _csv_row(variant: Variant, compared: Compared, measured: Sequence[Quantity]) -> dict[str, str | float | None]:
+def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -> dict[str, str | float | None]:
     """Return what was measured, with intervals; what was counted; and both over the baseline's."""
     row: dict[str, str | float | None] = {"variant": csv_cell(variant.name), "verdict": shown_verdict(variant)}
     for quantity in measured:
         row |= csv_estimate(quantity.csv_column, quantity.of_variant(variant))
-    for name in validated_names(compared):
+    for name in validated_names(outcome):
         found = variant.validated.get(name)
         row |= csv_estimate(name, found and found.value)
         row |= csv_estimate(f"{name}_difference", found and found.difference)
     row |= {each.csv_column: each.value(variant) for each in QUANTITIES if isinstance(each, OfModel)}
-    baseline = compared.baseline_of(variant)
+    baseline = outcome.baseline_of(variant)
     ratios = {each.name: each.ratio(variant, baseline) if baseline else None for each in QUANTITIES if each.has_ratio}
     return row | {f"{name}_ratio": ratio for name, ratio in ratios.items()}
 
 
-def latex_text(compared: Compared) -> str:
+def latex_text(outcome: Outcome) -> str:
     r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
-    columns = main_columns(compared)
-    if compared.columns is None:
+    columns = main_columns(outcome)
+    if outcome.columns is None:
         columns = [each for each in columns if each.name in _IN_PAPERS]
-    has_verdicts = compared.baseline_words is not None and any(each.is_judged for each in columns)
-    titles = [each.title if compared.columns else each.brief_title for each in columns]
+    has_verdicts = outcome.baseline_words is not None and any(each.is_judged for each in columns)
+    titles = [each.title if outcome.columns else each.brief_title for each in columns]
     header = ["", *map(capital, titles), *(["Verdict"] if has_verdicts else [])]
     body = []
-    for variant in compared.variants:
-        row, verdict = [cell_of(each, variant, compared) for each in columns], [shown_verdict(variant)] * has_verdicts
+    for variant in outcome.variants:
+        row, verdict = [cell_of(each, variant, outcome) for each in columns], [shown_verdict(variant)] * has_verdicts
         body.append(escaped_row([variant.name, *(cell.value for cell in row), *verdict]))
         if any(cell.detail for cell in row):
             body.append(escaped_row(["", *(cell.detail for cell in row), *("" for _ in verdict)]))
-    return latex_table(_caption(compared), "r" * len(columns) + "l" * has_verdicts, [escaped_row(header)], body)
+    return latex_table(_caption(outcome), "r" * len(columns) + "l" * has_verdicts, [escaped_row(header)], body)
 
 
-def _caption(compared: Compared) -> str:
-    seeds = ", ".join(str(seed) for seed in compared.seeds)
-    start = f"{compared.title}. Means over seeds {seeds}. Second lines: {percentage(compared.confidence)} intervals of"
-    name = compared.baseline_words
-    end = f" {SHARED_NOTE}." if any(variant.shares_machine for variant in compared.variants) else ""
+def _caption(outcome: Outcome) -> str:
+    seeds = ", ".join(str(seed) for seed in outcome.seeds)
+    start = f"{outcome.title}. Means over seeds {seeds}. Second lines: {percentage(outcome.confidence)} intervals of"
+    name = outcome.baseline_words
+    end = f" {SHARED_NOTE}." if any(variant.shares_machine for variant in outcome.variants) else ""
     if name is None:
         return f"{start} losses.{end}"
     return f"{start} losses and of paired differences to {name}; otherwise the ratio to {name}.{end}"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from widthwise.config_io import UserError
-from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, Estimate
+from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.record import finite
 from widthwise.reports.formats import clean, counted, fixed, percentage, sequence, si, signed, tick
 from widthwise.reports.tables import text_key
@@ -21,7 +21,7 @@ class Scale:
     """A comparison, as the scale at which the effects of its variants were measured."""
 
     folder: Path
-    comparison: Comparison
+    comparison: Outcome
     params: int
     """All parameters of the baseline."""
     tokens: int
@@ -65,7 +65,7 @@ class Scales:
 
     @property
     def baseline(self) -> str:
-        return self.each[0].comparison.baseline
+        return str(self.each[0].comparison.baseline)
 
     @property
     def confidence(self) -> float:
@@ -101,7 +101,7 @@ def told_apart(values: Sequence[int]) -> dict[int, str]:
 
 
 def read_scales(folders: Sequence[Path]) -> Scales:
-    """Reads `comparison.json` of each folder; their runs are not needed.
+    """Reads `outcome.json` of each folder; their runs are not needed.
 
     Raises UserError where one is broken or does not say its tokens, where baselines or confidence levels differ, where
     two have the same size and tokens, and for one that has no variant in common with any other.
@@ -127,12 +127,14 @@ def read_scales(folders: Sequence[Path]) -> Scales:
 
 
 def _scale(folder: Path) -> Scale:
-    comparison = Comparison.read(folder)
+    comparison = Outcome.read(folder)
+    if comparison.kind != "comparison":
+        raise UserError(f"{folder}: holds a {comparison.kind}; effects are those of comparisons")
     baseline = comparison.baseline_variant
-    tokens = baseline.measured_over_seeds("tokens")
-    if tokens is None or tokens.mean is None:
+    tokens = None if baseline is None else baseline.measured_over_seeds("tokens")
+    if baseline is None or tokens is None or tokens.mean is None:
         raise UserError(
-            f"{folder / Comparison.file_name}: does not say how many tokens {clean(comparison.baseline)} was trained "
+            f"{folder / Outcome.file_name}: does not say how many tokens {clean(str(comparison.baseline))} was trained "
             "on, as files of older versions do not; the command in it writes it anew from its runs"
         )
     return Scale(folder, comparison, round(baseline.cost.params["total"]), round(tokens.mean))
@@ -142,8 +144,8 @@ def _check_alike(first: Scale, other: Scale) -> None:
     own, expected = other.comparison, first.comparison
     if own.baseline != expected.baseline:
         raise UserError(
-            f"{other.folder}: its baseline is {clean(own.baseline)!r}, that of {first.folder} is "
-            f"{clean(expected.baseline)!r}; effects take one baseline"
+            f"{other.folder}: its baseline is {clean(str(own.baseline))!r}, that of {first.folder} is "
+            f"{clean(str(expected.baseline))!r}; effects take one baseline"
         )
     if own.confidence != expected.confidence:
         raise UserError(
@@ -299,4 +301,5 @@ def _slope(scale: Scale, other: Scale | None) -> float | None:
 
 
 def _loss(scale: Scale) -> float:
-    return finite(scale.comparison.baseline_variant.val_loss.mean)
+    baseline = scale.comparison.baseline_variant
+    return finite(baseline and baseline.val_loss.mean)

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from widthwise.records.comparison import Compared, Variant
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, OfModel, Quantity
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.curves import Curve
@@ -44,13 +44,13 @@ def layer_table(name: str, cost: CostSummary) -> Table:
     return Table(f"Layers of {clean(name)}", header, [[span, *sizes] for span, sizes in zip(names, rows)])
 
 
-def seed_table(comparison: Compared) -> Table:
+def seed_table(outcome: Outcome) -> Table:
     """Held-out loss and difference of every seed."""
-    header = ["Variant", *(f"seed {seed}" for seed in comparison.seeds)]
+    header = ["Variant", *(f"seed {seed}" for seed in outcome.seeds)]
     rows = []
-    for variant in comparison.variants:
-        losses = _per_seed(variant.val_loss, len(comparison.seeds))
-        differences = _per_seed(variant.difference, len(comparison.seeds))
+    for variant in outcome.variants:
+        losses = _per_seed(variant.val_loss, len(outcome.seeds))
+        differences = _per_seed(variant.difference, len(outcome.seeds))
         shown = [
             fixed(loss, 4) + (f" ({signed(difference, 4)})" if difference is not None else "")
             for loss, difference in zip(losses, differences)

@@ -3,17 +3,16 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
 from widthwise.records.analysis import Analysis
-from widthwise.records.comparison import Comparison, Family
 from widthwise.records.discovery import Discovery
 from widthwise.records.estimate import Effects
 from widthwise.records.evaluation import EvaluationTable
+from widthwise.records.outcome import Outcome
 from widthwise.records.scaling import ScalingLaws
-from widthwise.records.sweep import Sweep
 from widthwise.reports import effects, evaluation, experiment, main_table, scaling
 from widthwise.reports.analysis import analysis_page
 from widthwise.reports.charts import FileKind
@@ -36,16 +35,10 @@ class Report(NamedTuple):
 Columns = Sequence[str] | None
 
 
-T = TypeVar("T", Comparison, Sweep, Family)
-
-
-def _experiment(record: type[T], page_of: Callable[[Path, T], Page]) -> Callable[[Path, Columns], Report]:
-    def made(folder: Path, columns: Columns) -> Report:
-        found = main_table.with_columns(record.read(folder), columns)
-        tables = {"table.csv": main_table.csv_text, "table.tex": main_table.latex_text} if found.variants else {}
-        return Report(page_of(folder, found), {name: text(found) for name, text in tables.items()})
-
-    return made
+def _experiment(folder: Path, columns: Columns) -> Report:
+    found = main_table.with_columns(Outcome.read(folder), columns)
+    tables = {"table.csv": main_table.csv_text, "table.tex": main_table.latex_text} if found.variants else {}
+    return Report(experiment.experiment_page(folder, found), {name: text(found) for name, text in tables.items()})
 
 
 def _evaluation(folder: Path, columns: Columns) -> Report:
@@ -72,18 +65,14 @@ def _effects_of(folders: Sequence[Path]) -> Report:
 
 
 PAGES: Mapping[str, Callable[[Path, Columns], Report]] = {
-    Comparison.file_name: _experiment(Comparison, experiment.comparison_page),
+    Outcome.file_name: _experiment,
     Analysis.file_name: lambda folder, columns: Report(analysis_page(Analysis.read(folder)), {}),
-    Sweep.file_name: _experiment(Sweep, experiment.sweep_page),
     ScalingLaws.file_name: _scaling,
-    Family.file_name: _experiment(Family, experiment.family_page),
     Discovery.file_name: lambda folder, columns: Report(discovery_page(folder, Discovery.read(folder)), {}),
     EvaluationTable.file_name: _evaluation,
     Effects.file_name: _effects,
 }
 """File that tells what a folder holds -> what makes its report."""
-WITH_COLUMNS = (Comparison.file_name, Sweep.file_name, Family.file_name)
-"""Those whose main table can have columns that are asked for."""
 
 
 def write_report(
@@ -138,15 +127,15 @@ def _report(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_s
         if path not in found and not RunDir(path).exists:
             allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
             raise UserError(f"{path}: is not {allowed}")
-    if columns is not None and (len(paths) > 1 or found.get(paths[0]) not in WITH_COLUMNS):
-        raise UserError(f"--columns: goes with one folder that has {' or '.join(WITH_COLUMNS)}")
+    if columns is not None and (len(paths) > 1 or found.get(paths[0]) != Outcome.file_name):
+        raise UserError(f"--columns: goes with one folder that has {Outcome.file_name}")
     if len(paths) == 1 and found:
         return PAGES[found[paths[0]]](paths[0], columns)
     if len(paths) == 1:
         return Report(runs_page(paths, refresh_seconds), {})
-    are_comparisons = [found.get(path) == Comparison.file_name for path in paths]
+    are_comparisons = [found.get(path) == Outcome.file_name for path in paths]
     if found and not all(are_comparisons):
-        held = next((name for name in found.values() if name != Comparison.file_name), Comparison.file_name)
+        held = next((name for name in found.values() if name != Outcome.file_name), Outcome.file_name)
         raise UserError(
             f"report: got {len(paths)} paths, one with {held}; give that one alone, or only runs, or only comparisons"
         )

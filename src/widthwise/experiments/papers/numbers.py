@@ -20,9 +20,9 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.analysis import Activations, AnalysedModel, Analysis
 from widthwise.records.certificate import Demonstration
-from widthwise.records.comparison import Compared
 from widthwise.records.estimate import Estimate
 from widthwise.records.evaluation import EvaluationTable
+from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import OF_MODELS, QUANTITY
 from widthwise.records.record import Number, finite
 from widthwise.records.scaling import LawName, ScalingLaws
@@ -80,15 +80,15 @@ def _of_seeds(
     return Measurements(value, n_seeds, params)
 
 
-def from_variants(compared: Compared) -> Measurements:
+def from_variants(outcome: Outcome) -> Measurements:
     """Return the numbers of a comparison or a sweep, by variant; quantities are those of QUANTITY."""
-    by_name = {variant.name: variant for variant in compared.variants}
+    by_name = {variant.name: variant for variant in outcome.variants}
 
     def value(name: str, quantity: str) -> Estimate | None:
         known = name in by_name and quantity in QUANTITY
         return QUANTITY[quantity].of_variant(by_name[name]) if known else None
 
-    return Measurements(value, len(compared.seeds), [variant.cost.params["total"] for variant in compared.variants])
+    return Measurements(value, len(outcome.seeds), [variant.cost.params["total"] for variant in outcome.variants])
 
 
 def from_demonstration(found: Demonstration) -> Measurements:

@@ -37,11 +37,10 @@ from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.analysis import Analysis
 from widthwise.records.certificate import Demonstration
-from widthwise.records.comparison import Comparison
 from widthwise.records.evaluation import EvaluationTable
+from widthwise.records.outcome import Outcome
 from widthwise.records.record import StoredRecord
 from widthwise.records.scaling import ScalingLaws
-from widthwise.records.sweep import Sweep
 from widthwise.runs.analyse import N_TOKENS, analyse, write_analysis
 from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.environment import command_line
@@ -159,7 +158,7 @@ class ComparisonWork(_TrainingWork):
     """A comparison, as it is."""
 
     kind: Literal["compare"] = "compare"
-    record = Comparison
+    record = Outcome
     tiny_overrides = ("compare.seeds=[1]",)
 
 
@@ -167,7 +166,7 @@ class SweepWork(_TrainingWork):
     """A sweep, as it is."""
 
     kind: Literal["sweep"] = "sweep"
-    record = Sweep
+    record = Outcome
     tiny_overrides = ("sweep.seeds=[1]",)
     reader = read_sweep
 

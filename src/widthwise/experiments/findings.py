@@ -1,0 +1,151 @@
+"""The record of an experiment, read from its folder: of a comparison at the end, of a sweep as points finish."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError
+from widthwise.experiments.compare import trend_values
+from widthwise.experiments.equal_loss import LossCurve, validations_of
+from widthwise.experiments.experiment import Experiment, run_path
+from widthwise.experiments.outcome import SeedRuns, check_same_data, load_result, variant_of, windows
+from widthwise.experiments.sentences import SweepSentences, comparison_sentences, too_few_validations, trend_sentence
+from widthwise.experiments.statistics import fit_trend
+from widthwise.experiments.study import DrawnPoint, Study
+from widthwise.experiments.sweep import SweepConfig
+from widthwise.records.estimate import CONFIDENCE
+from widthwise.records.outcome import OpenPoint, Outcome, Trend, Variant
+from widthwise.records.outcome import Study as StudyRecord
+from widthwise.run_dir import RunDir
+from widthwise.runs.environment import environment
+
+
+def run_paths(plan: Experiment, name: str) -> list[str]:
+    """Return the folders of a point's runs, one for each seed, relative to that of the experiment."""
+    return [str(run_path(name, seed)) for seed in plan.seeds]
+
+
+class Findings:
+    """The results of an experiment, read from its folder as points finish."""
+
+    def __init__(self, plan: Experiment, folder: Path, command: str, study: Study | None = None):
+        """study: that of a search."""
+        self._plan, self._folder, self._command, self._study = plan, folder, command, study
+        self._trained: dict[str, SeedRuns] = {}
+        self._variants: dict[tuple[str, bool], Variant] = {}
+        """Name of a point, True if its baseline has finished -> the point."""
+
+    def outcome(self, failures: Mapping[str, str]) -> Outcome:
+        """Return the content of outcome.json so far.
+
+        failures: points that could not be trained -> reason. Raises UserError if the runs saw different data, and where
+        a result of a comparison is missing.
+        """
+        plan, drawn = self._plan, [] if self._study is None else self._study.drawn()
+        states = self._states(drawn, failures)
+        for name, point in states.items():
+            if point["state"] == "finished":
+                self._read(name)
+        points = [self._point(point) for point in states.values()]
+        curves = [curve for own in self._trained.values() for curve in own.curves]
+        validations, trend = validations_of(curves) if curves else None, self._trend()
+        if plan.axes is None:
+            finished = [point for point in points if isinstance(point, Variant)]
+            told = [*comparison_sentences(finished, str(plan.baseline)), *too_few_validations(validations)]
+            told += [] if trend is None else [trend_sentence(trend)]
+        else:
+            n_done = sum(states[name]["state"] in ("finished", "failed") for name in plan.points)
+            n_done += sum(each.state != "running" for each in drawn)
+            told = SweepSentences(plan, self._trained, validations).all(points, n_done)
+        return Outcome(
+            title=plan.title,
+            command=self._command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            confidence=CONFIDENCE,
+            seeds=list(plan.seeds),
+            matched=plan.match,
+            baseline=plan.baseline,
+            baseline_group=plan.baseline_group,
+            sentence="\n".join(told),
+            environment=environment() if self._first_run is None else self._first_run.environment(),
+            validations=validations,
+            axes=dict(plan.axes or {}),  # pyright: ignore[reportArgumentType]
+            points=points,
+            study=None if plan.axes is None else self._study_record(points),
+            trend=trend,
+        )
+
+    def _study_record(self, points: Sequence[Variant | OpenPoint]) -> StudyRecord:
+        states = [point.state for point in points]
+        search = self._plan.section.search if isinstance(self._plan.section, SweepConfig) else None
+        return StudyRecord(
+            storage="" if self._study is None else self._study.storage,
+            sampler="grid" if search is None else search.sampler,
+            n_points=self._plan.n_points,
+            n_finished=states.count("finished"),
+            n_failed=states.count("failed"),
+        )
+
+    def _trend(self) -> Trend | None:
+        if self._plan.trend is None:
+            return None
+        values, of = trend_values(self._plan), self._plan.trend.of
+        losses = {name: windows(self._trained[name].results, of) for name in values}
+        if not all(each.size for each in losses.values()):
+            raise UserError(f"compare.trend.of: {of} is not known for every window of runs of an older version")
+        return fit_trend(self._plan.trend.over, values, losses, CONFIDENCE, of)
+
+    def _states(self, drawn: Sequence[DrawnPoint], failures: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Return every named point once: name, group, values, state and reason, as outcome.json has them. Points that
+        failed without a name are named by their number."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, point in self._plan.points.items():
+            state, reason = self._state(name, failures.get(name))
+            place = {"name": name, "group": point.group, "values": dict(point.values)}
+            found[name] = {**place, "state": state, "reason": reason}
+        for each in drawn:
+            place = each.point or ({"name": each.key, "group": "", "values": {}} if each.state == "failed" else None)
+            if place is not None:
+                found.setdefault(place["name"], {**place, "state": each.state, "reason": each.reason})
+        return found
+
+    def _state(self, name: str, failure: str | None) -> tuple[str, str | None]:
+        runs = [RunDir(self._folder / path) for path in run_paths(self._plan, name)]
+        # Another worker may have trained what this one could not, or its result may be on the way from its machine.
+        if self._plan.axes is None or all(run.has_result for run in runs):
+            return "finished", None
+        if failure is not None:
+            return "failed", failure
+        return ("running" if any(run.is_in_use for run in runs) else "waiting"), None
+
+    def _point(self, point: Mapping[str, Any]) -> Variant | OpenPoint:
+        if point["state"] != "finished":
+            return OpenPoint.model_validate(point)
+        baseline = self._plan.baseline_of(point["group"], point["values"])
+        return self._variant(point["name"], baseline).with_changes(group=point["group"], values=point["values"])
+
+    def _variant(self, name: str, baseline: str | None) -> Variant:
+        """Return the runs of a finished point, compared with those of its baseline if that has finished."""
+        beside = None if baseline is None else self._trained.get(baseline)
+        key = (name, beside is not None)
+        if key not in self._variants:
+            self._variants[key] = variant_of(name, self._trained[name], beside)
+        return self._variants[key]
+
+    def _read(self, name: str) -> None:
+        """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
+        if name in self._trained:
+            return
+        paths = run_paths(self._plan, name)
+        runs = [RunDir(self._folder / path) for path in paths]
+        results = [load_result(run) for run in runs]
+        for run in runs:
+            check_same_data(run, self._first_run or runs[0])
+        self._trained[name] = SeedRuns(paths, results, [LossCurve.of(run.metrics()) for run in runs])
+
+    @property
+    def _first_run(self) -> RunDir | None:
+        for name in self._trained:
+            return RunDir(self._folder / run_path(name, self._plan.seeds[0]))
+        return None
