@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from widthwise.recipe.recipe import load_recipe
-from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import Discovery
+from widthwise.records.outcome import Outcome
 
 SEARCH = ("discover.method.n_stages=2", "discover.method.n_batches=2", "train.steps=2", "train.validation_tokens=50")
 
@@ -17,7 +17,7 @@ def test_what_is_found_is_retrained_beside_its_rivals_and_shown_on_a_page(recipe
     out = tmp_path / "found"
     code, printed, error = widthwise("discover", recipe, *SEARCH, "--seed", 1, "--seed", 2, "--out", out)
     assert code == 0, error
-    discovery, comparison = Discovery.read(out), Comparison.read(out / "comparison")
+    discovery, comparison = Discovery.read(out), Outcome.read(out / "comparison")
     assert discovery.method == "growing"
     assert [variant.name for variant in comparison.variants][3] == "discovered"
     assert all(len(variant.runs) == 2 for variant in comparison.variants)

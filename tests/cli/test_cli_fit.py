@@ -51,7 +51,7 @@ def test_json_is_the_file(points: Path, tmp_path: Path, widthwise, monkeypatch: 
 
 
 def test_a_folder_with_another_report_is_left_alone(points: Path, tmp_path: Path, widthwise) -> None:
-    (tmp_path / "sweep.json").write_text("{}")
+    (tmp_path / "outcome.json").write_text("{}")
     code, _, error = widthwise("fit", points, "--x", "compute", "--y", "loss", "--group-by", "model", "--out", tmp_path)
-    said = f"error: {tmp_path}: holds sweep.json, whose report would be replaced; choose another folder\n"
+    said = f"error: {tmp_path}: holds outcome.json, whose report would be replaced; choose another folder\n"
     assert (code, error) == (2, said)

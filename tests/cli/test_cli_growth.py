@@ -34,13 +34,13 @@ def test_a_family_from_run_to_table(small: str, tmp_path: Path, widthwise) -> No
     targets = ("--to", tmp_path / "deep.yaml", "--to", tmp_path / "wide.yaml")
     code, out, _ = widthwise("family", small, "train.steps=5", *targets, "--json")
     assert code == 0
-    family = json.loads(out)
+    family = json.loads(out)["family"]
     assert [(member["name"], member["start"]) for member in family["members"]] == [("deep", 3), ("wide", 3)]
     code, out, _ = widthwise("family", small, "train.steps=5", *targets)
     assert code == 0
     for member in family["members"]:
         assert f"{member['val_loss']:.4f}" in out
-    assert f"{family['flops_alone'] / family['family_flops']:.2f} times as many" in " ".join(out.split())
+    assert f"{family['flops_alone'] / family['family_flops']:.2f} times the training FLOPs" in " ".join(out.split())
 
 
 @pytest.fixture
@@ -56,7 +56,8 @@ def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Pa
     command = (*command, "--alone", "flops", "--out", tmp_path / "out")
     code, out, err = widthwise(*command, "--json")
     assert code == 0, err
-    found = json.loads(out)
+    outcome = json.loads(out)
+    found, size = outcome["family"], outcome["points"][0]
     assert [(each["name"], each["seed"]) for each in found["members"]] == [("deep", 3), ("deep", 4)]
     recipes = [load_recipe(tmp_path / "out" / name / "config.yaml") for name in ("deep-seed4", "deep-alone-seed4")]
     assert [each.train.seed for each in recipes] == [4, 4]
@@ -64,7 +65,6 @@ def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Pa
     per_step = recipes[1].training_flops / recipes[1].train.steps
     for grown, alone in zip(found["members"], found["controls"]):
         assert abs(grown["flops"] - alone["flops"]) <= per_step / 2
-    (size,) = found["sizes"]
     expected = [grown["val_loss"] - alone["val_loss"] for grown, alone in zip(found["members"], found["controls"])]
     assert size["difference"]["per_seed"] == pytest.approx(expected, abs=1e-6)
     assert size["verdict"] == "no verdict"

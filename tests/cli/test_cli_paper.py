@@ -44,4 +44,4 @@ def test_a_tiny_experiment_is_trained_and_shown_beside_what_is_printed(widthwise
     assert f"wrote {page}" in out
     _, out, _ = widthwise(*tiny, "--json")
     assert json.loads(out)["experiment"]["scale"] == "tiny"
-    assert (tmp_path / "hourglass_table_1_small_tiny" / "comparison.json").is_file()
+    assert (tmp_path / "hourglass_table_1_small_tiny" / "outcome.json").is_file()

@@ -39,12 +39,12 @@ def test_report_takes_the_columns_of_a_sweep(tmp_path: Path, widthwise) -> None:
 def test_several_comparisons_have_a_page_of_their_effects(tmp_path: Path, widthwise) -> None:
     folders = []
     for factor in (1, 4):
-        data = json.loads((WRITTEN / "comparison" / "comparison.json").read_text())
-        for variant in data["variants"]:
+        data = json.loads((WRITTEN / "comparison" / "outcome.json").read_text())
+        for variant in data["points"]:
             variant["measured"] = {"tokens": {"mean": 1e6 * factor, "per_seed": [1e6 * factor]}}
         folders.append(tmp_path / str(factor))
         folders[-1].mkdir()
-        (folders[-1] / "comparison.json").write_text(json.dumps(data))
+        (folders[-1] / "outcome.json").write_text(json.dumps(data))
     code, out, _ = widthwise("report", *folders, "--out", tmp_path / "out", "--json")
     names = ("report.html", "table.csv", "table.tex", "effects.json")
     assert (code, json.loads(out)) == (0, {"files": [f"{tmp_path}/out/{name}" for name in names]})

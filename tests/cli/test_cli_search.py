@@ -72,12 +72,12 @@ def test_the_first_found_are_compared_with_the_base(search, tmp_path: Path) -> N
     asked = ("train.steps=2", *SPACE, "--top", 2, "--train", 1, "--seed", 3, "--seed", 5, "--out", tmp_path / "found")
     code, out, error = search(*asked)
     assert code == 0, error
-    comparison = json.loads((tmp_path / "found" / "comparison.json").read_text())
+    comparison = json.loads((tmp_path / "found" / "outcome.json").read_text())
     best = json.loads((tmp_path / "found" / "search.json").read_text())["candidates"][0]
-    assert [variant["name"] for variant in comparison["variants"]] == ["base", best["name"]]
+    assert [variant["name"] for variant in comparison["points"]] == ["base", best["name"]]
     assert (comparison["baseline"], comparison["seeds"], comparison["matched"]) == ("base", [3, 5], "layer_params")
-    assert comparison["variants"][1]["cost"]["params"]["total"] == best["params"]
-    assert abs(comparison["variants"][1]["ratio"]["layer_params"] - 1) <= 0.02
+    assert comparison["points"][1]["cost"]["params"]["total"] == best["params"]
+    assert abs(comparison["points"][1]["ratio"]["layer_params"] - 1) <= 0.02
     assert (tmp_path / "found" / "report.html").is_file()
     assert f"wrote 3 recipes to {tmp_path / 'found' / 'recipes'}" in out.replace("\n", "")
     assert yaml.safe_load((tmp_path / "found" / "recipes" / "base.yaml").read_text())["train"]["steps"] == 2

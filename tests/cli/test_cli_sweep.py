@@ -26,7 +26,7 @@ def test_a_sweep_from_the_command_line_alone(sweep, tmp_path: Path, monkeypatch:
     assert "0.03-4 has the lowest held-out loss of 2 points" in " ".join(out.split())
     assert out.index("0.03-4") < out.index("0.002-4")
     assert f"wrote {Path('found') / 'report.html'}" in out
-    found = json.loads((tmp_path / "found" / "sweep.json").read_text())
+    found = json.loads((tmp_path / "found" / "outcome.json").read_text())
     assert found["command"].endswith("--seed 3 --seed 5 --out found")
     assert [point["values"] for point in found["points"]] == [
         {"optimizer.lr": lr, "train.batch_size": 4} for lr in (0.002, 0.03)

@@ -211,10 +211,10 @@ def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, widt
     code, out, error = widthwise(*asked)
     assert code == 0, error
     assert "fewer than three seeds, so no verdict" in " ".join(out.split())
-    command = json.loads((folder / "comparison.json").read_text())["command"]
+    command = json.loads((folder / "outcome.json").read_text())["command"]
     assert command.startswith("widthwise compare ")
     assert command.endswith("pair.yaml train.steps=2 model.n_layers=4 --out out")
-    for name in ("comparison.json", "report.html", "table.csv", "table.tex", "runs/uniform-seed1/result.json"):
+    for name in ("outcome.json", "report.html", "table.csv", "table.tex", "runs/uniform-seed1/result.json"):
         assert (folder / name).is_file()
     code, out, error = widthwise(*asked, "--json")
     assert (code, json.loads(out)["baseline"], error.count("has finished already")) == (0, "uniform", 4)

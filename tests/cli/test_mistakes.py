@@ -157,7 +157,7 @@ MISTAKES = {
         ("analyze small --out small", "small: holds config.yaml, whose report would be replaced; choose another"),
         ("analyze small --out small/config.yaml", "small/config.yaml: is not a folder"),
         ("fit points.csv --x compute --y los", "--y: got 'los'; did you mean 'loss'?"),
-        ("fit none", "is not a .csv file, a run directory (config.yaml), or a folder with comparison.json"),
+        ("fit none", "is not a .csv file, a run directory (config.yaml), or a folder with outcome.json"),
     ],
     "eval": [
         ("eval small --tasks piqa,", "--tasks: got ''; string should have at least 1 character"),

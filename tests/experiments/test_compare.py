@@ -16,7 +16,7 @@ from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
-from widthwise.records.comparison import Comparison
+from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.launch import Interrupted
@@ -49,7 +49,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, di
 
 
 def variant(comparison: dict, name: str) -> dict:
-    return next(each for each in comparison["variants"] if each["name"] == name)
+    return next(each for each in comparison["points"] if each["name"] == name)
 
 
 def spoil(environment: Path) -> None:
@@ -114,10 +114,10 @@ def test_the_seconds_that_a_comparison_takes_are_those_of_a_measured_step(done, 
 
 def test_the_file_is_strict_json_and_changed_it_is_refused_and_made_again_without_training(done, tmp_path) -> None:
     plan, folder, comparison = done
-    stored = json.loads((folder / "comparison.json").read_text(), parse_constant=pytest.fail)
+    stored = json.loads((folder / "outcome.json").read_text(), parse_constant=pytest.fail)
     assert stored.pop("checksums").keys() == stored.keys()
     assert stored == comparison.to_data()
-    changed = shutil.copytree(folder, tmp_path / "out") / "comparison.json"
+    changed = shutil.copytree(folder, tmp_path / "out") / "outcome.json"
     text = changed.read_text()
     changed.write_text(text.replace('"confidence": 0.95', '"confidence": 0.5'))
     with pytest.raises(UserError, match=rf"^{changed}: confidence: was changed after it was written; "):
@@ -125,7 +125,7 @@ def test_the_file_is_strict_json_and_changed_it_is_refused_and_made_again_withou
     stamps = {path: path.stat().st_mtime_ns for path in changed.parent.glob("runs/*/result.json")}
     assert len(stamps) == 9
     run_experiment(plan, changed.parent, "widthwise compare recipe.yaml")
-    assert Comparison.read(changed.parent).with_changes(created=comparison.created) == comparison
+    assert Outcome.read(changed.parent).with_changes(created=comparison.created) == comparison
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
@@ -133,7 +133,9 @@ def test_a_folder_of_another_comparison_and_runs_that_saw_other_data_are_refused
     plan, folder, _ = done
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     with pytest.raises(UserError, match="another recipe"):
-        run_experiment(read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml")
+        run_experiment(
+            read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml"
+        )
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     spoil(copy / "runs" / "x-seed5" / "environment.json")
     with pytest.raises(UserError, match=r"x-seed5: was trained on other data .*uniform-seed3.*compare in a new folder"):
@@ -182,7 +184,7 @@ def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes_th
     with other.locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison are at work elsewhere"):
         run_experiment(short, other.path.parents[1], COMMAND, waits=False)
     assert RunDir(tmp_path / "out" / "runs" / "slow-seed3").has_result
-    assert not (tmp_path / "out" / "comparison.json").exists()
+    assert not (tmp_path / "out" / "outcome.json").exists()
     assert len(run_experiment(short, tmp_path / "out", COMMAND, waits=False).variants) == 2
 
 

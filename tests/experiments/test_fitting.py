@@ -47,7 +47,13 @@ def losses(d_model: int, n_seeds: int, scale: float = 3.0) -> dict[str, Any]:
 
 
 def variant(name: str, d_model: int, scale: float) -> dict[str, Any]:
-    own = {"name": name, "runs": [f"runs/{name}-seed1"], "cost": cost(d_model), "val_loss": losses(d_model, 2, scale)}
+    own = {
+        "name": name,
+        "state": "finished",
+        "runs": [f"runs/{name}-seed1"],
+        "cost": cost(d_model),
+        "val_loss": losses(d_model, 2, scale),
+    }
     return {**own, "verdict": "cannot tell", "ratio": {}}
 
 
@@ -57,22 +63,23 @@ ABOUT = {"title": "t", "command": "c", "created": "now", "confidence": 0.95, "se
 def write_comparison(folder: Path, d_model: int) -> Path:
     folder.mkdir(parents=True)
     variants = [variant("uniform", d_model, 3.0), variant("x", d_model, 2.95)]
-    comparison = {**ABOUT, "metric": "val_loss", "sentence": "", "baseline": "uniform", "variants": variants}
-    (folder / "comparison.json").write_text(json.dumps(comparison))
+    comparison = {**ABOUT, "sentence": "", "baseline": "uniform", "points": variants}
+    (folder / "outcome.json").write_text(json.dumps(comparison))
     return folder
 
 
 def write_sweep(folder: Path, **changes: Any) -> Path:
     folder.mkdir(parents=True)
     points = [
-        {**variant(f"{group}-{d}", d, scale), "group": group, "values": {"model.d_model": d}, "state": "finished"}
+        {**variant(f"{group}-{d}", d, scale), "group": group, "values": {"model.d_model": d}}
         for group, scale in (("uniform", 3.0), ("x", 2.95))
         for d in SIZES
     ]
     points.append({"name": "x-512", "group": "x", "values": {"model.d_model": 512}, "state": "failed", "reason": "nan"})
+    axes = {group: {"model.d_model": list(SIZES)} for group in ("uniform", "x")}
     study = {"storage": "s", "sampler": "grid", "n_points": 9, "n_finished": 8, "n_failed": 1}
-    sweep = {**ABOUT, "baseline": None, "sentence": "", "axes": {}, "points": points, "study": study, **changes}
-    (folder / "sweep.json").write_text(json.dumps(sweep))
+    sweep = {**ABOUT, "baseline": None, "sentence": "", "axes": axes, "points": points, "study": study, **changes}
+    (folder / "outcome.json").write_text(json.dumps(sweep))
     return folder
 
 

@@ -13,7 +13,7 @@ from widthwise.experiments.equal_loss import LossCurve, equal_losses
 from widthwise.experiments.family import plan_family, run_family
 from widthwise.experiments.running import run_experiment
 from widthwise.recipe.recipe import parse_recipe
-from widthwise.records.comparison import Family
+from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
@@ -63,7 +63,7 @@ def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow_and_flo
         assert exact[3]["loss"] == pytest.approx(small[3]["loss"], abs=1e-6)
         assert abs(naive[3]["loss"] - small[3]["loss"]) > 1e-4
         assert exact[4]["loss"] != small[4]["loss"]
-    variants = {variant["name"]: variant for variant in done[1]["variants"]}
+    variants = {variant["name"]: variant for variant in done[1]["points"]}
     costs = [variants[name]["cost"]["flops_per_token"]["training"] for name in ("small", "exact")]
     assert variants["exact"]["ratio"]["training_flops"] == pytest.approx((3 * costs[0] + 3 * costs[1]) / (6 * costs[0]))
     assert variants["exact"]["ratio"]["flops"] == pytest.approx(costs[1] / costs[0])
@@ -91,21 +91,23 @@ def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothin
             run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", SilentObserver())
     branches = plan_family(source, recipes, [], tmp_path / "out")
     found = run_family(branches, tmp_path / "out", SilentObserver())
-    assert Family.read(tmp_path / "out").to_data() == found.to_data()
-    wide, deep = found["members"]
+    assert Outcome.read(tmp_path / "out").to_data() == found.to_data()
+    assert found.family is not None
+    wide, deep = found.family.members
     assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * 4 * 24)
     shared = source.recipe.training_flops
     models = [load_trained(tmp_path / "out" / name).model.config for name in ("wide", "deep")]
     per_token = [model.cost().training_flops(24) for model in models]
     assert wide["flops"] == shared + 2 * 4 * 24 * per_token[0]
     assert deep["flops_alone"] == 9 * 4 * 24 * per_token[1]
-    assert found["family_flops"] == shared + 4 * 24 * (2 * per_token[0] + 3 * per_token[1])
-    assert found["flops_alone"] == wide["flops_alone"] + deep["flops_alone"]
+    assert found.family.family_flops == shared + 4 * 24 * (2 * per_token[0] + 3 * per_token[1])
+    assert found.family.flops_alone == wide["flops_alone"] + deep["flops_alone"]
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
     assert len(stamps) == 2
-    assert run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", SilentObserver()) == found
+    again = run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", SilentObserver())
+    assert again.with_changes(created=found.created) == found
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    for member in found["members"]:
+    for member in found.family.members:
         result = RunDir(Path(member["run"])).result()
         assert member["val_loss"] == result["val_loss"]
         assert member["params"] == result["cost"]["params"]["total"]
@@ -121,14 +123,16 @@ def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> No
     out = tmp_path / "out"
     branches = plan_family(Source.of(tmp_path / "small"), [wide], [], out, alone="tokens")
     found = run_family(branches, out, SilentObserver(), alone="tokens")
-    grown, alone = found.sizes[0].variants
+    grown, alone = found.variants
     assert ([grown.name], [alone.name]) == (grown.runs, alone.runs) == (["wide"], ["wide-alone"])
     assert found.baseline_of(grown) == found.baseline_of(alone) == alone
-    assert (alone.verdict, grown.difference) == ("baseline", found.sizes[0].difference)
+    assert alone.verdict == "baseline"
+    assert grown.difference is not None
+    assert found.family is not None
     assert grown.gap["val_loss"].tokens == [step * 4 * 24 for step in range(1, 7)]
     courses = [[LossCurve.of(RunDir(out / name).metrics())] for name in ("wide", "wide-alone")]
     assert grown.at_equal_loss == equal_losses(courses[0], courses[1], found.confidence)
-    assert courses[0][0].training_flops[-1] == found.members[0].flops
+    assert courses[0][0].training_flops[-1] == found.family.members[0].flops
     assert "wide-alone" in found.sentence
     assert (found.validations and found.validations.n_fewest) == 6
     page, *tables = write_report([out])

@@ -16,7 +16,7 @@ from widthwise.experiments.ladder import ladder_workload, read_ladder
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.model.config import cost_summary
-from widthwise.records.sweep import Sweep
+from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import write_report
 from widthwise.runs.devices import Device
 
@@ -116,7 +116,7 @@ def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Sweep]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Outcome]:
     """A ladder with a twin of its first variant, which only writes more records; validated in every step."""
     pytest.importorskip("optuna")
     folder = tmp_path_factory.mktemp("ladder")
@@ -128,7 +128,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Sw
     return plan, folder / "out", run_experiment(plan, folder / "out", "command")
 
 
-def test_a_trained_ladder_is_fitted_over_compute(done: tuple[Experiment, Path, Sweep]) -> None:
+def test_a_trained_ladder_is_fitted_over_compute(done: tuple[Experiment, Path, Outcome]) -> None:
     """Through the sweep's own machinery: as many runs as planned, x as planned, beside the first variant."""
     plan, folder, _ = done
     gathered = gather([folder], Axes("training_flops", "val_loss"))
@@ -141,7 +141,7 @@ def test_a_trained_ladder_is_fitted_over_compute(done: tuple[Experiment, Path, S
     assert {saving["group"] for saving in fit_groups(gathered, "t", "c")["savings"]} == {"x", "twin"}
 
 
-def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Experiment, Path, Sweep]) -> None:
+def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Experiment, Path, Outcome]) -> None:
     found = done[2]
     points = {point.name: point for point in found.variants}
     for d in (16, 24, 40):
@@ -154,7 +154,7 @@ def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Exper
         assert f"twin-d{d} differs from uniform-d{d} by +0.0000 nats" in found.sentence
 
 
-def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Experiment, Path, Sweep]) -> None:
+def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Experiment, Path, Outcome]) -> None:
     _, folder, found = done
     points = {point.name: point for point in found.variants}
     groups = [group for group in found.groups if group != "uniform"]

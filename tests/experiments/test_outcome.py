@@ -8,9 +8,9 @@ from small_costs import small_cost
 from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import paired_difference, seed_interval
-from widthwise.records.comparison import Variant
 from widthwise.records.estimate import Estimate
 from widthwise.records.evaluation import Score
+from widthwise.records.outcome import Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
 from widthwise.records.run import RunResult, TaskResult, TextResult
 

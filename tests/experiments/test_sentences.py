@@ -4,8 +4,8 @@ from small_costs import small_cost
 
 from widthwise.experiments.sentences import MOST_SENTENCES, comparison_sentences, difference_sentence
 from widthwise.experiments.statistics import verdict
-from widthwise.records.comparison import Variant
 from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import Variant
 
 
 def variant(name: str, mean: float | None, half: float | None = None, n_seeds: int = 3) -> Variant:

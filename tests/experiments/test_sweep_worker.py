@@ -13,12 +13,12 @@ from tiny_sweeps import RECIPE, recipe_file
 from widthwise.config_io import UserError
 from widthwise.experiments import jobs
 from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.findings import Findings
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.statistics import paired_difference
-from widthwise.experiments.summary import Findings
 from widthwise.experiments.sweep import read_sweep
-from widthwise.records.sweep import Sweep
+from widthwise.records.outcome import Outcome
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
 from widthwise.training.launch import Interrupted
@@ -45,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, di
     return plan, folder / "out", run_experiment(plan, folder / "out", COMMAND)
 
 
-def points(found: Sweep) -> dict[str, dict[str, Any]]:
+def points(found: Outcome) -> dict[str, dict[str, Any]]:
     return {point.name: point.to_data() for point in found.points}
 
 
@@ -100,7 +100,7 @@ def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(d
 def test_the_file_is_what_was_returned_and_nothing_is_trained_again(done) -> None:
     """And what diverged is not tried again."""
     plan, folder, found = done
-    stored = json.loads((folder / "sweep.json").read_text(), parse_constant=pytest.fail)
+    stored = json.loads((folder / "outcome.json").read_text(), parse_constant=pytest.fail)
     assert stored.pop("checksums").keys() == stored.keys()
     assert stored == found.to_data()
     assert found["axes"] == {"": {"optimizer.lr": [0.002, 0.03, DIVERGES]}}
@@ -117,10 +117,10 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if
     early = Path(shutil.copytree(folder, tmp_path / "early"))
     (early / "runs" / "plain-seed9" / "result.json").unlink()
     findings = Findings(plan, early, COMMAND)
-    assert points(findings.sweep({}))["0.03"]["difference"] is None
+    assert points(findings.outcome({}))["0.03"]["difference"] is None
     shutil.copy(folder / "runs" / "plain-seed9" / "result.json", early / "runs" / "plain-seed9" / "result.json")
-    assert points(findings.sweep({}))["0.03"] == points(found)["0.03"]
-    assert points(findings.sweep({"0.03": "the disk was full"}))["0.03"]["state"] == "finished"  # by another worker
+    assert points(findings.outcome({}))["0.03"] == points(found)["0.03"]
+    assert points(findings.outcome({"0.03": "the disk was full"}))["0.03"]["state"] == "finished"  # by another worker
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     run = RunDir(copy / "runs" / "0.03-seed7")
     data = run.environment()["data"]
@@ -171,7 +171,7 @@ def test_a_run_that_another_process_holds_is_shown_as_running_and_taken_over(tmp
     held = RunDir(tmp_path / "runs" / "0.002-seed4")
     with held.locked(), pytest.raises(HeldElsewhere):
         run_experiment(plan, tmp_path, COMMAND, observer=heard, waits=False)
-    states = {name: point["state"] for name, point in points(Sweep.read(tmp_path)).items()}
+    states = {name: point["state"] for name, point in points(Outcome.read(tmp_path)).items()}
     assert states == {"0.002": "running", "0.03": "finished"}
     assert run_experiment(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
 
@@ -220,7 +220,7 @@ def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impo
         width = values.get("model.d_model", 16)
         assert width in range(16, 33, 4)
         assert point["state"] == ("failed" if width % 8 else "finished")
-        assert ("head_dim" in point["reason"]) if width % 8 else (point["reason"] is None)
+        assert ("head_dim" in point["reason"]) if width % 8 else ("reason" not in point)
     assert {point["group"] for point in found["points"]} == {"", "slow", "wide"}
     longer = read_sweep(recipe_file(tmp_path, SEARCH, train={**RECIPE["train"], "steps": 2}), (), TWO_MORE)
     again = run_experiment(longer, tmp_path / "a", COMMAND)

@@ -11,13 +11,14 @@ from scipy import stats
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
+from widthwise.experiments import findings
 from widthwise.experiments.compare import read_plan, trend_values
-from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.statistics import check_values, fit_trend, paired_difference
-from widthwise.experiments.summary import summarise
 from widthwise.model.config import cost_summary
-from widthwise.records.comparison import Comparison, Trend
+from widthwise.records.outcome import Outcome, Trend
 from widthwise.records.run import RunResult
+from widthwise.run_dir import RunDir
 
 VALUES = (1.0, 1.5, 2.0, 5.0, 8.0)
 
@@ -151,24 +152,28 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path: Path) -> None:
             plan_of(tmp_path, trend)
 
 
-def compared(tmp_path: Path, slopes: list[float], of: str = "val_loss") -> Comparison:
+def compared(tmp_path: Path, slopes: list[float], of: str = "val_loss") -> Outcome:
     """The comparison of made-up runs whose losses, the same in each of two windows, rise by the slope of their seed at
     each doubling of the virtual width, and of the second token ahead by 1 more."""
     trend = {"over": "virtual_width", "of": of, "variants": ["r1", "r1.5", "r4"]}
     seeds = list(range(len(slopes)))
     plan = plan_of(tmp_path, trend, seeds=seeds, overrides=["model.mtp={n_depths: 1}"])
-    results = {}
+    folder = tmp_path / f"{of}-{slopes}"
     for name, recipe in plan.recipes.items():
         cost = cost_summary(recipe.explicit_model, recipe.seq_len)
         more = float(np.log2(cost["virtual_width"]))
-        results[name] = [
-            RunResult(
-                **{"val_loss": loss, "val_window_losses": [loss, loss], "val_mtp_losses": [loss + more]},
-                **{"val_mtp_window_losses": [[loss + more] * 2], "training_flops": 1.0, "cost": cost},
+        for seed, loss in zip(seeds, (3 + slope * more for slope in slopes)):
+            run = RunDir(folder / run_path(name, seed))
+            run.begin("name: x\n", {})
+            run.write_result(
+                RunResult(
+                    **{"val_loss": loss, "val_window_losses": [loss, loss], "val_mtp_losses": [loss + more]},
+                    **{"val_mtp_window_losses": [[loss + more] * 2], "training_flops": 1.0, "cost": cost},
+                )
             )
-            for loss in (3 + slope * more for slope in slopes)
-        ]
-    return summarise(plan, results, {}, "widthwise compare widths.yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(findings, "check_same_data", lambda *_: None)  # they have read none
+        return findings.Findings(plan, folder, "widthwise compare widths.yaml").outcome({})
 
 
 def test_the_answer_says_which_way_the_line_goes(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(recipe: 
     alone = json.loads(run_experiment(read_sweep(recipe), tmp_path / "alone", "widthwise sweep").to_json())
     folder = tmp_path / "shared"
     assert run_workers(recipe, folder, "10", "0,0") == [signal.SIGKILL, 0, 0]
-    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep = json.loads((folder / "outcome.json").read_text())
     assert [point["name"] for point in sweep["points"]] == POINTS
     assert sweep["study"]["n_finished"] == len(POINTS)
     assert without_times(sweep) == without_times(alone)
@@ -78,7 +78,7 @@ def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Pa
     run_experiment(read_plan([pair]), tmp_path / "alone", "widthwise compare")
     folder = tmp_path / "shared"
     assert run_workers(pair, folder, "6,0") == [signal.SIGKILL, 0]
-    alone, shared = (json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("alone", "shared"))
+    alone, shared = (json.loads((tmp_path / name / "outcome.json").read_text()) for name in ("alone", "shared"))
     assert without_times(shared) == without_times(alone)
     assert steps_of(folder) == steps_of(tmp_path / "alone")
 
@@ -89,7 +89,7 @@ def test_after_many_kills_every_run_is_there_once_and_as_if_nothing_had_been(tmp
     signals = run_workers(path, tmp_path / "shared", "3,4", "5,2", "1,6", "4,4", "2,7", "0")
     assert signals == [signal.SIGKILL] * 10 + [0]
     alone = run_experiment(read_sweep(path), tmp_path / "alone", "widthwise sweep")
-    shared = json.loads((tmp_path / "shared" / "sweep.json").read_text())
+    shared = json.loads((tmp_path / "shared" / "outcome.json").read_text())
     assert without_times(shared) == without_times(json.loads(alone.to_json()))
     assert steps_of(tmp_path / "shared") == steps_of(tmp_path / "alone")
 
@@ -106,7 +106,7 @@ def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: s
     for name, storage in (("file", "none"), ("database", postgres)):
         folder = tmp_path / name
         assert run_workers(path, folder, "6,0", storage=storage) == [signal.SIGKILL, 0]
-        assert without_times(json.loads((folder / "sweep.json").read_text())) == without_times(alone)
+        assert without_times(json.loads((folder / "outcome.json").read_text())) == without_times(alone)
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert not [path for path in files if b"secret" in path.read_bytes()]  # the password of the server
     trials = optuna.load_study(study_name="tiny", storage=postgres).trials
@@ -122,8 +122,8 @@ def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: P
     ]
     output = "".join(said_by_script(2, COMMAND_LINES, json.dumps(commands), folder=tmp_path / "here"))
     assert [output.count(f"wrote {tmp_path / name / 'report.html'}") for name in ("compared", "swept")] == [1, 1]
-    found = json.loads((tmp_path / "compared" / "comparison.json").read_text())
+    found = json.loads((tmp_path / "compared" / "outcome.json").read_text())
     assert found["environment"]["n_processes"] == 2
-    for together, one in zip(found["variants"], alone["variants"], strict=True):
+    for together, one in zip(found["points"], alone["points"], strict=True):
         assert together["val_loss"]["per_seed"] == pytest.approx(one["val_loss"]["per_seed"], rel=1e-5)
-    assert json.loads((tmp_path / "swept" / "sweep.json").read_text())["study"]["n_finished"] == len(POINTS)
+    assert json.loads((tmp_path / "swept" / "outcome.json").read_text())["study"]["n_finished"] == len(POINTS)

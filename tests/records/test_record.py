@@ -8,8 +8,8 @@ import pytest
 from small_costs import small_cost
 
 from widthwise.config_io import UserError
-from widthwise.records.comparison import Variant
 from widthwise.records.estimate import Effects, EqualLoss, Estimate
+from widthwise.records.outcome import Variant
 from widthwise.records.quantities import OF_RUNS, QUANTITY
 from widthwise.records.run import RunResult, changes_in_words
 

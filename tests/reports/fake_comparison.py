@@ -108,19 +108,27 @@ def write_comparison(folder: Path, names: tuple[str, str, str] = ("uniform", "x"
             **{name: own[of] / base[of] for name, of in RATIOS.items()},
             "tokens_per_second": 1 + i / 50,
         }
-        variant: dict[str, Any] = {"name": name, "runs": runs, "verdict": verdict, "cost": own, "ratio": ratio}
+        variant: dict[str, Any] = {
+            "name": name,
+            "state": "finished",
+            "runs": runs,
+            "verdict": verdict,
+            "cost": own,
+            "ratio": ratio,
+        }
+        variant |= {"cost": own, "ratio": ratio}
         variant |= {"val_loss": estimate(3.05 + offset, 0.02), "train_loss": estimate(3.02 + offset, 0.02)}
         variant |= {"val_bits_per_byte": estimate(1.21 + offset / 2, 0.01)}
         variant |= {"tokens_per_second": estimate(41e3 * (1 + i / 50), 300)}
         variants.append(variant | {"difference": estimate(offset, half_width) if i else None})
     comparison = {"title": "quickstart", "command": "widthwise compare configs/quickstart.yaml"}
-    comparison |= {"created": "2026-11-21T10:00:00+00:00", "metric": "val_loss", "confidence": 0.95, "seeds": [1, 2]}
-    comparison |= {"baseline": names[0], "matched": "params", "variants": variants}
+    comparison |= {"created": "2026-11-21T10:00:00+00:00", "confidence": 0.95, "seeds": [1, 2]}
+    comparison |= {"baseline": names[0], "matched": "params", "points": variants}
     comparison |= {
         "sentence": f"{names[1]} reaches a held-out loss 0.0123 below {names[0]} (95% interval -0.0203 to -0.0043).",
         "environment": {"python": "3.11.7", "torch": "2.13.0", "widthwise": "0.1.0", "n_cpus": 2, "gpu": None},
     }
-    (folder / "comparison.json").write_text(json.dumps(comparison))
+    (folder / "outcome.json").write_text(json.dumps(comparison))
     return folder
 
 
@@ -139,12 +147,12 @@ def at_equal_loss(**changes: Any) -> dict[str, Any]:
 def write_full_comparison(folder: Path) -> Path:
     """One whose main table has every usual column, with one further head."""
     write_comparison(folder)
-    data = json.loads((folder / "comparison.json").read_text())
-    for variant in data["variants"]:
+    data = json.loads((folder / "outcome.json").read_text())
+    for variant in data["points"]:
         measured = {"val_loss_next_2": estimate(3.55, 0.02), "pflops_days": estimate(1.99e-8, 1e-10)}
         variant["measured"] = measured | {"peak_memory_bytes": estimate(6.77e8, 1e5)}
         if variant["difference"]:
             variant["at_equal_loss"] = {"val_loss": at_equal_loss()}
             variant["differences"] = {"val_loss_next_2": estimate(-0.0123, 0.02)}
-    (folder / "comparison.json").write_text(json.dumps(data))
+    (folder / "outcome.json").write_text(json.dumps(data))
     return folder

@@ -42,19 +42,19 @@ def comparison_data(
     command = f"widthwise compare configs/w{width}.yaml train.steps={tokens // 1000}"
     about = {"title": f"width {width}", "command": command, "created": "2026-11-23T03:00:00+00:00", "sentence": ""}
     about |= {
-        "metric": "val_loss",
         "confidence": 0.95,
         "seeds": list(seeds),
         "baseline": "uniform",
         "matched": "params",
     }
-    return {**about, "environment": {"python": "3.11.7", "data": DATA}, "variants": variants}
+    return {**about, "environment": {"python": "3.11.7", "data": DATA}, "points": variants}
 
 
 def _variant(name: str, width: int, tokens: int, offset: float, seeds: Sequence[int]) -> dict[str, Any]:
     loss = 3 + offset - DOUBLING * math.log2(tokens / BASE_TOKENS)
     return {
         "name": name,
+        "state": "finished",
         "runs": [f"runs/{name}-seed{seed}" for seed in seeds],
         "val_loss": {"mean": loss, "per_seed": [loss] * len(seeds)},
         "cost": cost([width] * 5),
@@ -71,7 +71,7 @@ def _ratio(gap: float) -> dict[str, Any]:
 
 def write(folder: Path, data: Mapping[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "comparison.json").write_text(json.dumps(data))
+    (folder / "outcome.json").write_text(json.dumps(data))
     return folder
 
 

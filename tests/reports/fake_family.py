@@ -1,18 +1,32 @@
-"""A family on disk as an older version wrote it: without seeds, controls and sizes."""
+"""A made-up family on disk: one size, grown and trained alone with two seeds."""
 
 import json
 from pathlib import Path
 
-from tiny_runs import tiny_recipe
+from fake_comparison import SHAPES, write_comparison, write_run
 
-from widthwise.runs.train import train
+SIZE = {"size": "wide"}
 
 
-def write_family(folder: Path, run: str = "wide") -> Path:
-    """A folder with a family.json and the one run that it names, unless `run` is elsewhere."""
-    train(tiny_recipe("train.steps=4", "train.validate_every=2", "schedule={kind: constant}"), folder / "wide")
-    member = {"name": "wide", "run": run, "params": 10, "start": 1, "tokens": 136}
-    member |= {"flops_own": 3.0, "flops": 5.0, "flops_alone": 6.0, "val_loss": 2.5, "val_bits_per_byte": 1.5}
-    family = {"source": "runs/small", "shared_flops": 2.0, "family_flops": 5.0, "flops_alone": 6.0, "members": [member]}
-    (folder / "family.json").write_text(json.dumps(family))
+def write_family(folder: Path) -> Path:
+    write_comparison(folder)
+    data = json.loads((folder / "outcome.json").read_text())
+    alone, grown, _ = data.pop("points")
+    data |= {"title": "family of runs/small", "baseline": None, "matched": None, "baseline_group": "alone"}
+    data["points"] = [
+        {**point, "name": name, "runs": [f"{name}-seed{seed}" for seed in (1, 2)], "group": group, "values": SIZE}
+        for name, group, point in (("wide", "grown", grown), ("wide-alone", "alone", alone))
+    ]
+    for point in data["points"]:
+        for seed, run in enumerate(point["runs"], start=1):
+            write_run(folder / run, point["name"], seed, SHAPES["x"], 0.0)
+    members = [
+        {"name": "wide", "seed": seed, "run": f"runs/wide-seed{seed}", "params": 10, "start": 1, "tokens": 136}
+        | {"flops_own": 3.0, "flops": 5.0, "flops_alone": 6.0, "val_loss": 2.5, "val_bits_per_byte": 1.5}
+        for seed in (1, 2)
+    ]
+    controls = [{"name": "wide", "seed": seed, "run": f"runs/wide-alone-seed{seed}"} for seed in (1, 2)]
+    costs = {"shared_flops": 2.0, "family_flops": 5.0, "flops_alone": 6.0}
+    data["family"] = {"sources": ["runs/small"], "alone": "tokens", **costs, "members": members, "controls": controls}
+    (folder / "outcome.json").write_text(json.dumps(data))
     return folder

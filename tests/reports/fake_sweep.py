@@ -21,7 +21,7 @@ def estimate(mean: float, half_width: float = HALF_WIDTH) -> dict[str, Any]:
     return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "per_seed": [mean, mean, mean]}
 
 
-def finished(name: str, group: str | None, values: dict[str, Any], offset: float | None) -> dict[str, Any]:
+def finished(name: str, group: str, values: dict[str, Any], offset: float | None) -> dict[str, Any]:
     """offset: difference to the baseline; None for the baseline itself."""
     verdict = "baseline" if offset is None else "better" if offset < -HALF_WIDTH else "cannot tell"
     above = offset or 0.0
@@ -39,14 +39,12 @@ def finished(name: str, group: str | None, values: dict[str, Any], offset: float
     }
 
 
-def unfinished(
-    name: str, group: str | None, values: dict[str, Any], state: str, reason: str | None = None
-) -> dict[str, Any]:
+def unfinished(name: str, group: str, values: dict[str, Any], state: str, reason: str | None = None) -> dict[str, Any]:
     return {"name": name, "group": group, "values": values, "state": state, "reason": reason}
 
 
 def sweep_data() -> dict[str, Any]:
-    points = [finished("uniform", None, {}, None)]
+    points = [finished("uniform", "", {}, None)]
     for layer in LAYERS:
         for width in WIDTHS:
             name, values = f"x-{layer}-{width}", {LAYER_KEY: layer, WIDTH_KEY: width}
@@ -60,7 +58,7 @@ def sweep_data() -> dict[str, Any]:
         points += [finished(f"{group}-{width}", group, {WIDTH_KEY: width}, offset + 0.01 * width) for width in SINGLE]
     single = {WIDTH_KEY: SINGLE}
     study = {"storage": "postgresql://studies/shapes", "sampler": "grid", "n_failed": 1}
-    about = {"title": "shapes", "command": "widthwise sweep configs/shapes.yaml", "metric": "val_loss"}
+    about = {"title": "shapes", "command": "widthwise sweep configs/shapes.yaml"}
     about |= {"created": "2026-11-21T10:00:00+00:00", "confidence": 0.95, "seeds": [1, 2, 3]}
     return {
         **about,
@@ -101,7 +99,7 @@ def write_sweep(folder: Path, data: dict[str, Any] | None = None, n_seeds_here: 
     """n_seeds_here: how many runs of each point lie in this folder."""
     data = sweep_data() if data is None else data
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sweep.json").write_text(json.dumps(data))
+    (folder / "outcome.json").write_text(json.dumps(data))
     for point in data["points"]:
         for seed, run in enumerate(point.get("runs", ())[:n_seeds_here], start=1):
             write_run(folder / run, point["name"], seed, SHAPE, point["val_loss"]["mean"] - 3, n_records=20)

@@ -70,8 +70,8 @@ def test_same_input_gives_same_bytes(comparison: Path, comparison_files: dict[st
 def test_page_answers_and_shows_every_variant_in_figures_with_a_text_alternative(comparison: Path, page: str) -> None:
     outline = Outline(page)
     text = " ".join(" ".join(outline.text).split())
-    data = json.loads((comparison / "comparison.json").read_text())
-    for variant in data["variants"]:
+    data = json.loads((comparison / "outcome.json").read_text())
+    for variant in data["points"]:
         assert f"{variant['val_loss']['mean']:.4f}" in text
         assert all(run in text for run in variant["runs"])
     for words in (data["sentence"], data["command"], "better", "cannot tell", "baseline", "95% interval"):
@@ -113,7 +113,7 @@ def test_page_is_well_formed_accessible_and_refers_to_nothing_outside_itself(pag
 
 def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:
     folder = change(
-        write_comparison(tmp_path, HOSTILE) / "comparison.json",
+        write_comparison(tmp_path, HOSTILE) / "outcome.json",
         lambda data: data.update(title="</title><script>alert(2)</script>", command="a && b <b>", sentence="<i>&amp;"),
     )
     for run in map(RunDir, folder.glob("runs/*")):
@@ -138,14 +138,14 @@ def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:
 
 def test_numbers_that_are_missing_are_left_open(tmp_path: Path) -> None:
     def forget(data: dict[str, Any]) -> None:
-        for variant in data["variants"]:
+        for variant in data["points"]:
             variant.update(val_bits_per_byte=None, tokens_per_second=None, ratio={"params": math.nan, "flops": None})
             variant["val_loss"].update(low=None, high=None)
             variant["cost"].update(n_heads=[], hidden_widths=[[]] * len(variant["cost"]["widths"]))
-        data["variants"][1]["difference"].update(low=None, high=None, per_seed=[None])
-        data["variants"][2]["difference"] = None
+        data["points"][1]["difference"].update(low=None, high=None, per_seed=[None])
+        data["points"][2]["difference"] = None
 
-    folder = change(write_comparison(tmp_path) / "comparison.json", forget)
+    folder = change(write_comparison(tmp_path) / "outcome.json", forget)
     for run in folder.glob("runs/*"):
         (run / "metrics.jsonl").write_text("")
         (run / "result.json").unlink()
@@ -153,7 +153,7 @@ def test_numbers_that_are_missing_are_left_open(tmp_path: Path) -> None:
 
 
 def test_runs_that_were_made_elsewhere_leave_the_tables_of_the_record(comparison: Path, tmp_path: Path) -> None:
-    shutil.copy(comparison / "comparison.json", tmp_path)
+    shutil.copy(comparison / "outcome.json", tmp_path)
     text = reported(tmp_path)["html"].read_text()
     assert "3.0377" in text
     assert 'id="figure-differences"' in text
@@ -164,11 +164,11 @@ def test_the_question_says_how_far_from_equal_the_variants_are(tmp_path: Path) -
     """A search may be asked for shapes that match less closely than the one percent of other comparisons."""
 
     def matched(data: dict[str, Any], ratio: float) -> None:
-        for variant in data["variants"]:
+        for variant in data["points"]:
             variant["cost"]["params"]["total"], variant["ratio"]["params"] = 1_000_000, 1.0
-        data["variants"][1]["ratio"]["params"] = ratio
+        data["points"][1]["ratio"]["params"] = ratio
 
-    path = write_comparison(tmp_path) / "comparison.json"
+    path = write_comparison(tmp_path) / "outcome.json"
     for ratio, words in ((1.009, "parameters?"), (1.034, "parameters, within 3.4%?")):
         folder = change(path, lambda data, ratio=ratio: matched(data, ratio))
         page = reported(folder)["html"].read_text()
@@ -177,9 +177,9 @@ def test_the_question_says_how_far_from_equal_the_variants_are(tmp_path: Path) -
 
 def test_a_broken_comparison_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path)
-    good = (folder / "comparison.json").read_text()
+    good = (folder / "outcome.json").read_text()
     for message, edit in {
-        r"comparison\.json: sentence: is required but missing": lambda data, x: data.pop("sentence"),
+        r"outcome\.json: sentence: is required but missing": lambda data, x: data.pop("sentence"),
         "baseline: got 'nobody'": lambda data, x: data.update(baseline="nobody"),
         r"'\.\./x'; allowed: a path inside the folder": lambda data, x: x.update(runs=["../x"]),
         "n_heads: got 1 entries for 7 layers": lambda data, x: x["cost"].update(n_heads=[1]),
@@ -187,8 +187,8 @@ def test_a_broken_comparison_is_refused_in_one_line_and_nothing_is_written(tmp_p
         r"val_loss\.mean: got 'low'": lambda data, x: x["val_loss"].update(mean="low"),
         "two have the same name": lambda data, x: x.update(name="uniform"),
     }.items():
-        (folder / "comparison.json").write_text(good)
-        change(folder / "comparison.json", lambda data, edit=edit: edit(data, data["variants"][1]))
+        (folder / "outcome.json").write_text(good)
+        change(folder / "outcome.json", lambda data, edit=edit: edit(data, data["points"][1]))
         with pytest.raises(UserError, match=message) as error:
             reported(folder)
         assert "\n" not in str(error.value)

@@ -13,7 +13,7 @@ from fake_sweep import finished, sweep_data, write_sweep
 from page_section import change, drawn, labels, reported, rows_of, section, specs
 
 from widthwise.config_io import UserError
-from widthwise.records.comparison import Comparison
+from widthwise.records.outcome import Outcome
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.main_table import csv_text, latex_text
 
@@ -26,7 +26,7 @@ def with_equal_loss(folder: Path, n_fewest: int) -> Path:
 
     def add(data: dict[str, Any]) -> None:
         data["validations"] = {"n_fewest": n_fewest, "n_needed": 5, "final_lr_share": 0.1}
-        _, x, hourglass = data["variants"]
+        _, x, hourglass = data["points"]
         x |= {"gap": gap(-0.0123), "tokens_ratio": gap(0.8125)}
         hourglass["gap"] = gap(0.004)
         if n_fewest >= 5:
@@ -36,7 +36,7 @@ def with_equal_loss(folder: Path, n_fewest: int) -> Path:
                 {"val_loss": at_equal_loss(**changes)} for changes in ({}, worse)
             )
 
-    return change(write_comparison(folder) / "comparison.json", add)
+    return change(write_comparison(folder) / "outcome.json", add)
 
 
 def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_they_are(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_the
         "Tokens to the held-out loss of uniform, times those of uniform, over tokens. At the end of each line: x "
         "0.8125.",
     ]
-    read = Comparison.read(tmp_path)
+    read = Outcome.read(tmp_path)
     uniform, x, hourglass = csv.DictReader(io.StringIO(csv_text(read)))
     assert (x["tokens_at_equal_loss_mean"], x["training_flops_at_equal_loss_mean"]) == ("0.8125", "0.875")
     assert (x["tokens_to_baseline_loss_mean"], hourglass["tokens_to_baseline_loss_mean"]) == ("20500000.0", "")
@@ -84,7 +84,7 @@ TREND = {
 
 
 def test_figure_and_tables_say_what_the_line_of_a_trend_is(tmp_path: Path) -> None:
-    change(write_comparison(tmp_path) / "comparison.json", lambda data: data.update(trend=TREND))
+    change(write_comparison(tmp_path) / "outcome.json", lambda data: data.update(trend=TREND))
     shown = section(reported(tmp_path)["html"], "trend-over-virtual_width")
     (label,) = labels(shown)
     assert f"{MINUS}0.0125 with each doubling ({MINUS}0.0375 to +0.0125)" in label
@@ -109,9 +109,9 @@ def test_a_broken_trend_is_refused_in_one_line(tmp_path: Path) -> None:
         r"trend\.slope": {"slope": None},
         "hourglass has not one loss per seed": {"of": "val_loss_next_2"},
     }.items():
-        change(tmp_path / "comparison.json", lambda data, wrong=wrong: data.update(trend=TREND | wrong))
+        change(tmp_path / "outcome.json", lambda data, wrong=wrong: data.update(trend=TREND | wrong))
         with pytest.raises(UserError, match=message) as error:
-            Comparison.read(tmp_path)
+            Outcome.read(tmp_path)
         assert "\n" not in str(error.value)
 
 
@@ -149,13 +149,13 @@ def test_the_page_of_a_search_has_both_curves_with_the_baseline(tmp_path: Path) 
     """The last of its shapes was not trained."""
 
     def searched(data: dict[str, Any]) -> None:
-        base, other, _ = data["variants"]
-        data["variants"] = [base]
+        base, other, _ = data["points"]
+        data["points"] = [base]
         for name, (*_, difference) in SHAPES.items():
             losses = {"val_loss": estimate(3.05 + difference, 0.02), "difference": estimate(difference, 0.004)}
-            data["variants"].append({**other, "name": name, **losses, "cost": cost_of(base["cost"], name)})
+            data["points"].append({**other, "name": name, **losses, "cost": cost_of(base["cost"], name)})
 
-    change(write_comparison(tmp_path) / "comparison.json", searched)
+    change(write_comparison(tmp_path) / "outcome.json", searched)
     candidates = [{"name": name, "d_model": 3} for name in (*SHAPES, "f")]
     (tmp_path / "search.json").write_text(json.dumps({"match": "layer_params", "candidates": candidates}))
     page = reported(tmp_path)["html"].read_text()

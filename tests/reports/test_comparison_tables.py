@@ -15,7 +15,7 @@ from page_section import reported
 from rich.console import Console
 
 from widthwise.cli.terminal import laid_out
-from widthwise.records.comparison import Comparison
+from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.charts import styles
 from widthwise.reports.experiment_figures import ratio_figure
@@ -38,15 +38,15 @@ FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", 
 @pytest.fixture
 def data(comparison: Path) -> dict[str, Any]:
     """That of the comparison, for a test that changes it."""
-    return json.loads((comparison / "comparison.json").read_text())
+    return json.loads((comparison / "outcome.json").read_text())
 
 
-def csv_rows(comparison: Comparison) -> list[dict[str, str]]:
+def csv_rows(comparison: Outcome) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(csv_text(comparison))))
 
 
 def test_losses_and_costs_have_a_table_each_and_none_is_lost(tmp_path: Path) -> None:
-    comparison = Comparison.read(write_full_comparison(tmp_path))
+    comparison = Outcome.read(write_full_comparison(tmp_path))
     losses, costs = main_tables(comparison, "Each variant", {})
     titles = [each.title[:1].upper() + each.title[1:] for each in main_columns(comparison)]
     assert sorted([*losses.header[1:], *costs.header[1:]]) == sorted([*titles, "Verdict"])
@@ -56,9 +56,9 @@ def test_losses_and_costs_have_a_table_each_and_none_is_lost(tmp_path: Path) -> 
 
 
 def test_csv_holds_every_number_at_full_precision(data: dict[str, Any]) -> None:
-    rows = csv_rows(Comparison.model_validate(data))
+    rows = csv_rows(Outcome.model_validate(data))
     assert [row["variant"] for row in rows] == ["uniform", "x", "hourglass"]
-    for row, variant in zip(rows, data["variants"]):
+    for row, variant in zip(rows, data["points"]):
         assert float(row["val_loss_mean"]) == variant["val_loss"]["mean"]
         assert float(row["flops_per_token_forward_causal"]) == variant["cost"]["flops_per_token"]["forward_causal"]
         assert float(row["kv_bytes_ratio"]) == variant["ratio"]["kv_bytes"]
@@ -67,15 +67,15 @@ def test_csv_holds_every_number_at_full_precision(data: dict[str, Any]) -> None:
 
 
 def test_what_training_cost_and_further_texts_stand_in_every_table(data: dict[str, Any], tmp_path: Path) -> None:
-    assert validated_table(Comparison.model_validate(data)) is None
-    for i, variant in enumerate(data["variants"]):
+    assert validated_table(Outcome.model_validate(data)) is None
+    for i, variant in enumerate(data["points"]):
         costs = {"pflops_days": 0.25 + i, "peak_memory_bytes": 3.5e9 * (i + 1)}
         variant["measured"] = {name: {"mean": mean, "per_seed": [mean, mean]} for name, mean in costs.items()}
         value = {"mean": 4.5 + i, "low": 4 + i, "high": 5 + i, "per_seed": [4, 5]}
         difference = {"mean": 0.0625 * i, "low": -0.03, "high": 0.5, "per_seed": []} if i else None
         variant["validated"] = {"wiki.loss": {"value": value, "difference": difference}}
-    (write_comparison(tmp_path) / "comparison.json").write_text(json.dumps(data))
-    read = Comparison.read(tmp_path)
+    (write_comparison(tmp_path) / "outcome.json").write_text(json.dumps(data))
+    read = Outcome.read(tmp_path)
     rows = csv_rows(read)
     assert [float(row["pflops_days_mean"]) for row in rows] == [0.25, 1.25, 2.25]
     assert [float(row["peak_memory_bytes_mean"]) for row in rows] == [3.5e9, 7e9, 10.5e9]
@@ -97,7 +97,7 @@ def test_columns_are_those_that_are_asked_for_in_that_order(
     page, _, table = write_report(comparison, tmp_path, columns=asked)
     latex = table.read_text()
     assert r" & Parameters, layers without norms & Difference & Virtual width, times d\_model & Verdict \\" in latex
-    params = data["variants"][1]["cost"]["params"]
+    params = data["points"][1]["cost"]["params"]
     layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
     assert f"x & {layer_params} & $-$0.0123 & 1.88 & better" in latex
     header = re.search("<thead>.*?</thead>", page.read_text(), re.DOTALL)
@@ -108,19 +108,19 @@ def test_columns_are_those_that_are_asked_for_in_that_order(
 
 
 def test_latex_has_five_columns_that_fit_a_column_of_a_paper(data: dict[str, Any]) -> None:
-    latex = latex_text(Comparison.model_validate(data))
+    latex = latex_text(Outcome.model_validate(data))
     assert r" & Loss & Diff & Params & FLOPs & KV B & Verdict \\" in latex
 
 
 def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str, Any]) -> None:
-    data["variants"][1]["shares_machine"] = True
-    record = Comparison.model_validate(data)
+    data["points"][1]["shares_machine"] = True
+    record = Outcome.model_validate(data)
     speed = QUANTITY["tokens_per_second"]
     _, shared, alone = (cell_of(speed, variant, record) for variant in record.variants)
     assert (shared.value, shared.ratio) == ("41.8k*", None)
     assert (alone.value, alone.ratio) == ("42.6k", 1.04)
-    data["variants"][0]["shares_machine"] = True
-    record = Comparison.model_validate(data)
+    data["points"][0]["shares_machine"] = True
+    record = Outcome.model_validate(data)
     assert cell_of(speed, record.variants[2], record).ratio is None
     assert {row["tokens_per_second_ratio"] for row in csv_rows(record)} == {""}
     assert r"{*}: other processes used the machine" in latex_text(record)
@@ -147,9 +147,9 @@ def test_escaped_latex_holds_no_active_character(text: str) -> None:
     assert not set(printed) & set('\\{}%_&#$~^"[]*\n')
 
 
-def renamed(data: dict[str, Any], *names: str) -> Comparison:
-    data["variants"] = [{**variant, "name": name} for variant, name in zip(data["variants"], names)]
-    return Comparison.model_validate({**data, "baseline": names[0]})
+def renamed(data: dict[str, Any], *names: str) -> Outcome:
+    data["points"] = [{**variant, "name": name} for variant, name in zip(data["points"], names)]
+    return Outcome.model_validate({**data, "baseline": names[0]})
 
 
 def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]) -> None:
@@ -161,18 +161,18 @@ def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]
     assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {6}
 
 
-def in_terminal(comparison: Comparison, n_columns: int = 100) -> str:
+def in_terminal(comparison: Outcome, n_columns: int = 100) -> str:
     console = Console(file=io.StringIO(), width=n_columns)
     console.print(laid_out(comparison_table(comparison)))
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_every_number_fits_in_100_columns_of_a_terminal(data: dict[str, Any]) -> None:
-    text = in_terminal(Comparison.model_validate(data))
-    for variant in data["variants"]:
+    text = in_terminal(Outcome.model_validate(data))
+    for variant in data["points"]:
         assert variant["name"] in text
         assert f"{variant['val_loss']['mean']:.4f}" in text
-    for value in data["variants"][1]["ratio"].values():
+    for value in data["points"][1]["ratio"].values():
         assert f"({value:.3f})" in text
     assert "…\n" not in text
 
@@ -186,8 +186,8 @@ def test_names_in_a_terminal_are_neither_markup_nor_control_codes(data: dict[str
 
 def test_a_variant_with_a_doubtful_run_is_marked_and_explained(data: dict[str, Any]) -> None:
     doubt = "seed 2: the training loss rose by 0.83 nats, at step 120"
-    data["variants"][1]["doubts"] = [doubt]
-    text = in_terminal(Comparison.model_validate(data))
+    data["points"][1]["doubts"] = [doubt]
+    text = in_terminal(Outcome.model_validate(data))
     assert "\nx ! " in text
     assert f"! x, {doubt}." in text
     assert "!" not in text.replace("x !", "").replace("! x", "")

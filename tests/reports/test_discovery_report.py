@@ -7,9 +7,9 @@ import pytest
 from fake_discovery import write_discovery
 
 from widthwise.experiments.sentences import difference_sentence
-from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import Outcome
 from widthwise.reports.discovery import answer, gains_table, growth_table, rivals_table, sentences
 from widthwise.reports.formats import minus
 from widthwise.reports.writing import write_report
@@ -60,7 +60,7 @@ def test_the_page_shows_gains_and_names_the_quantity_in_which_rivals_are_equal(
 
 
 def test_it_is_said_what_was_found(discovery: Discovery, folder: Path) -> None:
-    comparison = Comparison.read(folder / "comparison")
+    comparison = Outcome.read(folder / "comparison")
     *_, said = sentences(discovery, comparison)
     found = next(variant for variant in comparison.variants if variant.name == DISCOVERED)
     assert found.difference is not None
@@ -69,17 +69,17 @@ def test_it_is_said_what_was_found(discovery: Discovery, folder: Path) -> None:
 
 def test_what_was_found_is_paired_with_each_other_rival(discovery: Discovery, folder: Path) -> None:
     """By seed: of what was found 0.1, 0.2 and 0.3 lower than the baseline, of its reverse 0.1 higher than that."""
-    comparison = Comparison.read(folder / "comparison")
+    comparison = Outcome.read(folder / "comparison")
     uniform, own, other = comparison.variants
 
-    def with_losses(*above: float) -> Comparison:
+    def with_losses(*above: float) -> Outcome:
         """above: what the reverse has above what was found, with each seed."""
         mine = [-0.1, -0.2, -0.3][: len(above)]
         both = [
             variant.with_changes(difference=Estimate(mean=float(np.mean(each)), per_seed=each))
             for variant, each in ((own, mine), (other, [a + b for a, b in zip(mine, above)]))
         ]
-        return comparison.with_changes(variants=[uniform, *both])
+        return comparison.with_changes(points=[uniform, *both])
 
     # Student's t of two degrees of freedom is 4.3027 at 0.975; the standard error of 0.1, 0.12, 0.14 is 0.02 / sqrt(3).
     half_width = 4.3027 * 0.02 / 3**0.5

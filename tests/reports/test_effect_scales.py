@@ -30,7 +30,7 @@ def test_scales_are_ordered_by_size_and_tokens_and_what_one_lacks_is_none_there(
 def test_other_baselines_and_confidences_and_the_same_scale_twice_are_refused(tmp_path: Path) -> None:
     good = write(tmp_path / "good", comparison_data(64, 0))
     renamed = comparison_data(192, 0)
-    renamed["variants"][0]["name"] = renamed["baseline"] = "plain"
+    renamed["points"][0]["name"] = renamed["baseline"] = "plain"
     size = cost([64] * 5)["params"]["total"]
     others: dict[str, dict[str, Any]] = {
         "other: its baseline is 'plain', that of": renamed,
@@ -75,16 +75,16 @@ def test_the_slope_is_that_between_two_lengths_of_a_size_for_the_longest_that_to
     slope = DOUBLING / math.log(2)
     assert slopes(read_scales(write_scales(tmp_path / "two"))) == pytest.approx([slope] * 4)
     data = [comparison_data(64, doublings) for doublings in (0, 1, 4)]
-    data[-1]["variants"][0]["val_loss"]["mean"] = 2.6
+    data[-1]["points"][0]["val_loss"]["mean"] = 2.6
     assert slopes_of(tmp_path, *data) == pytest.approx([slope, slope, (3 - DOUBLING - 2.6) / math.log(8)])
 
 
 def test_there_is_none_without_another_length_on_the_same_text_or_where_the_loss_stands(tmp_path: Path) -> None:
     alone, same_text, other_text, still = (comparison_data(width, 0) for width in (64, 96, 96, 128))
     other_text["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048"}}
-    other_text["variants"][0]["measured"]["tokens"]["mean"] *= 2.0
+    other_text["points"][0]["measured"]["tokens"]["mean"] *= 2.0
     stays = comparison_data(128, 1)
-    stays["variants"][0]["val_loss"]["mean"] = 3.0
+    stays["points"][0]["val_loss"]["mean"] = 3.0
     assert slopes_of(tmp_path, alone, same_text, other_text, still, stays) == [None] * 5
 
 

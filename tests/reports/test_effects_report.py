@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_effects import BASE_TOKENS, DATA, EFFECTS, HALF_WIDTH, comparison_data, write, write_scales
+from fake_sweep import write_sweep
 from page_section import rows_of, section
 
 from widthwise.config_io import UserError
@@ -68,8 +69,8 @@ def test_ratios_of_tokens_have_a_table_if_they_are_there_and_agree_with_what_dif
     assert rows["noise"][-1] == MISSING
     without = []
     for folder in folders:
-        data = json.loads((folder / "comparison.json").read_text())
-        for variant in data["variants"]:
+        data = json.loads((folder / "outcome.json").read_text())
+        for variant in data["points"]:
             variant.pop("at_equal_loss", None)
         without.append(write(tmp_path / folder.name, data))
     assert "tokens-at-equal-loss" not in write_report(without, tmp_path / "out")[0].read_text()
@@ -144,12 +145,15 @@ def test_several_comparisons_need_a_folder_of_their_own_and_go_with_comparisons_
 ) -> None:
     with pytest.raises(UserError, match=r"got 4 comparisons; name the folder for their common report with --out"):
         write_report(folders)
-    with pytest.raises(UserError, match=r"holds comparison\.json, whose report would be replaced"):
+    with pytest.raises(UserError, match=r"holds outcome\.json, whose report would be replaced"):
         write_report(folders, folders[0])
-    assert [path.name for path in folders[0].iterdir()] == ["comparison.json"]
+    assert [path.name for path in folders[0].iterdir()] == ["outcome.json"]
+    sweep = write_sweep(tmp_path / "grid")
+    with pytest.raises(UserError, match="grid: holds a sweep; effects are those of comparisons"):
+        write_report([folders[0], sweep], tmp_path / "out")
     (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep/sweep.json").write_text("{}")
-    with pytest.raises(UserError, match=r"one with sweep\.json; give .* or only runs, or only comparisons"):
+    (tmp_path / "sweep/scaling.json").write_text("{}")
+    with pytest.raises(UserError, match=r"one with scaling\.json; give .* or only runs, or only comparisons"):
         write_report([folders[0], tmp_path / "sweep"], tmp_path / "out")
     planned = {"title": "t", "command": "c", "baseline": "uniform", "runs": []}
     (tmp_path / "planned.json").write_text(json.dumps(planned))

@@ -18,6 +18,7 @@ from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
 from test_explored_in_browser import until
 
+from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import PAGES, write_report
 
 pytestmark = IN_CHROMIUM
@@ -47,11 +48,11 @@ def _evaluation_table(folder: Path) -> Path:
 
 
 BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
-    "comparison.json": write_full_comparison,
-    "sweep.json": lambda folder: write_sweep(folder, with_wide_grid(sweep_data())),
+    "comparison": write_full_comparison,
+    "sweep": lambda folder: write_sweep(folder, with_wide_grid(sweep_data())),
     "scaling.json": write_scaling,
     "analysis.json": _analysis,
-    "family.json": write_family,
+    "family": write_family,
     "discovery.json": write_discovery,
     "evaluation_table.json": _evaluation_table,
     "growth": write_grown_run,
@@ -95,7 +96,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_kind_of_page_is_opened_here() -> None:
-    assert set(BUILDERS) == {*PAGES, "growth"}
+    assert set(BUILDERS) == {*PAGES, "comparison", "sweep", "family", "growth"} - {Outcome.file_name}
 
 
 def check_figures(page: Page, report: Path, width: int, colour: str) -> None:
@@ -118,7 +119,7 @@ def check_intervals(page: Page, report: Path) -> None:
     n_lines = page.evaluate(
         f"[...document.querySelectorAll('td small')].filter(each => / to /.test(each.textContent)).map{lines}"
     )
-    has_intervals = any((report.parent / name).is_file() for name in ("comparison.json", "effects.json"))
+    has_intervals = any((report.parent / name).is_file() for name in ("outcome.json", "effects.json"))
     assert set(n_lines) == {1} or not (n_lines or has_intervals)
 
 

@@ -10,14 +10,14 @@ from fake_sweep import BASELINE_LOSS, LAYERS, WIDTHS, difference, sweep_data, wi
 from page_section import change, reported
 
 from widthwise.config_io import UserError
-from widthwise.records.sweep import Sweep
+from widthwise.records.outcome import Outcome
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.experiment_figures import axis_figures
 from widthwise.reports.formats import MINUS
 
 
 def figures_of(data: dict[str, Any]) -> list[Figure]:
-    sweep = Sweep.model_validate(data)
+    sweep = Outcome.model_validate(data)
     return axis_figures(sweep, styles(sweep.groups))
 
 
@@ -36,7 +36,7 @@ def test_the_page_asks_answers_and_lists_points_by_loss_and_failed_ones_with_the
     results = page[page.index('<section id="results"') :].partition("</section>")[0]
     names = re.findall(r'<th scope="row">([^<]+)<', results)
     losses = {point["name"]: point["val_loss"]["mean"] for point in sweep_data()["points"] if "val_loss" in point}
-    assert names == 2 * sorted(losses, key=lambda name: losses[name])  # a table of losses and one of costs
+    assert names == 3 * sorted(losses, key=lambda name: losses[name])  # losses, costs, and losses by seed
     assert "x-0.75-0.7-seed2: the loss is nan at step 31" in page
     assert re.search(r'>x-0.5-0.7</th><td class="left">waiting<', page)
 
@@ -104,13 +104,13 @@ def test_a_sweep_that_has_just_begun_makes_a_page(tmp_path: Path) -> None:
 
 def test_a_broken_sweep_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     for message, edit in {
-        r"sweep\.json: axes: is required but missing": lambda data: data.pop("axes"),
+        r"outcome\.json: points: is required but missing": lambda data: data.pop("points"),
         "baseline: got 'nobody'": lambda data: data.update(baseline="nobody"),
         "two have the same name": lambda data: data["points"][1].update(name="uniform"),
         r"points\.1": lambda data: data["points"][1].update(state="lost"),
         r"points\.0.*runs": lambda data: data["points"][0].update(runs=[]),
     }.items():
-        folder = change(write_sweep(tmp_path, n_seeds_here=0) / "sweep.json", edit)
+        folder = change(write_sweep(tmp_path, n_seeds_here=0) / "outcome.json", edit)
         with pytest.raises(UserError, match=message) as error:
             reported(folder)
         assert "\n" not in str(error.value)

@@ -108,7 +108,9 @@ def _asked(found: Outcome, matched: str) -> str:
     if found.family is not None:
         sizes = [clean(each.name) for each in found.points if each.group == "grown"]
         verb = "does" if len(sizes) == 1 else "do"
-        return f"What {verb} {sequence(sizes)} cost and reach, grown from {clean(found.family.sources[0])}"
+        beside = {"tokens": "on as many tokens", "flops": "with as many training FLOPs", None: ""}[found.family.alone]
+        beside = f", beside the same trained alone {beside}" if beside else ""
+        return f"What {verb} {sequence(sizes)} cost and reach, grown from {clean(found.family.sources[0])}{beside}"
     if found.kind == "sweep":
         assert found.study is not None
         keys = list(dict.fromkeys(key for axes in found.axes.values() for key in axes))

@@ -99,9 +99,11 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
                 *curves,
                 note("point-curves") if found.axes else note("seeds-and-means" * (len(found.seeds) > 1), "loss-curves"),
                 tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(here)).folded
-                if has_name and here
+                if has_name
                 else None,
-            ),
+            )
+            if any(curves)
+            else None,
             dynamic_width_section(results, looks) if has_name else None,
             virtual_width_section(results, looks) if has_name else None,
             _cost_section(found, looks),

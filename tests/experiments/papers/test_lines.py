@@ -7,8 +7,8 @@ from small_costs import small_cost
 
 from widthwise.config_io import parse
 from widthwise.experiments.papers.item import Item, item_record
-from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import Outcome, Variant
 
 ITEM = {
     "paper": "hourglass",
@@ -27,16 +27,18 @@ ITEM = {
 def variant(name: str, loss: float, difference: Estimate | None) -> Variant:
     measured = Estimate(mean=loss, low=loss - 0.1, high=loss + 0.1, per_seed=[loss, loss])
     cost = small_cost(params={"total": 1000})
-    return Variant(name=name, runs=["run"], val_loss=measured, difference=difference, cost=cost, ratio={})
+    return Variant(
+        name=name, state="finished", runs=["run"], val_loss=measured, difference=difference, cost=cost, ratio={}
+    )
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     difference = Estimate(mean=0.25, low=0.125, high=0.375, per_seed=[0.25, 0.25])
     about = {"title": "small", "command": "none", "created": "now", "sentence": "", "environment": {}}
-    asked = {"metric": "val_loss", "confidence": 0.95, "seeds": [1, 2], "baseline": "conventional"}
+    asked = {"confidence": 0.95, "seeds": [1, 2], "baseline": "conventional"}
     variants = [variant("conventional", 5.0, None), variant("k5", 5.25, difference)]
-    Comparison(**about, **asked, variants=variants).write(tmp_path / "hourglass_table_1_small")
+    Outcome(**about, **asked, points=variants).write(tmp_path / "hourglass_table_1_small")
     return tmp_path
 
 
