@@ -89,8 +89,6 @@ def test_what_an_older_version_wrote_is_refused_in_one_line(tmp_path):
 def test_another_folder_is_told_what_it_is(tmp_path):
     for number, (file, content, remedy) in enumerate(
         (
-            ("outcome.json", "{}", "it is a comparison, whose runs are {}/runs/NAME"),
-            ("outcome.json", "{}", "it is a sweep, whose runs are {}/runs/NAME"),
             ("runs/x-seed1/config.yaml", "a: 1", "it holds several runs, which are {}/runs/NAME"),
             ("config.json", '{"model_type": "llama"}', "it is a Hugging Face folder: `widthwise import {} RUN` makes"),
         )
