@@ -14,7 +14,9 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from widthwise.records.outcome import Outcome
 from widthwise.records.paper import PaperItem
+from widthwise.reports.answers import answer
 from widthwise.reports.paper import item_page
 from widthwise.reports.writing import PAGES, write_report
 
@@ -66,15 +68,18 @@ def _name(path: Path) -> str:
 def page(name: str, record: Path) -> str:
     """The page of one result, as Markdown."""
     data = json.loads(record.read_text())
-    parts = [f"# {name}", *_answer(data), *_reports(record), "## How it was made", _made_by(data)]
+    parts = [f"# {name}", *_answer(record, data), *_reports(record), "## How it was made", _made_by(data)]
     for title, header, rows in _tables(record, data):
         parts += [f"## {title}", table(header, rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def _answer(data: Mapping[str, Any]) -> list[str]:
-    """The sentences in which a record says what it found."""
-    return ["\n".join(f"> {line}\n>" for line in str(data["sentence"]).splitlines())] if data.get("sentence") else []
+def _answer(record: Path, data: Mapping[str, Any]) -> list[str]:
+    """The sentences that say what was found."""
+    lines = str(data.get("sentence", "")).splitlines()
+    if record.name == Outcome.file_name:
+        lines = answer(Outcome.read(record.parent))
+    return ["\n".join(f"> {line}\n>" for line in lines)] if lines else []
 
 
 def _reports(record: Path) -> list[str]:

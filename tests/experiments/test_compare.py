@@ -80,10 +80,9 @@ def test_twins_need_the_same_for_the_same_loss_and_stay_together(done) -> None:
     assert gap["tokens"] == [step * 4 * 24 for step in range(1, 6)]
     assert gap["mean"] == [0] * 5
     assert comparison["validations"]["n_fewest"] == 5
-    assert "It reaches uniform's final held-out loss with 1.000 times the tokens" in comparison["sentence"]
 
 
-def test_numbers_are_those_of_the_runs_and_the_sentence_names_variant_interval_and_costs(done) -> None:
+def test_numbers_are_those_of_the_runs(done) -> None:
     plan, folder, comparison = done
     results = {
         name: [RunDir(folder / run_path(name, seed)).result() for seed in plan.seeds] for name in ("uniform", "x")
@@ -99,8 +98,6 @@ def test_numbers_are_those_of_the_runs_and_the_sentence_names_variant_interval_a
     windows = [result["val_window_losses"] for result in results["x"]]
     assert np.shape(windows) == (3, 10)
     assert np.mean(windows) == pytest.approx(x["val_loss"]["mean"])
-    assert f"{x['difference']['low']:+.4f} to {x['difference']['high']:+.4f}" in comparison["sentence"]
-    assert f"{x['ratio']['params']:.3f} of the parameters" in comparison["sentence"]
 
 
 def test_the_seconds_that_a_comparison_takes_are_those_of_a_measured_step(done, tmp_path: Path, monkeypatch) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from widthwise.experiments.equal_loss import LossCurve, equal_losses, gaps, tokens_ratios
-from widthwise.experiments.sentences import equal_loss_sentence
 from widthwise.records.estimate import EqualLoss
 
 TOKENS = np.array([700.0, 1500, 2900, 5000, 7100, 9000])
@@ -147,17 +146,3 @@ def test_the_ratio_in_the_course_of_training_is_that_of_straight_lines_at_every_
     later = tokens_ratios([straight(7.1)], [straight(7)], 0.95)["val_loss"]
     assert later.tokens == [t for t in TOKENS if t * math.exp(0.1 / 0.4) <= END]
     assert tokens_ratios([straight(11)], [straight(7)], 0.95) == {}
-
-
-def test_the_answer_in_words() -> None:
-    """exp(-0.1 / 0.4) = 0.779."""
-    for own, words in {
-        (6.9,): "It reaches uniform's final held-out loss with 0.779 times the tokens (one seed gives no interval) and",
-        (6.9, 6.9): "with 0.779 times the tokens (95% interval 0.779 to 0.779) and 0.779 times the training FLOPs (95%",
-        (7.1,): "It does not reach uniform's final held-out loss: for the one it ends with, it takes 1.284 times the",
-        (6.9, 7.1): "with 1 of 2 seeds; for the higher of the two final losses it takes 1.000 times the tokens (95%",
-        (3.0,): "It reaches uniform's final held-out loss before the first validation, so the number of tokens is",
-        (11.0,): "uniform reaches the held-out loss it ends with before the first validation, so",
-    }.items():
-        found = compared([straight(height) for height in own], [straight(7)] * len(own))
-        assert words in equal_loss_sentence("held-out loss", found, "uniform")

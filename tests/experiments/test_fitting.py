@@ -63,7 +63,7 @@ ABOUT = {"title": "t", "command": "c", "created": "now", "confidence": 0.95, "se
 def write_comparison(folder: Path, d_model: int) -> Path:
     folder.mkdir(parents=True)
     variants = [variant("uniform", d_model, 3.0), variant("x", d_model, 2.95)]
-    comparison = {**ABOUT, "sentence": "", "baseline": "uniform", "points": variants}
+    comparison = {**ABOUT, "baseline": "uniform", "points": variants}
     (folder / "outcome.json").write_text(json.dumps(comparison))
     return folder
 
@@ -78,7 +78,7 @@ def write_sweep(folder: Path, **changes: Any) -> Path:
     points.append({"name": "x-512", "group": "x", "values": {"model.d_model": 512}, "state": "failed", "reason": "nan"})
     axes = {group: {"model.d_model": list(SIZES)} for group in ("uniform", "x")}
     study = {"storage": "s", "sampler": "grid", "n_points": 9, "n_finished": 8, "n_failed": 1}
-    sweep = {**ABOUT, "baseline": None, "sentence": "", "axes": axes, "points": points, "study": study, **changes}
+    sweep = {**ABOUT, "baseline": None, "axes": axes, "points": points, "study": study, **changes}
     (folder / "outcome.json").write_text(json.dumps(sweep))
     return folder
 

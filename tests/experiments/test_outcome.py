@@ -6,7 +6,6 @@ import numpy as np
 from small_costs import small_cost
 
 from widthwise.experiments.outcome import SeedRuns, variant_of
-from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import paired_difference, seed_interval
 from widthwise.records.estimate import Estimate
 from widthwise.records.evaluation import Score
@@ -50,8 +49,6 @@ def test_further_heads_are_paired_by_seed_and_window_like_the_loss_itself() -> N
         assert QUANTITY[f"difference_next_{place}"].of_variant(variant) == estimate
         losses = OF_HELD_OUT[f"val_loss_next_{place}"].of_variant(variant)
         assert losses == seed_interval(WINDOWS[1, place - 1].mean(axis=1).tolist())
-        sentence = difference_sentence(variant, variant.difference, "uniform")
-        assert f"Its next-{place} held-out loss differs by {estimate.mean:+.4f} nats" in sentence
     assert QUANTITY["difference_next_4"].of_variant(variant) is None
     assert OF_HELD_OUT["val_loss_next_4"].of_variant(variant) is None
     alone = Variant(name="alone", runs=["alone"], val_loss=Estimate(mean=2), cost=COST, ratio={})

@@ -19,6 +19,7 @@ from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.statistics import paired_difference
 from widthwise.experiments.sweep import read_sweep
 from widthwise.records.outcome import Outcome
+from widthwise.reports.answers import answer
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
 from widthwise.training.launch import Interrupted
@@ -78,19 +79,19 @@ def test_a_point_that_diverges_is_kept_with_its_reason_and_the_others_finish(don
     assert failed["reason"].startswith("runs/1000000.0-seed4: stopped at step")
     assert "try a lower optimizer.lr" in failed["reason"]
     about = {"storage": "", "sampler": "grid"}
-    assert found["study"].to_data() == {**about, "n_points": 4, "n_finished": 3, "n_failed": 1}
-    assert "1 of 4 points failed: 1000000.0." in found["sentence"]
+    assert found["study"].to_data() == {**about, "n_points": 4, "n_finished": 3, "n_failed": 1, "n_repeated": 0}
+    assert "1 point failed." in answer(found)
 
 
 def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(done) -> None:
     _, folder, found = done
     best, other = sorted(("0.002", "0.03"), key=lambda name: points(found)[name]["val_loss"]["mean"])
-    assert found["sentence"].startswith(f"Of 2 points at equal parameters {best} has the lowest held-out loss.")
+    assert answer(found)[0].startswith(f"{best} has the lowest held-out loss of 2 points, ")
     wide = paired_difference(window_losses(folder, best), window_losses(folder, "plain"), 1 - 0.05 / 2)
-    assert f"(97.5% interval {wide.low:+.4f} to {wide.high:+.4f})" in found["sentence"]
-    difference = points(found)[best]["difference"]
-    assert f"(95% interval {difference['low']:+.4f} to {difference['high']:+.4f})" in found["sentence"]
-    assert f"{other} " not in found["sentence"]
+    (judged,) = found.judged
+    assert (judged.name, judged.beside, judged.n_points, judged.confidence) == (best, "plain", 2, 1 - 0.05 / 2)
+    assert judged.difference == wide
+    assert other != judged.name
     losses = [point.val_loss.mean for point in found.variants]
     assert (
         losses == sorted(losses) != [each["val_loss"]["mean"] for each in points(found).values() if "val_loss" in each]
@@ -147,7 +148,11 @@ def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path:
     assert stopped.value.exit_code == 143
     found = run_experiment(plan, tmp_path, COMMAND)
     assert [point["state"] for point in found["points"]] == ["finished", "finished"]
-    assert found["sentence"].startswith("0.03 has the lowest held-out loss of 2 points")
+    assert answer(found)[0].startswith("0.03 has the lowest held-out loss of 2 points")
+    assert [(each.name, each.beside, each.confidence) for each in found.judged] == [
+        ("0.03", "0.002", 0.95),
+        ("0.03", "0.002", 1 - 0.05 / 2),
+    ]
     assert points(found)["0.03"]["verdict"] is None
 
 
@@ -254,8 +259,9 @@ def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_
     section = {"over": {"optimizer.lr": [0.002]}, "seeds": [4], "search": {"sampler": "random", "n_trials": 3}}
     found = run_experiment(plan_of(tmp_path, section), tmp_path / "again", COMMAND)
     assert [point["name"] for point in found["points"]] == ["0.002"]
-    assert "2 of 3 points are what the search had chosen before, and count once." in found["sentence"]
-    assert "not finished" not in found["sentence"]
+    assert found.study is not None
+    assert found.study.n_repeated == 2
+    assert not any("without a result" in line for line in answer(found))
     section["over"] = {"data.corpus": ["x" * 200]}
     found = run_experiment(plan_of(tmp_path, section), tmp_path / "long", COMMAND)
     assert [(point["name"], point["state"]) for point in found["points"]] == [(f"#{i}", "failed") for i in range(3)]

@@ -125,7 +125,6 @@ def write_comparison(folder: Path, names: tuple[str, str, str] = ("uniform", "x"
     comparison |= {"created": "2026-11-21T10:00:00+00:00", "confidence": 0.95, "seeds": [1, 2]}
     comparison |= {"baseline": names[0], "matched": "params", "points": variants}
     comparison |= {
-        "sentence": f"{names[1]} reaches a held-out loss 0.0123 below {names[0]} (95% interval -0.0203 to -0.0043).",
         "environment": {"python": "3.11.7", "torch": "2.13.0", "widthwise": "0.1.0", "n_cpus": 2, "gpu": None},
     }
     (folder / "outcome.json").write_text(json.dumps(comparison))

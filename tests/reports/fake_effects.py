@@ -40,7 +40,7 @@ def comparison_data(
         own["difference"] = difference(at(doublings), n_seeds=len(seeds))
         variants.append(own | {"at_equal_loss": {"val_loss": at_equal_loss(tokens_ratio=_ratio(at(doublings)))}})
     command = f"widthwise compare configs/w{width}.yaml train.steps={tokens // 1000}"
-    about = {"title": f"width {width}", "command": command, "created": "2026-11-23T03:00:00+00:00", "sentence": ""}
+    about = {"title": f"width {width}", "command": command, "created": "2026-11-23T03:00:00+00:00"}
     about |= {
         "confidence": 0.95,
         "seeds": list(seeds),

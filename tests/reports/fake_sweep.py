@@ -64,7 +64,14 @@ def sweep_data() -> dict[str, Any]:
         **about,
         "matched": "params",
         "baseline": "uniform",
-        "sentence": "Of 8 points x-0.25-0.3 has the lowest held-out loss.\n1 of 11 points failed: x-0.75-0.7.",
+        "judged": [
+            {"name": name, "beside": "uniform", "n_points": n, "difference": estimate(mean, HALF_WIDTH * factor)}
+            | {"confidence": level, "verdict": verdict}
+            for name, n, mean, factor, level, verdict in (
+                ("x-0.25-0.3", 8, difference(0.25, 0.3), 2, 0.99375, "cannot tell"),
+                ("growing", 2, 0.035, 1, 0.95, "worse"),
+            )
+        ],
         "environment": {"python": "3.11.7", "torch": "2.13.0"},
         "axes": {"x": {LAYER_KEY: LAYERS, WIDTH_KEY: WIDTHS}, "growing": single, "narrowing": single},
         "points": points,
@@ -79,7 +86,7 @@ def without_baseline(data: dict[str, Any]) -> dict[str, Any]:
         for point in data["points"]
         if point["name"] != "uniform"
     ]
-    return {**data, "baseline": None, "points": points}
+    return {**data, "baseline": None, "points": points, "judged": []}
 
 
 def with_wide_grid(data: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from fake_discovery import write_discovery
 
-from widthwise.experiments.sentences import difference_sentence
-from widthwise.records.discovery import DISCOVERED, Discovery
+from widthwise.records.discovery import Discovery
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome
 from widthwise.reports.discovery import answer, gains_table, growth_table, rivals_table, sentences
@@ -57,14 +56,6 @@ def test_the_page_shows_gains_and_names_the_quantity_in_which_rivals_are_equal(
     assert f"±{1e3 * 0.004 / 2**0.5:.2f}" in text
     assert "Which layers should be wide, at 2.05k KV bytes per token (bf16)?" in text
     assert "matched in KV bytes per token (bf16)" in text
-
-
-def test_it_is_said_what_was_found(discovery: Discovery, folder: Path) -> None:
-    comparison = Outcome.read(folder / "comparison")
-    *_, said = sentences(discovery, comparison)
-    found = next(variant for variant in comparison.variants if variant.name == DISCOVERED)
-    assert found.difference is not None
-    assert said == difference_sentence(found, found.difference, "uniform")
 
 
 def test_what_was_found_is_paired_with_each_other_rival(discovery: Discovery, folder: Path) -> None:

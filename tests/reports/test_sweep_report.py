@@ -30,13 +30,18 @@ def test_the_page_asks_answers_and_lists_points_by_loss_and_failed_ones_with_the
     page = reported(write_sweep(tmp_path))["html"].read_text(encoding="utf-8")
     assert "Which of 10 points over model.shape.bottleneck_layer and model.shape.bottleneck_width" in page
     assert "at equal parameters, and is it lower than that of uniform?" in page
-    assert "Of 8 points x-0.25-0.3 has the lowest held-out loss." in page
+    assert "x-0.25-0.3 has the lowest held-out loss of 8 points, 0.0300 nats below uniform." in page
+    assert "with an interval widened for all, the difference to uniform can be luck." in page
+    assert "On average the points of growing end 0.0350 nats above uniform." in page
+    assert "x-0.25-0.3, best of 8" in page
     assert "widthwise sweep configs/shapes.yaml" in page
     assert "postgresql://studies/shapes" in page
     results = page[page.index('<section id="results"') :].partition("</section>")[0]
     names = re.findall(r'<th scope="row">([^<]+)<', results)
     losses = {point["name"]: point["val_loss"]["mean"] for point in sweep_data()["points"] if "val_loss" in point}
-    assert names == 3 * sorted(losses, key=lambda name: losses[name])  # losses, costs, and losses by seed
+    ranked = sorted(losses, key=lambda name: losses[name])
+    # Losses, costs, the best of many and groups on average, and losses by seed.
+    assert names == [*ranked, *ranked, "x-0.25-0.3, best of 8", "growing, 2 points", *ranked]
     assert "x-0.75-0.7-seed2: the loss is nan at step 31" in page
     assert re.search(r'>x-0.5-0.7</th><td class="left">waiting<', page)
 

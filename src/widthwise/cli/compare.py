@@ -104,6 +104,6 @@ def family(
     if as_json:
         say_json(found)
         return
+    table_console().print("\n".join(answer(found)))
     say_tables(*filter(None, [comparison_table(found), branch_table(found)]))
-    table_console().print("\n".join([*answer(found), found.sentence]).strip())
     say(*(f"wrote {file}" for file in files))

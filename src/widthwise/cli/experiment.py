@@ -93,6 +93,7 @@ def run_and_report(
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import expected_seconds, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
+    from widthwise.reports.answers import answer
     from widthwise.reports.main_table import comparison_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
@@ -120,8 +121,8 @@ def run_and_report(
     if as_json:
         say_json(found)
     else:
+        table_console().print("\n".join(answer(found)))
         say_tables(sweep_table(found) if found.axes else comparison_table(found))
-        table_console().print(found.sentence)
         failed = [point for point in found.open_points if point.state == "failed"]
         reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
         say(*reasons, *(f"wrote {file}" for file in reversed(files)))  # the page comes last

@@ -14,7 +14,6 @@ from widthwise.experiments.experiment import seeded
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import SeedRuns, load_result, variant_of
 from widthwise.experiments.scheduler import Schedule, train_all
-from widthwise.experiments.sentences import difference_sentence, too_few_validations
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.estimate import CONFIDENCE
@@ -190,11 +189,6 @@ def summarise(
         if control is not None:
             found = variant_of(f"{name}-alone", control, control)
             points.append(found.with_changes(group="alone", values={SIZE: name}))
-    sentences = [
-        difference_sentence(each, each.difference, f"{each.name}-alone")
-        for each in points
-        if each.difference is not None
-    ]
     validations = None if alone is None else validations_of(curves.values())
     sources = {str(branch.source.run.path): branch for branch in branches}
     shared = sum(branch.inherited.training_flops for branch in sources.values())
@@ -205,7 +199,6 @@ def summarise(
         confidence=CONFIDENCE,
         seeds=list(dict.fromkeys(branch.seed for branch in branches)),
         baseline_group=None if alone is None else "alone",
-        sentence="\n".join((*sentences, *too_few_validations(validations))),
         environment=branches[0].run.environment(),
         validations=validations,
         points=points,

@@ -1,22 +1,24 @@
 """The record of an experiment, read from its folder: of a comparison at the end, of a sweep as points finish."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import trend_values
 from widthwise.experiments.equal_loss import LossCurve, validations_of
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.outcome import SeedRuns, check_same_data, load_result, variant_of, windows
-from widthwise.experiments.sentences import SweepSentences, comparison_sentences, too_few_validations, trend_sentence
-from widthwise.experiments.statistics import fit_trend
+from widthwise.experiments.statistics import fit_trend, paired_difference, verdict
 from widthwise.experiments.study import DrawnPoint, Study
 from widthwise.experiments.sweep import SweepConfig
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.records.outcome import OpenPoint, Outcome, Trend, Variant
+from widthwise.records.outcome import Judged, OpenPoint, Outcome, Trend, Variant
 from widthwise.records.outcome import Study as StudyRecord
+from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 
@@ -50,14 +52,8 @@ class Findings:
         points = [self._point(point) for point in states.values()]
         curves = [curve for own in self._trained.values() for curve in own.curves]
         validations, trend = validations_of(curves) if curves else None, self._trend()
-        if plan.axes is None:
-            finished = [point for point in points if isinstance(point, Variant)]
-            told = [*comparison_sentences(finished, str(plan.baseline)), *too_few_validations(validations)]
-            told += [] if trend is None else [trend_sentence(trend)]
-        else:
-            n_done = sum(states[name]["state"] in ("finished", "failed") for name in plan.points)
-            n_done += sum(each.state != "running" for each in drawn)
-            told = SweepSentences(plan, self._trained, validations).all(points, n_done)
+        n_done = sum(states[name]["state"] in ("finished", "failed") for name in plan.points)
+        n_done += sum(each.state != "running" for each in drawn)
         return Outcome(
             title=plan.title,
             command=self._command,
@@ -67,16 +63,16 @@ class Findings:
             matched=plan.match,
             baseline=plan.baseline,
             baseline_group=plan.baseline_group,
-            sentence="\n".join(told),
             environment=environment() if self._first_run is None else self._first_run.environment(),
             validations=validations,
             axes=dict(plan.axes or {}),  # pyright: ignore[reportArgumentType]
             points=points,
-            study=None if plan.axes is None else self._study_record(points),
+            study=None if plan.axes is None else self._study_record(points, n_done),
+            judged=[] if plan.axes is None or plan.baseline_group is not None else list(self._judged(points)),
             trend=trend,
         )
 
-    def _study_record(self, points: Sequence[Variant | OpenPoint]) -> StudyRecord:
+    def _study_record(self, points: Sequence[Variant | OpenPoint], n_done: int) -> StudyRecord:
         states = [point.state for point in points]
         search = self._plan.section.search if isinstance(self._plan.section, SweepConfig) else None
         return StudyRecord(
@@ -85,7 +81,43 @@ class Findings:
             n_points=self._plan.n_points,
             n_finished=states.count("finished"),
             n_failed=states.count("failed"),
+            n_repeated=n_done - states.count("finished") - states.count("failed"),
         )
+
+    def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
+        """Yield the best point beside the baseline, or else the next best, and groups whose points none has selected.
+
+        The best of many is partly the luckiest: its interval is widened for all at once (Bonferroni).
+        """
+        plan, baseline = self._plan, self._plan.baseline
+        finished = [each for each in points if isinstance(each, Variant) and each.name != baseline and each.has_loss]
+        ranked = sorted(finished, key=lambda each: finite(each.val_loss.mean))
+        other = ranked[1].name if baseline is None and ranked[1:] else baseline
+        if not ranked or other not in self._trained:
+            return
+        best, wide = ranked[0].name, 1 - (1 - CONFIDENCE) / len(ranked)
+        if baseline is None:
+            yield self._beside(best, other, self._windows(best), 2, CONFIDENCE)
+        yield self._beside(best, other, self._windows(best), len(ranked), wide)
+        for group in filter(None, plan.axes or {}) if baseline and plan.space is None else ():
+            own = [each.name for each in ranked if each.group == group]
+            if len(own) > 1:
+                mean = np.mean([self._windows(name) for name in own], axis=0)
+                yield self._beside(group, other, mean, len(own), CONFIDENCE)
+
+    def _beside(self, name: str, other: str, losses: np.ndarray, n_points: int, confidence: float) -> Judged:
+        difference = paired_difference(losses, self._windows(other), confidence)
+        return Judged(
+            name=name,
+            beside=other,
+            n_points=n_points,
+            difference=difference,
+            confidence=confidence,
+            verdict=verdict(difference),
+        )
+
+    def _windows(self, name: str) -> np.ndarray:
+        return windows(self._trained[name].results)
 
     def _trend(self) -> Trend | None:
         if self._plan.trend is None:

@@ -1,4 +1,4 @@
-"""`outcome.json`: the record of an experiment: its points, each with a result or why it has none, and the findings."""
+"""`outcome.json`: the record of an experiment: its points, each with a result or why it has none, and differences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -120,6 +120,21 @@ class SearchedRange(Record):
     """Distance between the values, if they are whole numbers."""
 
 
+class Judged(Record):
+    """A difference that is that of no single point, or has an interval of its own."""
+
+    name: str
+    """The best point, or the group whose points are averaged."""
+    beside: str
+    """The baseline; without one the next best point."""
+    n_points: int
+    """Number of points looked at, or averaged over."""
+    difference: Estimate
+    confidence: float = pydantic.Field(gt=0, lt=1)
+    """Above that of the record for the best of many points: widened for their number (Bonferroni)."""
+    verdict: Verdict
+
+
 class Study(Record):
     """The study that the points come from, and its progress."""
 
@@ -128,6 +143,8 @@ class Study(Record):
     n_points: int
     n_finished: int
     n_failed: int
+    n_repeated: int = 0
+    """Points that a search chose again, which count once."""
 
 
 Alone = Literal["tokens", "flops"]
@@ -200,8 +217,6 @@ class Outcome(StoredRecord):
     """The point with which all others are compared."""
     baseline_group: str | None = None
     """The group with whose point of the same values, the same size, the others are compared."""
-    sentence: str
-    """The findings in words, one per line."""
     environment: Mapping[str, Any]
     validations: Validations | None = None
     """Validations of the finished points; None without any."""
@@ -210,6 +225,8 @@ class Outcome(StoredRecord):
     points: Sequence[Annotated[Variant | OpenPoint, pydantic.Field(discriminator="state")]]
     study: Study | None = None
     """Where the points of a sweep come from."""
+    judged: Sequence[Judged] = ()
+    """Of a sweep, the best point as the best of many, and the mean of each group of a grid."""
     trend: Trend | None = None
     family: Family | None = None
     columns: Sequence[str] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
-from widthwise.records.estimate import FEWEST_SEEDS
+from widthwise.records.estimate import FEWEST_SEEDS, NO_VERDICT, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
@@ -16,7 +16,7 @@ def answer(found: Outcome) -> list[str]:
         return _of_sweep(found)
     if found.kind == "ladder":
         return _of_ladder(found)
-    return [*_of_family(found), *_beside_baseline(found)]
+    return [*_of_family(found), *_beside_baseline(found), *_of_trend(found), *_at_equal_loss(found)]
 
 
 def _beside_baseline(found: Outcome) -> list[str]:
@@ -34,8 +34,7 @@ def _beside_baseline(found: Outcome) -> list[str]:
     baseline, seeds = clean(found.baseline_words or ""), counted(len(found.seeds), "seed")
     if "no verdict" in by_verdict:
         best = by_verdict["no verdict"][0]
-        mean = finite(best.difference and best.difference.mean)
-        than = f"{fixed(abs(mean), 4)} nats {'below' if mean < 0 else 'above'} {baseline}"
+        than = f"{_apart(best.difference or Estimate(mean=None))} {baseline}"
         lowest = "" if len(compared) == 1 else f" of {len(compared)} has the lowest held-out loss and"
         return [f"{clean(best.name)}{lowest} ends {than}; with {seeds} there is no verdict."]
     parts = []
@@ -53,27 +52,66 @@ def _beside_baseline(found: Outcome) -> list[str]:
     return [*parts, *([f"{capital(' and '.join(rest))}."] if rest else [])]
 
 
+def _of_trend(found: Outcome) -> list[str]:
+    if (trend := found.trend) is None:
+        return []
+    slope, loss, over = finite(trend.slope.mean), QUANTITY[trend.of].title, clean(trend.over)
+    if trend.verdict in ("better", "worse"):
+        verb = "lowers" if trend.verdict == "better" else "raises"
+        return [f"Each doubling of {over} {verb} the {loss} by {fixed(abs(slope), 4)} nats."]
+    if trend.verdict == "tie":
+        return [f"From its smallest to its largest value {over} changes the {loss} by less than {TIE_MARGIN} nats."]
+    seeds = counted(len(trend.slope.per_seed), "seed")
+    return [f"{seeds} cannot tell whether the {loss} changes with {over}."]
+
+
+def _at_equal_loss(found: Outcome) -> list[str]:
+    """Return what the best variant needs for the baseline's loss, if it is better and reaches it with every seed."""
+    better = [each for each in found.variants if each.verdict == "better" and "val_loss" in each.at_equal_loss]
+    best = min(better, key=lambda each: finite(each.val_loss.mean), default=None)
+    if best is None or (tokens := best.at_equal_loss["val_loss"].tokens_ratio).mean is None:
+        return []
+    words = clean(found.baseline_words or "")
+    return [f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {words} for the same held-out loss."]
+
+
 def _names(group: Sequence[Variant]) -> str:
     """Return the names of a few, or how many they are."""
     return sequence([clean(each.name) for each in group]) if len(group) <= 4 else f"{len(group)} variants"
 
 
 def _of_sweep(found: Outcome) -> list[str]:
-    """Return which point is best, and what it is beside the baseline."""
-    ranked = [each for each in found.variants if each.name != found.baseline and each.val_loss.mean is not None]
+    """Return which point is best, what it is beside the baseline, and what whole groups are."""
+    ranked = [each for each in found.variants if each.name != found.baseline and each.has_loss]
+    failed = [each.name for each in found.open_points if each.state == "failed"]
+    n_open = found.study.n_points - found.study.n_finished - len(failed) - found.study.n_repeated if found.study else 0
+    rest = [f"{counted(len(failed), 'point')} failed."] if failed else []
+    rest += [f"{counted(n_open, 'point')} without a result."] if n_open else []
     if not ranked:
-        return []
-    best, n_open = ranked[0], len(found.open_points)
+        return rest
+    best, lines = ranked[0], []
     lead = f"{clean(best.name)} has the lowest held-out loss of {counted(len(ranked), 'point')}"
-    rest = [f"{counted(n_open, 'point')} without a result."] if n_open else []
     if best.difference is None:
-        return [f"{lead}, {fixed(best.val_loss.mean, 4)}.", *rest]
-    words = {"better": "better than", "worse": "worse than", "tie": "a tie with"}
-    mean = finite(best.difference.mean)
-    than = f"{fixed(abs(mean), 4)} nats {'below' if mean < 0 else 'above'} {clean(found.baseline_words or '')}"
-    verdict = best.verdict or "cannot tell"
-    judged = f"on its own it is {words[verdict]} it" if verdict in words else "on its own that proves nothing"
-    return [f"{lead}, {than}.", f"{capital(judged)}; the best of many looks better than it is.", *rest]
+        lines.append(f"{lead}, {fixed(best.val_loss.mean, 4)}.")
+    else:
+        lines.append(f"{lead}, {_apart(best.difference)} {clean(found.baseline_words or '')}.")
+    for each in found.judged:
+        is_clear = each.verdict in ("better", "worse")
+        if each.confidence > found.confidence:
+            what = "it still stands" if is_clear else f"the difference to {clean(each.beside)} can be luck"
+            wide = f"The best of many looks better than it is: with an interval widened for all, {what}."
+            lines.append(f"{capital(NO_VERDICT)}." if each.verdict == "no verdict" else wide)
+        elif each.name != best.name and is_clear:
+            lines.append(
+                f"On average the points of {clean(each.name)} end {_apart(each.difference)} {clean(each.beside)}."
+            )
+    return [*lines, *rest]
+
+
+def _apart(difference: Estimate) -> str:
+    """Return `0.0123 nats below`."""
+    mean = finite(difference.mean)
+    return f"{fixed(abs(mean), 4)} nats {'below' if mean < 0 else 'above'}"
 
 
 def _of_ladder(found: Outcome) -> list[str]:

@@ -12,14 +12,13 @@ from typing import NamedTuple
 import altair as alt
 import numpy as np
 
-from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import seed_interval, verdict
 from widthwise.records.discovery import DISCOVERED, Candidate, DiscoveredShape, Discovery, LayerSizes, Stage
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports import charts
+from widthwise.reports import answers, charts
 from widthwise.reports.charts import Figure, Style, styles
 from widthwise.reports.formats import capital, clean, counted, fixed, ratio, sequence, shown, si, with_interval
 from widthwise.reports.page import Code, Link, Page, in_words, note, section
@@ -295,9 +294,7 @@ def sentences(discovery: Discovery, comparison: Outcome | None) -> Iterator[str]
         f"{_in_trainings(found.flops, comparison)}."
     )
     if comparison:
-        for variant in comparison.variants:
-            if variant.name == DISCOVERED and variant.difference is not None:
-                yield difference_sentence(variant, variant.difference, str(comparison.baseline))
+        yield from answers.answer(comparison)
         yield from _beside_rivals(comparison)
 
 

@@ -29,9 +29,10 @@ from widthwise.reports.formats import (
     si,
     signed,
     tick,
+    with_interval,
 )
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.page import Code, Page, Section, Text, in_words, note, section
+from widthwise.reports.page import Code, Page, Section, Text, note, section
 from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
@@ -71,8 +72,8 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
                 *main_table.main_tables(found, _caption(found, results), looks),
                 main_table.validated_table(found),
                 branch_table(found),
+                _judged_table(found),
                 tables.seed_table(found).folded if found.variants else None,
-                in_words(found.sentence.splitlines()) if found.sentence else None,
             ),
             _open_section(found),
             section("Along the axes", *axes, _axis_note(found), _axis_table(found)) if found.axes else None,
@@ -188,6 +189,24 @@ def branch_table(found: Outcome) -> Table | None:
         f"{si(family.shared_flops)} counted once; each from the start {si(family.flops_alone)}"
     )
     return Table(caption, ["Run", *(titles.get(key, of_key[key].brief_title) for key in of_key)], rows)
+
+
+def _judged_table(found: Outcome) -> Table | None:
+    """Return the best point as the best of many, with an interval widened for all, and groups on average."""
+    rows = [
+        [
+            f"{clean(each.name)}, best of {each.n_points}"
+            if each.confidence > found.confidence
+            else f"{clean(each.name)}, {counted(each.n_points, 'point')}",
+            clean(each.beside),
+            with_interval(each.difference, 4),
+            f"{100 * each.confidence:.4g}%",
+            each.verdict,
+        ]
+        for each in found.judged
+    ]
+    header = ["Best of many, and means of groups", "beside", "difference", "interval of", "verdict"]
+    return Table("Differences of more than one point", header, rows, words={"beside", "verdict"}) if rows else None
 
 
 def _open_section(found: Outcome) -> Section | None:

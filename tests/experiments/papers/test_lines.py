@@ -35,7 +35,7 @@ def variant(name: str, loss: float, difference: Estimate | None) -> Variant:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     difference = Estimate(mean=0.25, low=0.125, high=0.375, per_seed=[0.25, 0.25])
-    about = {"title": "small", "command": "none", "created": "now", "sentence": "", "environment": {}}
+    about = {"title": "small", "command": "none", "created": "now", "environment": {}}
     asked = {"confidence": 0.95, "seeds": [1, 2], "baseline": "conventional"}
     variants = [variant("conventional", 5.0, None), variant("k5", 5.25, difference)]
     Outcome(**about, **asked, points=variants).write(tmp_path / "hourglass_table_1_small")
