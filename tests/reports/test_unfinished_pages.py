@@ -78,6 +78,20 @@ def test_the_page_of_a_comparison_at_work_counts_its_runs(tmp_path: Path) -> Non
     assert "not finished" not in text
 
 
+def test_the_page_of_a_sweep_at_work_counts_its_runs_above_what_has_finished(tmp_path: Path) -> None:
+    points = {
+        str(lr): Point(str(lr), tiny_recipe(f"optimizer.lr={lr}"), values={"optimizer.lr": lr}) for lr in (0.01, 0.02)
+    }
+    axes, looking = {"": {"optimizer.lr": [0.01, 0.02]}}, Looking(tmp_path)
+    run_experiment(Experiment("grid", points, (1,), axes=axes), tmp_path, "widthwise sweep grid", looking)
+    assert REFRESH in looking.text
+    assert "2 runs: 1 finished, 1 running." in looking.text
+    assert "0.01 has the lowest held-out loss of 1 point" in looking.text
+    assert "1 point without a result." in looking.text
+    assert not is_at_work([tmp_path])  # the other point has failed
+    assert "not finished" not in write_report(tmp_path, refresh_seconds=7)[0].read_text()
+
+
 def test_watch_writes_until_the_run_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "done", "x", 3, [64], 0.0)
     write_run(tmp_path / "r", "x", 3, [64], 0.0, finished=False)

@@ -19,7 +19,7 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Alone, Family, FamilyControl, FamilyMember, Outcome
 from widthwise.records.record import finite
-from widthwise.records.run import RunResult
+from widthwise.records.run import PlannedRun, PlannedRuns, RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import Intention, carry_out
 from widthwise.runs.environment import command_line
@@ -158,6 +158,12 @@ def run_family(
             carry_out(branch.source, branch.intention, branch.run.path, observer)
     runs = [Run(each.run.path, each.intention.recipe, each.name, each.source.step) for each in branches]
     runs += [each.control for each in branches if each.control is not None]
+    planned = [
+        PlannedRun(path=run.name, variant=run.name, seed=run.recipe.train.seed, n_steps=run.recipe.train.steps)
+        for run in runs
+    ]
+    title = f"family of {branches[0].source.run.path}"
+    PlannedRuns(title=title, command=command or command_line(), runs=planned).write(folder)
     with process_group(branches[0].intention.recipe) as group:
         train_all(Schedule(runs, observer), group, jobs or Jobs(), "family")
     family = summarise(branches, {run.name: load_result(RunDir(run.path)) for run in runs}, alone, command)

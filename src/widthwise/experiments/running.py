@@ -114,22 +114,16 @@ class _ExperimentSchedule(Schedule):
         choose: Callable[[], Precision],
         study: Study | None,
     ):
-        """Of a comparison, also write planned.json.
-
-        choose: the precision of recipes that say `auto`. study: that of a search.
-        """
+        """Also write planned.json. choose: the precision of recipes that say `auto`. study: that of a search."""
         self._plan, self._folder, self._choose, self._study = plan, folder, choose, study
         self._findings, self._failures = Findings(plan, folder, command, study), dict[str, str]()
         n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
         super().__init__(runs_of(plan, folder), observer, [RunWork.of(plan.reference)] * n_unknown)
-        if plan.axes is None:
-            planned = [
-                PlannedRun(
-                    path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps
-                )
-                for name, seed in plan.order
-            ]
-            PlannedRuns(title=plan.title, command=command, baseline=str(plan.baseline), runs=planned).write(folder)
+        planned = [
+            PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
+            for name, seed in plan.order
+        ]
+        PlannedRuns(title=plan.title, command=command, baseline=plan.baseline, runs=planned).write(folder)
 
     @property
     def n_held_elsewhere(self) -> int:

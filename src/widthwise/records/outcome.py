@@ -263,6 +263,12 @@ class Outcome(StoredRecord):
         return "sweep" if self.baseline_group is None else "ladder"
 
     @property
+    def is_open(self) -> bool:
+        """True if points of a sweep have neither finished nor failed."""
+        study = self.study
+        return study is not None and study.n_finished + study.n_failed + study.n_repeated < study.n_points
+
+    @property
     def variants(self) -> Sequence[Variant]:
         """Finished points; those of axes by loss, the lowest first and those without a loss last."""
         found = [point for point in self.points if isinstance(point, Variant)]

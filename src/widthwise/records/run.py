@@ -261,13 +261,13 @@ class PlannedRun(Record):
 
 
 class PlannedRuns(StoredRecord):
-    """`planned.json`: all runs of an experiment, written before the first of them begins."""
+    """`planned.json`: all known runs of an experiment, written before the first of them begins."""
 
     file_name: ClassVar[str] = "planned.json"
 
     title: str
     command: str
-    baseline: str
+    baseline: str | None = None
     runs: Sequence[PlannedRun]
     """In the order in which they are trained."""
 

@@ -1,6 +1,7 @@
 """The page of an experiment: a comparison, a sweep, a ladder or a family, finished or not."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from widthwise.records.cost import CostSummary
@@ -425,16 +426,22 @@ def _reproduce(found: Outcome, runs: Runs) -> Section | None:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Return whether a folder holds a comparison of which a run or the result is missing."""
+    """Return whether a folder holds an experiment of which runs, points or the result are missing."""
+    found = Outcome.read(folder) if (folder / Outcome.file_name).is_file() else None
+    if found is not None and found.axes:
+        return found.is_open
     if not (folder / PlannedRuns.file_name).is_file():
         return False
-    runs = PlannedRuns.read(folder).runs
-    return not (folder / Outcome.file_name).is_file() or not all(RunDir(folder / r.path).has_result for r in runs)
+    return found is None or not all(RunDir(folder / run.path).has_result for run in PlannedRuns.read(folder).runs)
 
 
-def unfinished_page(folder: Path, refresh_seconds: int | None) -> Page:
-    """Return the page of a comparison that is being trained: how far each run has come, and its curves."""
-    planned = PlannedRuns.read(folder)
+def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) -> Page:
+    """Return the page of an experiment that is being trained: how far each run has come, and its curves.
+
+    so_far: the page of the points of a sweep that have finished.
+    """
+    has_plan = (folder / PlannedRuns.file_name).is_file()
+    planned = PlannedRuns.read(folder) if has_plan else PlannedRuns(title="", command="", runs=())
     listed, begun = {}, {each.variant: [] for each in planned.runs}
     for each in planned.runs:
         path = folder / each.path
@@ -442,6 +449,17 @@ def unfinished_page(folder: Path, refresh_seconds: int | None) -> Page:
         listed[path.name] = listed_run(path) if is_begun else planned_run(path, each.n_steps)
         if is_begun:
             begun[each.variant].append(read_run(path, each.path))
+    runs = section("Runs", progress_table(listed), note("unfinished"))
+    lead = (
+        f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}"
+        if listed
+        else ""
+    )
+    if so_far is not None:
+        sections, kind = (runs, *so_far.sections), f"{so_far.kind}, not finished"
+        return replace(
+            so_far, kind=kind, lead=f"{so_far.lead} {lead}", sections=sections, refresh_seconds=refresh_seconds
+        )
     looks = styles(begun, planned.baseline)
     grown = growth_steps([run for own in begun.values() for run in own])
     drawn = []
@@ -450,15 +468,12 @@ def unfinished_page(folder: Path, refresh_seconds: int | None) -> Page:
         bundles = [Bundle(name, looks[name], curves, mean_over_seeds(curves)) for name, curves in found.items()]
         drawn.append(curve_figure(f"{event}-loss", title, bundles, "step", title.lower(), True, grown))
     return Page(
-        "comparison, not finished",
+        "experiment, not finished",
         planned.title,
         [],
-        lead=f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}",
+        lead=lead,
         first=drawn,
-        sections=(
-            section("Runs", progress_table(listed), note("unfinished")),
-            section("How to resume", Code(planned.command)),
-        ),
+        sections=(runs, section("How to resume", Code(planned.command))),
         made_from=f"{PlannedRuns.file_name} and the run directories beside this page",
         refresh_seconds=refresh_seconds,
     )

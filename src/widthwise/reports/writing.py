@@ -119,7 +119,10 @@ def is_at_work(paths: Sequence[Path]) -> bool:
 
 def _report(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_seconds: int | None) -> Report:
     if len(paths) == 1 and columns is None and experiment.is_unfinished(paths[0]):
-        return Report(experiment.unfinished_page(paths[0], refresh_seconds), {})
+        is_sweep = (paths[0] / Outcome.file_name).is_file() and Outcome.read(paths[0]).is_open
+        so_far = _experiment(paths[0], None) if is_sweep else None
+        page = experiment.live_page(paths[0], so_far and so_far.page, refresh_seconds)
+        return Report(page, so_far.tables if so_far else {})
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
         if len(paths) > 1 and path not in found and experiment.is_unfinished(path):
