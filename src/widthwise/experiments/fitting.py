@@ -256,7 +256,7 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
         for point in group.points
     ]
     unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
-    laws: dict[LawName, FittedLaw | None] = {
+    laws: dict[LawName, FittedLaw] = {
         kind: own[group.name].record(CONFIDENCE)
         if group.name in (own := fits[kind])
         else FittedLaw(form=law.form, parameters={}, reason=objection(law, group), **unknown)
@@ -267,7 +267,6 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
 
 def _law_sentence(fit: Fit, group: ScalingGroup, x: str, y: str) -> str:
     law, found = fit.law, group.chosen_fit
-    assert found is not None
     numbers = dict(zip(law.symbols, fit.parameters))
     formula = law.formula.format(x=x, y=y, minus_b=-fit.parameters[-1], **numbers)
     quality = "all points are equal" if found.r_squared is None else f"R² {found.r_squared:.4f}"
