@@ -12,7 +12,7 @@ from tiny_runs import TINY
 
 from widthwise.config_io import parse
 from widthwise.experiments.growing import Task
-from widthwise.experiments.growing_parts import PARTS, GrownModel, sizes_of
+from widthwise.experiments.growing_parts import PARTS, GrownModel, parts_of, sizes_of
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.gain import first_order_gains
 from widthwise.growth.plan import GrowthPlan, plan_growth
@@ -37,7 +37,7 @@ START = GrownModel.ungrown(
 )
 
 
-PART = {name: kind.of(TASK.template, 0.3) for name, kind in PARTS.items()}
+PART = parts_of(TASK.template, 0.3)
 
 
 def weights(seed: int = 1) -> dict[str, torch.Tensor]:
@@ -117,7 +117,7 @@ def test_each_of_several_steps_at_once_has_the_gain_of_a_step_alone(name):
 
 @pytest.mark.parametrize("name", ["width", "attention", "hidden"])
 def test_the_smallest_step_is_one_that_can_be_taken(name):
-    grown = PARTS[name].of(TASK.template, 1e-6).grown(START, 0)
+    grown = parts_of(TASK.template, 1e-6)[name].grown(START, 0)
     assert grown is not None
     assert TASK.cost(grown.model) > TASK.cost(START.model)
 

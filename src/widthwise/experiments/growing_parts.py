@@ -51,16 +51,11 @@ class GrownModel:
         """Return the present index of a layer of the beginning; behind all if there was none of that number."""
         return self.sources.index(layer) if layer in self.sources else len(self.sources)
 
-    def changed(self, index: int, layer: LayerConfig) -> "GrownModel":
-        """Put another layer in the place of one."""
-        return self._with((*self.model.layers[:index], layer, *self.model.layers[index + 1 :]), self.sources)
-
-    def added(self, index: int, layer: LayerConfig) -> "GrownModel":
-        """Put a further layer before one, or behind all."""
-        layers = (*self.model.layers[:index], layer, *self.model.layers[index:])
-        return self._with(layers, (*self.sources[:index], None, *self.sources[index:]))
-
-    def _with(self, layers: tuple[LayerConfig, ...], sources: tuple[int | None, ...]) -> "GrownModel":
+    def with_layer(self, index: int, layer: LayerConfig, is_added: bool = False) -> "GrownModel":
+        """Put another layer in the place of one, or a further one before it or behind all."""
+        layers, sources, after = self.model.layers, self.sources, index if is_added else index + 1
+        layers = (*layers[:index], layer, *layers[after:])
+        sources = (*sources[:index], None if is_added else sources[index], *sources[after:])
         return GrownModel(checked_copy(self.model, "model", layers=layers), sources)
 
 
@@ -82,14 +77,9 @@ class Part(ABC):
         return True
 
     @classmethod
-    def of(cls, template: ModelTemplate, step: float) -> Self:
-        """Return the part with the step that a search grows it by. step: over its size in the uniform model."""
-        return cls(1)
-
-    @staticmethod
-    @abstractmethod
-    def size(layer: LayerConfig) -> Number:
+    def size(cls, layer: LayerConfig) -> Number:
         """Return how much of it a layer has."""
+        return sizes_of(layer)[cls.name]
 
     @classmethod
     def total(cls, model: ModelConfig) -> Number:
@@ -97,8 +87,14 @@ class Part(ABC):
         return sum(map(cls.size, model.layers))
 
     @abstractmethod
+    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
+        """Return the layer one step larger; None where it cannot grow any further."""
+
     def grown(self, before: GrownModel, place: int) -> GrownModel | None:
         """Grow it by a step at one place, numbered as at the beginning of the stage; None where it cannot grow."""
+        index = before.index(place)
+        layer = self.grown_layer(before.model.layers[index], before.model)
+        return None if layer is None else before.with_layer(index, layer)
 
     def grown_at(self, before: GrownModel, places: Sequence[int]) -> GrownModel:
         """Grow it by a step at several places, where it can grow."""
@@ -130,33 +126,12 @@ class Part(ABC):
         return [sum(float(gain.sum()) for gain in step) for step in steps]
 
 
-class PartOfLayer(Part):
-    """A part of a layer."""
-
-    @abstractmethod
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
-        """Return the layer one step larger; None where it cannot grow any further."""
-
-    def grown(self, before: GrownModel, place: int) -> GrownModel | None:
-        index = before.index(place)
-        layer = self.grown_layer(before.model.layers[index], before.model)
-        return None if layer is None else before.changed(index, layer)
-
-
-class WidthPart(PartOfLayer):
+class WidthPart(Part):
     """Coordinates of the stream that the layer reads and writes: at most those of the embedding, because no other layer
     writes those beyond."""
 
     name = "width"
     is_drawn = False  # all of its new weights are 0
-
-    @classmethod
-    def of(cls, template: ModelTemplate, step: float) -> Self:
-        return cls(_whole_step(step * template_layer(template).d_model, 1))
-
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
-        return layer.d_model
 
     def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
         width = layer.d_model + self.step
@@ -165,20 +140,12 @@ class WidthPart(PartOfLayer):
         return layer.model_copy(update={"d_model": width, "d_in": width, "d_out": width})
 
 
-class HeadsPart(PartOfLayer):
+class HeadsPart(Part):
     """Groups of heads of the size that the others have."""
 
     name = "attention"
 
-    @classmethod
-    def of(cls, template: ModelTemplate, step: float) -> Self:
-        return cls(_whole_step(step * cls.size(template_layer(template)), template.attention.unit))
-
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
-        return sizes_of(layer).attention
-
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
+    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig:
         attention = layer.attention
         group = attention.n_heads // attention.n_kv_heads
         n_new = max(1, round(self.step / (group * attention.head_dim)))
@@ -186,7 +153,7 @@ class HeadsPart(PartOfLayer):
         return layer.model_copy(update={"attention": checked_copy(attention, "attention", **sizes)})
 
 
-class HiddenPart(PartOfLayer):
+class HiddenPart(Part):
     """Hidden units of the feed-forward; of an hourglass, as many of each block."""
 
     name = "hidden"
@@ -195,22 +162,13 @@ class HiddenPart(PartOfLayer):
     def is_in(cls, layer: LayerConfig) -> bool:
         return len(layer.ffn.hidden_axes) == 1
 
-    @classmethod
-    def of(cls, template: ModelTemplate, step: float) -> Self:
-        widths = template_layer(template).ffn.hidden_widths
-        return cls(_whole_step(step * (sum(widths) // len(widths)), 1))
-
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
-        return sizes_of(layer).hidden
-
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
+    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig:
         [key] = layer.ffn.hidden_axes
         sizes = {key: getattr(layer.ffn, key) + self.step}
         return layer.model_copy(update={"ffn": checked_copy(layer.ffn, "ffn", **sizes)})
 
 
-class BlocksPart(PartOfLayer):
+class BlocksPart(Part):
     """Blocks of an hourglass, as wide as the others of the layer, behind them."""
 
     name = "blocks"
@@ -220,11 +178,11 @@ class BlocksPart(PartOfLayer):
     def is_in(cls, layer: LayerConfig) -> bool:
         return isinstance(layer.ffn, HourglassConfig) and not layer.ffn.share_weights
 
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
+    @classmethod
+    def size(cls, layer: LayerConfig) -> Number:
         return layer.ffn.n_residual_additions
 
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
+    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig:
         assert isinstance(layer.ffn, HourglassConfig)
         ffn = checked_copy(layer.ffn, "ffn", n_blocks=layer.ffn.n_blocks + self.step)
         return layer.model_copy(update={"ffn": ffn})
@@ -240,17 +198,21 @@ class LayerPart(Part):
     name = "layer"
     adds_tensors = True
 
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
+    @classmethod
+    def size(cls, layer: LayerConfig) -> Number:
         return 1
 
-    def grown(self, before: GrownModel, place: int) -> GrownModel | None:
+    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig:
+        """Return a layer to stand behind this one."""
+        # The norms of a grown layer may measure less than it reads.
+        own = {"norm_dim": layer.d_model, "stat_width": None}
+        norms = {name: getattr(layer, name).model_copy(update=own) for name in ("attention_norm", "ffn_norm")}
+        return layer.model_copy(update=norms)
+
+    def grown(self, before: GrownModel, place: int) -> GrownModel:
         index = before.index(place)
         near = before.model.layers[max(0, index - 1)]
-        # The norms of a grown layer may measure less than it reads.
-        own = {"norm_dim": near.d_model, "stat_width": None}
-        norms = {name: getattr(near, name).model_copy(update=own) for name in ("attention_norm", "ffn_norm")}
-        return before.added(index, near.model_copy(update=norms))
+        return before.with_layer(index, self.grown_layer(near, before.model), is_added=True)
 
     def places(self, model: ModelConfig) -> list[int]:
         return list(range(model.n_layers + 1))
@@ -264,5 +226,11 @@ PARTS: dict[PartName, type[Part]] = {
 }
 
 
-def _whole_step(size: float, quantum: int) -> int:
-    return max(1, round(size / quantum)) * quantum
+def parts_of(template: ModelTemplate, step: float) -> dict[PartName, Part]:
+    """Return all parts, each with the step that a search grows it by. step: over its size in the uniform model."""
+    layer = template_layer(template)
+    sizes, hidden = sizes_of(layer), layer.ffn.hidden_widths
+    units = {"width": (sizes.width, 1), "attention": (sizes.attention, template.attention.unit)}
+    units["hidden"] = sum(hidden) // len(hidden), 1
+    steps = {name: max(1, round(step * size / quantum)) * quantum for name, (size, quantum) in units.items()}
+    return {name: part(steps.get(name, 1)) for name, part in PARTS.items()}
