@@ -75,8 +75,8 @@ def plan_discovery(
     the uniform model is then sized to it. Raises UserError."""
     data = read_recipe(path, overrides)
     config = parse(_Section, {"discover": data.pop("discover", {})}, str(path)).discover
-    asked = {"steps": steps, "match": match, "seeds": list(seeds)}
-    config = parse(DiscoverConfig, to_data(config) | {key: each for key, each in asked.items() if each}, "discover")
+    given = {"steps": steps, "match": match, "seeds": list(seeds)}
+    config = parse(DiscoverConfig, to_data(config) | {key: each for key, each in given.items() if each}, "discover")
     base = parse_recipe(data, str(path))
     template = base.model
     if not isinstance(template, ModelTemplate) or template.layers:

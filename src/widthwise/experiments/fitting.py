@@ -38,7 +38,7 @@ from widthwise.training.observer import Observer, SilentObserver
 N_RESAMPLES = 2000
 N_BAND = 33
 SMALLEST_P = 0.05
-"""Of the F test of lack of fit, below which the points miss the curve by more than the luck of runs explains."""
+"""Level of the F test of lack of fit: below it the points miss the curve by more than the luck of runs explains."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Fit:
             r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
             leave_one_out_rms=_left_out_rms(law, [self.group]),
             band=Band(x=across.tolist(), low=low, high=high),
-            reason=law.doubt(self.parameters),
+            reason=law.warning(self.parameters),
         )
 
 
@@ -230,7 +230,7 @@ def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tup
         kind: error
         for kind, law in LAWS.items()
         if math.isfinite(error := _left_out_rms(law, groups))
-        and not any(law.doubt(fit.parameters) for fit in fits[kind].values())
+        and not any(law.warning(fit.parameters) for fit in fits[kind].values())
     }
     if not errors:
         return next(iter(LAWS)), "since the points are too few to choose by"
@@ -270,11 +270,11 @@ def _law_sentence(fit: Fit, group: ScalingGroup, x: str, y: str) -> str:
     numbers = dict(zip(law.symbols, fit.parameters))
     formula = law.formula.format(x=x, y=y, minus_b=-fit.parameters[-1], **numbers)
     quality = "all points are equal" if found.r_squared is None else f"R² {found.r_squared:.4f}"
-    doubt = "" if found.reason is None else f"; {found.reason}"
+    warning = "" if found.reason is None else f"; {found.reason}"
     if fit.has_lack_of_fit:
-        doubt += "; its points lie off it by more than the luck of runs, and of that the intervals know nothing"
+        warning += "; its points lie off it by more than the luck of runs, and of that the intervals know nothing"
     ends = _ends(found.parameters[law.steepness], "{:.4g}")
-    return f"{group.name}: {formula} ({law.steepness}: {ends}; {quality}){doubt}."
+    return f"{group.name}: {formula} ({law.steepness}: {ends}; {quality}){warning}."
 
 
 def _saving_sentence(saved: Sequence[Saving], group: str, law: str, x: str) -> str:

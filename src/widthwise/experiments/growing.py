@@ -33,7 +33,7 @@ class Task:
     """A search for sizes of layers with which a model has the cost of the uniform one."""
 
     base: Recipe
-    """Its model is the uniform one."""
+    """The recipe of the uniform model."""
     steps: int
     match: Match
 
@@ -130,9 +130,7 @@ class GrowingSearch:
         """The matched quantity of the narrow model."""
         self.allowance = self.first_cost + method.spend * (task.budget - self.first_cost)
         """The most of the matched quantity that the model may take at the end of the search."""
-        known = {
-            name: part for name, part in parts_of(template, method.step).items() if part.is_in(self.uniform.layers[0])
-        }
+        known = parts_of(template, method.step)
         for name in method.parts:
             if name not in known:
                 which = f"which this model does not have; allowed: {', '.join(known)}"
@@ -175,10 +173,8 @@ class GrowingSearch:
         stages.append(self._stage(now, self.task.steps))
         spent, layers = source.spent, stages[-1].layers
         n_layers = {} if len(layers) == self.task.template.n_layers else {"n_layers": len(layers)}
-        flops += spent.training_flops
-        return DiscoveredShape(
-            curve=self.task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops, **n_layers
-        )
+        cost = {"tokens": spent.tokens, "flops": flops + spent.training_flops}
+        return DiscoveredShape(curve=self.task.curve(layers), stages=stages, **cost, **n_layers)
 
     def _trained(
         self, now: GrownModel, number: int, folder: Path, before: "Source | None", observer: Observer
@@ -222,8 +218,7 @@ class GrowingSearch:
         step = STEPS[self.method.gain_along]
         found, flops, start, cost = [], 0.0, GrownModel.ungrown(source.model), self.task.cost(source.model)
         for name, part in self.parts.items():
-            places = part.places(start.model)
-            if not places:
+            if not (places := part.places(start.model)):
                 continue
             n_draws = self.method.n_draws if part.is_drawn else 1
             grown = part.grown_at(start, places * n_draws)
@@ -271,9 +266,6 @@ class GrowingSearch:
         return now, taken
 
     def _stage(self, now: GrownModel, step: int, **measured: Any) -> Stage:
-        layers = [sizes_of(layer) for layer in now.model.layers]
-        if "blocks" in self.parts:
-            n_blocks = [layer.ffn.n_residual_additions for layer in now.model.layers]
-            layers = [sizes.with_changes(blocks=n) for sizes, n in zip(layers, n_blocks)]
-        stage = Stage(step=step, layers=layers, cost=self.task.cost(now.model), **measured)
-        return stage.with_changes(sources=now.sources) if None in now.sources else stage
+        layers = [sizes_of(layer, "blocks" in self.parts) for layer in now.model.layers]
+        sources = {"sources": now.sources} if None in now.sources else {}
+        return Stage(step=step, layers=layers, cost=self.task.cost(now.model), **sources, **measured)

@@ -17,7 +17,7 @@ import numpy as np
 from widthwise.records.scaling import SYMBOLS, LawName
 
 SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.005, 10.0
-"""Between which the exponent above an irreducible loss is sought."""
+"""Bounds of the exponent above an irreducible loss."""
 FLATTEST = 1e-9
 """A curve that falls by a smaller part of y for each e-fold of x, or doubling, is level but for rounding."""
 N_EXPONENTS = 80
@@ -59,7 +59,7 @@ class Law(ABC):
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the x at which the curve reaches y; nan if it never does."""
 
-    def doubt(self, parameters: np.ndarray) -> str | None:
+    def warning(self, parameters: np.ndarray) -> str | None:
         """Return why the parameters of one fit are unreliable; None if they are not."""
         return None
 
@@ -136,7 +136,7 @@ class IrreduciblePowerLaw(Law):
         above = y - parameters[..., 0]
         return LAWS["power"].x(parameters[..., 1:], np.where(above > FLATTEST * np.abs(y), above, np.nan))
 
-    def doubt(self, parameters: np.ndarray) -> str | None:
+    def warning(self, parameters: np.ndarray) -> str | None:
         e, a, b = parameters
         if a <= 0:
             return "the points do not fall, so no power of x is in them"

@@ -118,19 +118,19 @@ def effect_figures(scales: Scales) -> list[Figure]:
     figures = []
     for i, effect in enumerate(scales.effects):
         rows: list[dict[str, Any]] = []
-        missing, told = [], []
+        missing, described = [], []
         for scale, each in zip(scales.each, effect.differences):
             at, line = (scale.tokens, scale.params) if is_over_tokens else (scale.params, scale.tokens)
             row = {"name": names[line], "x": float(at), "seeds": scale.seeds}
             if each is None:
                 rows.append(row | {"mean": None, "low": None, "high": None, "sure": "no"})
                 missing.append(f"{scales.sizes[scale.params]}, {scales.lengths[scale.tokens]}")
-                told.append(f"not measured at {scales.name(scale)}")
+                described.append(f"not measured at {scales.name(scale)}")
             else:
                 sure = "yes" if sign(each) else "no"
                 rows.append(row | {"mean": each.mean, "low": each.low, "high": each.high, "sure": sure})
                 ends_of_each = interval(each, 4, True) or "no interval"
-                told.append(f"{signed(each.mean, 4)} ({ends_of_each}) at {scales.name(scale)}")
+                described.append(f"{signed(each.mean, 4)} ({ends_of_each}) at {scales.name(scale)}")
         base = charts.chart(sorted(rows, key=lambda row: row["x"])).encode(x=across, tooltip=tip)
         bars = base.mark_rule(strokeWidth=1.6, opacity=0.55, clip=True)
         ground = base.mark_point(fill=CARD, size=62, stroke=None, clip=True)
@@ -146,7 +146,7 @@ def effect_figures(scales: Scales) -> list[Figure]:
         )
         title = clean(effect.name) + (f" (not at {'; '.join(missing)} tokens)" if missing else "")
         pair = f"{shorten(effect.name, 40)} minus that of {shorten(scales.baseline, 40)}"
-        label = f"Held-out loss of {pair}, {words(effect)}: {'; '.join(told)}."
+        label = f"Held-out loss of {pair}, {words(effect)}: {'; '.join(described)}."
         figures.append(Figure(f"effects-{i}", title, label, layers, looks, height=220, is_small=True))
     return figures
 
@@ -162,9 +162,8 @@ def effect_table(scales: Scales) -> Table:
     """Return the difference of every variant at every scale, with its interval, and what they say together."""
     rows = []
     for effect in scales.effects:
-        marked = [(each, "*" if each and sign(each) else "") for each in effect.differences]
-        cells = [each and _with_interval(signed(each.mean, 4) + mark, interval(each, 4, True)) for each, mark in marked]
-        rows.append([clean(effect.name), *(cell or MISSING for cell in cells), words(effect)])
+        cells = [_cell(each, 4, True, "*" if each and sign(each) else "") for each in effect.differences]
+        rows.append([clean(effect.name), *cells, words(effect)])
     caption = (
         f"Held-out loss minus that of {clean(scales.baseline)} in nats, with its {percentage(scales.confidence)} "
         "interval; *: it excludes 0, with three seeds or more"
@@ -176,10 +175,7 @@ def _ratio_table(caption: str, scales: Scales, ratios: Mapping[str, Sequence[Est
     """Return the ratios of every variant at every scale; None without any."""
     if not any(each for own in ratios.values() for each in own):
         return None
-    rows = [
-        [clean(name), *(_with_interval(fixed(each.mean, 3), interval(each, 3)) if each else MISSING for each in own)]
-        for name, own in ratios.items()
-    ]
+    rows = [[clean(name), *(_cell(each, 3) for each in own)] for name, own in ratios.items()]
     return Table(caption, ["Variant", *_titles(scales)], rows)
 
 
@@ -187,8 +183,12 @@ def _titles(scales: Scales) -> list[str]:
     return [f"{scales.name(scale)}, {scale.seeds}" for scale in scales.each]
 
 
-def _with_interval(text: str, ends: str) -> str:
-    return f"{text}\n{ends}" if ends else text
+def _cell(estimate: Estimate | None, n_decimals: int, is_signed: bool = False, mark: str = "") -> str:
+    """Return a mean with its mark, and below it the interval."""
+    if estimate is None:
+        return MISSING
+    mean, ends = (signed if is_signed else fixed)(estimate.mean, n_decimals), interval(estimate, n_decimals, is_signed)
+    return mean + mark + (f"\n{ends}" if ends else "")
 
 
 def _equal_loss(variant: Variant | None) -> EqualLoss | None:
