@@ -17,7 +17,7 @@ TRUTH = np.array([3.0, 0.05])
 def group(y: np.ndarray, x: np.ndarray = X, name: str = "g") -> CurveGroup:
     """y: (n_points,), or (n_points, n_seeds)."""
     rows = zip(x, np.reshape(y, (len(x), -1)))
-    return CurveGroup(name, tuple(Point(f"m{i}", float(a), tuple(map(float, b))) for i, (a, b) in enumerate(rows)))
+    return CurveGroup(name, tuple(Point.of_seeds(f"m{i}", float(a), b.tolist()) for i, (a, b) in enumerate(rows)))
 
 
 def noisy(seed: int, n_seeds: int = 1, size: float = 0.004) -> np.ndarray:

@@ -245,16 +245,6 @@ def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
 
 
 def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
-    points = [
-        ScalingPoint(
-            name=point.name,
-            x=point.x,
-            y=point.y,
-            y_sd=float(np.std(point.per_seed, ddof=1)) if len(point.per_seed) > 1 else None,
-            n_seeds=len(point.per_seed),
-        )
-        for point in group.points
-    ]
     unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
     laws: dict[LawName, FittedLaw] = {
         kind: own[group.name].record(CONFIDENCE)
@@ -262,7 +252,7 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
         else FittedLaw(form=law.form, parameters={}, reason=objection(law, group), **unknown)
         for kind, law in LAWS.items()
     }
-    return ScalingGroup(name=group.name, points=points, fits=laws, chosen=chosen)
+    return ScalingGroup(name=group.name, points=group.points, fits=laws, chosen=chosen)
 
 
 def _law_sentence(fit: Fit, group: ScalingGroup, x: str, y: str) -> str:

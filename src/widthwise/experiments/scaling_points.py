@@ -17,6 +17,7 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS, OF_RUNS
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
+from widthwise.records.scaling import ScalingPoint
 from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.run_dir import RunDir
 from widthwise.yaml_io import parse_yaml
@@ -39,17 +40,16 @@ class Axes:
     None: the variant of a comparison, the group of a sweep, the stem of a table; all run directories are one group."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """One model of a group: its x, and the y of each of its runs, all above 0."""
+class Point(ScalingPoint):
+    """One model of a group, with the y of each of its runs, which are not recorded; x and y are above 0."""
 
-    name: str
-    x: float
     per_seed: tuple[float, ...]
 
-    @property
-    def y(self) -> float:
-        return float(np.mean(self.per_seed))
+    @classmethod
+    def of_seeds(cls, name: str, x: float, per_seed: Sequence[float]) -> "Point":
+        y, n_seeds = float(np.mean(per_seed)), len(per_seed)
+        y_sd = float(np.std(per_seed, ddof=1)) if n_seeds > 1 else None
+        return cls(name=name, x=x, y=y, y_sd=y_sd, n_seeds=n_seeds, per_seed=tuple(per_seed))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CurveGroup:
     @property
     def layout(self) -> tuple[int, ...]:
         """Number of seeds of each point."""
-        return tuple(len(point.per_seed) for point in self.points)
+        return tuple(point.n_seeds for point in self.points)
 
     @property
     def has_seeds(self) -> bool:
@@ -149,7 +149,7 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
     if not seeds:
         raise UserError(f"{path}: has column names but no rows")
     for (group, name, x), per_seed in seeds.items():
-        yield group, Point(name, x, tuple(per_seed))
+        yield group, Point.of_seeds(name, x, per_seed)
 
 
 def _positive(text: str | float, name: str, where: str) -> float:
@@ -185,8 +185,8 @@ class _Model:
             x = _number(_result(self._existing_run("--x", axes.x)), axes.x, self.run)
         elif (x := OF_MODELS[axes.x].read(self.cost)) is None:
             raise UserError(f"{self.where}: its cost has no {axes.x}")
-        per_seed = (_positive(y, axes.y, self.where) for y in self.per_seed)
-        point = Point(self.name, _positive(x, axes.x, self.where), tuple(per_seed))
+        per_seed = [_positive(y, axes.y, self.where) for y in self.per_seed]
+        point = Point.of_seeds(self.name, _positive(x, axes.x, self.where), per_seed)
         if key is None:
             return self.default_group, point
         if key == BY_FOLDER:
