@@ -182,7 +182,7 @@ class _Model:
         """Return its group and its point."""
         key = axes.group_by
         if axes.x in OF_RUNS:
-            x = _number(_result(self._existing_run("--x", axes.x)), axes.x, self.run)
+            x = _number(self._existing_run("--x", axes.x), axes.x)
         elif (x := OF_MODELS[axes.x].read(self.cost)) is None:
             raise UserError(f"{self.where}: its cost has no {axes.x}")
         per_seed = [_positive(y, axes.y, self.where) for y in self.per_seed]
@@ -222,7 +222,7 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[st
             if missing := [f"{point.name} ({point.state})" for point in sweep.open_points]:
                 left_out.append(f"{path} without {', '.join(missing)}")
         elif RunDir(path).exists:
-            recipe = _recipe(RunDir(path))
+            recipe = parse_yaml(RunDir(path).config_yaml(), str(path))
             recipe.get("train", {}).pop("seed", None)
             alike.setdefault(repr(recipe), []).append(RunDir(path))
         else:
@@ -236,7 +236,7 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[st
             models.append(_Model(variant.name, where, group, path, run, variant.cost, per_seed, values))
     for runs in alike.values():  # which differ only in the seed
         run, folder, cost = runs[0], runs[0].path.resolve().parent, _result(runs[0]).cost
-        per_seed = [_number(_result(each), axes.y, each) for each in runs]
+        per_seed = [_number(each, axes.y) for each in runs]
         models.append(_Model(run.path.name, str(run.path), "runs", folder, run, cost, per_seed))
     return models, baselines - {None}, left_out
 
@@ -248,24 +248,16 @@ def _result(run: RunDir) -> RunResult:
     return result
 
 
-def _number(result: RunResult, key: str, run: RunDir) -> float:
-    value = OF_RUNS[key].of_run(result)
+def _number(run: RunDir, key: str) -> float:
+    value = OF_RUNS[key].of_run(_result(run))
     if value is None:
         raise UserError(f"{run.path}/result.json: {key} is {value!r}, not a number")
     return float(value)
 
 
-def _recipe(run: RunDir) -> dict[str, Any]:
-    where = f"{run.path}/config.yaml"
-    data = parse_yaml(run.config_yaml(), where)
-    if not isinstance(data, dict) or not isinstance(data.get("train", {}), dict):
-        raise UserError(f"{where}: is not a recipe")
-    return data
-
-
 def _value_at(run: RunDir, key: str) -> Any:
     """Return the value of a dotted key of a recipe; numbers index lists."""
-    node: Any = _recipe(run)
+    node = parse_yaml(run.config_yaml(), str(run.path))
     for part in key.split("."):
         if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
             node = node[int(part)]
