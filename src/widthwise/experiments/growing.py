@@ -253,8 +253,7 @@ class GrowingSearch:
             leading = [self.parts[queue[0].part] for queue in queues]
             shares = [part.total(now.model) / part.total(self.uniform) for part in leading]
             queue = queues[shares.index(min(shares))]
-            for _ in range(len(queue)):
-                candidate = queue[0]
+            for candidate in tuple(queue):
                 queue.rotate(-1)
                 grown = self.parts[candidate.part].grown(now, candidate.layer)
                 if grown is not None and self.task.cost(grown.model) <= allowed:

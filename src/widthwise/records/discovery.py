@@ -59,7 +59,7 @@ class Curve(Record):
     widths: Sequence[float]
     """Over the width of the uniform model."""
     attention: Sequence[float] | None = None
-    """Over the uniform model's, as `hidden` is; both over the width too."""
+    """Width of attention over that of the uniform model and over the width of the layer; `hidden` alike."""
     hidden: Sequence[float] | None = None
     blocks: Sequence[float] | None = None
     """Over the blocks of the uniform model."""

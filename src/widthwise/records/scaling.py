@@ -78,8 +78,8 @@ class Saving(Record):
 
     group: str
     baseline: str
-    fit: str
-    """Name of the law, the same for both."""
+    fit: LawName
+    """The law, the same for both."""
     kind: Literal["curve", "point"]
     at: ScalingPoint
     """The baseline's largest model, and the y at which both are compared."""

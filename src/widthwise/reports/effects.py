@@ -41,27 +41,21 @@ def effects_page(scales: Scales) -> Page:
         effect.name: [found and found.tokens_ratio for found in map(_equal_loss, effect.variants)]
         for effect in scales.effects
     }
-    equal_loss = f"at equal held-out loss, with the {level} interval; below 1 a variant needs fewer"
-    by_slope = "with which {} would have the same loss, as its loss falls between two lengths of training"
     worths = {effect.name: worth(effect, scales) for effect in scales.effects}
-    comparisons = [
-        [
-            clean(str(scale.folder)),
-            f"{scale.params:,}",
-            f"{scale.tokens:,}",
-            ", ".join(map(str, scale.comparison.seeds)),
-            _matched(scale.comparison.matched),
-            text_words(scale.comparison.environment) or MISSING,
-        ]
-        for scale in scales.each
-    ]
+    equal_loss = f"Tokens over those of {baseline} at equal held-out loss, with the {level} interval"
+    by_slope = (
+        f"Tokens over those with which {baseline} would have the same loss, as its loss falls between two lengths of "
+        "training"
+    )
+    comparisons, commands = list[list[str]](), list[Text | Code]()
+    for scale in scales.each:
+        own, folder = scale.comparison, clean(str(scale.folder))
+        seeds, text = ", ".join(map(str, own.seeds)), text_words(own.environment) or MISSING
+        matched = MISSING if own.matched in (None, "none") else TITLES.get(own.matched, clean(own.matched))
+        comparisons.append([folder, f"{scale.params:,}", f"{scale.tokens:,}", seeds, matched, text])
+        commands += [Text([folder], is_quiet=False), Code(own.command)]
     header = ["Folder", "parameters", "tokens", "seeds", "matched in", "text, tokenizer"]
     caption = f"From small to large; parameters and tokens are those of {baseline}"
-    commands = [
-        part
-        for scale in scales.each
-        for part in (Text([clean(str(scale.folder))], is_quiet=False), Code(scale.comparison.command))
-    ]
     return Page(
         "effects",
         f"{counted(len(scales.each), 'comparison')} with {baseline}",
@@ -79,23 +73,15 @@ def effects_page(scales: Scales) -> Page:
             ),
             section(
                 "Tokens at equal loss",
-                _ratio_table(f"Tokens over those of {baseline} {equal_loss}", scales, at_equal_loss),
+                _ratio_table(f"{equal_loss}; below 1 a variant needs fewer", scales, at_equal_loss),
                 note("equal-loss-of-effects"),
             ),
-            section(
-                "Differences in tokens",
-                _ratio_table(f"Tokens over those {by_slope.format(baseline)}", scales, worths),
-                note("worth", baseline=baseline),
-            ),
+            section("Differences in tokens", _ratio_table(by_slope, scales, worths), note("worth", baseline=baseline)),
             section("The comparisons", Table(caption, header, comparisons, words={"matched in", "text, tokenizer"})),
             section("How to reproduce", *commands),
         ),
         made_from="comparison.json of each folder",
     )
-
-
-def _matched(matched: str | None) -> str:
-    return MISSING if matched in (None, "none") else TITLES.get(matched, clean(matched))
 
 
 def effect_figures(scales: Scales) -> list[Figure]:
