@@ -12,7 +12,7 @@ from tiny_runs import TINY
 
 from widthwise.config_io import parse
 from widthwise.experiments.growing import Task
-from widthwise.experiments.growing_parts import PARTS, GrownModel, sizes_of
+from widthwise.experiments.growing_parts import GrownModel, parts_of, sizes_of
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.gain import first_order_gains
 from widthwise.growth.plan import GrowthPlan, plan_growth
@@ -37,7 +37,7 @@ START = GrownModel.ungrown(
 )
 
 
-PART = {name: kind.of(TASK.template, 0.3) for name, kind in PARTS.items()}
+PART = parts_of(TASK.template, 0.3)
 
 
 def weights(seed: int = 1) -> dict[str, torch.Tensor]:
@@ -71,7 +71,7 @@ def drawn_for(name: str):
     return start
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", PART)
 def test_gains_measured_at_once_are_those_measured_alone(name):
     part = PART[name]
     batches, places = [tokens(seed) for seed in (1, 1, 2, 2)], part.places(START.model)
@@ -93,7 +93,7 @@ def test_gains_measured_at_once_are_those_measured_alone(name):
         assert sum(wanted.values()) > 0
 
 
-@pytest.mark.parametrize("name", hard_but(["width", "attention"], PARTS))
+@pytest.mark.parametrize("name", hard_but(["width", "attention"], PART))
 def test_each_of_several_steps_at_once_has_the_gain_of_a_step_alone(name):
     """On average over seeds: each draws other weights."""
     part = PART[name]
@@ -117,7 +117,7 @@ def test_each_of_several_steps_at_once_has_the_gain_of_a_step_alone(name):
 
 @pytest.mark.parametrize("name", ["width", "attention", "hidden"])
 def test_the_smallest_step_is_one_that_can_be_taken(name):
-    grown = PARTS[name].of(TASK.template, 1e-6).grown(START, 0)
+    grown = parts_of(TASK.template, 1e-6)[name].grown(START, 0)
     assert grown is not None
     assert TASK.cost(grown.model) > TASK.cost(START.model)
 

@@ -17,7 +17,7 @@ TRUTH = np.array([3.0, 0.05])
 def group(y: np.ndarray, x: np.ndarray = X, name: str = "g") -> CurveGroup:
     """y: (n_points,), or (n_points, n_seeds)."""
     rows = zip(x, np.reshape(y, (len(x), -1)))
-    return CurveGroup(name, tuple(Point(f"m{i}", float(a), tuple(map(float, b))) for i, (a, b) in enumerate(rows)))
+    return CurveGroup(name, tuple(Point.of_seeds(f"m{i}", float(a), b.tolist()) for i, (a, b) in enumerate(rows)))
 
 
 def noisy(seed: int, n_seeds: int = 1, size: float = 0.004) -> np.ndarray:
@@ -33,7 +33,7 @@ def test_of_one_seed_each_the_interval_is_that_of_linear_regression() -> None:
     y = noisy(1)[:, 0]
     line = stats.linregress(np.log(X), np.log(y))
     t = stats.t.ppf(0.975, len(X) - 2)
-    found = fit_law(POWER, group(y)).intervals(0.95)
+    found = fit_law(POWER, group(y)).record(0.95).parameters
     assert found["b"].mean == pytest.approx(-line.slope)
     assert (found["b"].high - found["b"].low) / 2 == pytest.approx(t * line.stderr, rel=0.06)
     assert found["a"].high / found["a"].mean == pytest.approx(np.exp(t * line.intercept_stderr), rel=1e-3)
@@ -47,7 +47,7 @@ def test_of_several_seeds_the_interval_is_that_of_the_luck_of_runs() -> None:
     pooled = np.sqrt(np.square(logs - logs.mean(axis=1, keepdims=True)).sum() / (15 - 5))
     spread = np.square(np.log(X) - np.log(X).mean()).sum()
     expected = stats.t.ppf(0.95, 10) * pooled / np.sqrt(3 * spread)
-    found = fit_law(POWER, group(y)).intervals(0.90)["b"]
+    found = fit_law(POWER, group(y)).record(0.90).parameters["b"]
     assert (found.high - found.low) / 2 == pytest.approx(expected, rel=0.06)
 
 
@@ -56,23 +56,23 @@ def test_ninety_percent_intervals_hold_the_truth_about_so_often(n_seeds: int) ->
     """There are 250 data sets, so that the binomial standard error is 1.9 percent."""
     hits = np.zeros(2)
     for seed in range(250):
-        found = fit_law(POWER, group(noisy(seed, n_seeds)), seed).intervals(0.90)
+        found = fit_law(POWER, group(noisy(seed, n_seeds)), seed).record(0.90).parameters
         hits += [each.low < true < each.high for each, true in zip(found.values(), TRUTH)]
     assert hits / 250 == pytest.approx(0.90, abs=0.06)
 
 
 def test_points_on_the_curve_leave_no_doubt() -> None:
-    fit = fit_law(IRREDUCIBLE, group(1.5 + 2 * X**-0.4))
+    fit = fit_law(IRREDUCIBLE, group(1.5 + 2 * X**-0.4)).record(0.95)
     assert fit.rms == pytest.approx(0, abs=1e-9)
     assert fit.r_squared == pytest.approx(1)
-    for interval, true in zip(fit.intervals(0.95).values(), (1.5, 2, 0.4)):
+    for interval, true in zip(fit.parameters.values(), (1.5, 2, 0.4)):
         assert (interval.low, interval.high) == pytest.approx((true, true), rel=1e-4)
 
 
 def test_a_band_is_as_wide_as_the_error_of_the_curve() -> None:
     """At the mean of ln x the error of a line is that of the mean."""
     y = noisy(7)[:, 0]
-    band = fit_law(POWER, group(y)).band(0.95)
+    band = fit_law(POWER, group(y)).record(0.95).band
     middle = len(band["x"]) // 2
     assert band["x"][middle] == pytest.approx(np.exp(np.log(X).mean()))
     line = stats.linregress(np.log(X), np.log(y))

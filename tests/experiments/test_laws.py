@@ -65,8 +65,8 @@ def test_points_without_a_bend_determine_no_irreducible_loss() -> None:
     """A line in y over ln x bends less than any positive e allows."""
     fit = IRREDUCIBLE.fit(X, 4 - 0.5 * np.log(X))
     assert fit[0] == 0
-    assert "e is at its bound" in (IRREDUCIBLE.doubt(fit) or "")
-    assert IRREDUCIBLE.doubt(IRREDUCIBLE.fit(X, noisy(IRREDUCIBLE, 0, size=1e-4))) is None
+    assert "e is at its bound" in (IRREDUCIBLE.warning(fit) or "")
+    assert IRREDUCIBLE.warning(IRREDUCIBLE.fit(X, noisy(IRREDUCIBLE, 0, size=1e-4))) is None
 
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)

@@ -22,8 +22,7 @@ def group(name: str, share: float) -> dict[str, Any]:
     fit = {"form": "y = a*x^-b", "parameters": {"a": interval(a, 0.1), "b": interval(B, 0.004)}, "band": band}
     fit |= {"rms": 0.001, "r_squared": 0.9991, "reason": None}
     points = [{"name": f"{name}-{x:g}", "x": x, "y": law(x, share), "n_seeds": 3} for x in SIZES]
-    fits = {"power": fit, "power_irreducible": None, "log_linear": None}
-    return {"name": name, "points": points, "fits": fits, "chosen": "power"}
+    return {"name": name, "points": points, "fits": {"power": fit}, "chosen": "power"}
 
 
 def saving(kind: str, ratio: float) -> dict[str, Any]:

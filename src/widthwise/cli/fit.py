@@ -75,7 +75,7 @@ def _fit_table(scaling: "ScalingLaws") -> Table:
     rows: list[list[str]] = []
     for group in scaling.groups:
         rows += [[]] * bool(rows) + [[f"{clean(group.name)}, {len(group.points)} points"]]
-        for kind, found in group.laws:
+        for kind, found in group.fits.items():
             errors = [fixed(getattr(found, key), 4) for key in ("rms", "leave_one_out_rms", "r_squared")]
             name = f"  {kind} *" if kind == group.chosen else f"  {kind}"
             symbols = [
@@ -98,7 +98,7 @@ def _doubts(scaling: "ScalingLaws") -> list[str]:
     return [
         f"{group.name}: {kind}: {found.reason}."
         for group in scaling.groups
-        for kind, found in group.laws
+        for kind, found in group.fits.items()
         if found.reason
     ]
 

@@ -1,6 +1,6 @@
 """Finding a shape for a budget, and comparing it with its rivals, retrained from scratch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,6 @@ import numpy as np
 import pydantic
 
 from widthwise.bundled import recipe_name
-from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment
@@ -18,9 +17,9 @@ from widthwise.experiments.growing import GrowingMethod, GrowingSearch, Task
 from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
-from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.recipe.recipe import parse_recipe
 from widthwise.recipe.train_section import Seeds
-from widthwise.records.discovery import DISCOVERED, Curve, DiscoveredShape, Discovery
+from widthwise.records.discovery import DISCOVERED, DiscoveredShape, Discovery
 from widthwise.records.run import changes_in_words
 from widthwise.shape.kinds import Match
 from widthwise.shape.profile import along
@@ -63,14 +62,6 @@ class DiscoveryPlan:
     config: DiscoverConfig
     task: Task
 
-    def settled(self, choose: Callable[[], Precision]) -> "DiscoveryPlan":
-        """Return the discovery in the chosen precision if its recipe says `auto`."""
-        base = self.task.base.settled(choose)
-        if base is self.task.base:
-            return self
-        data = merge(self.data, {"train": {"precision": base.train.precision}})
-        return replace(self, data=data, task=replace(self.task, base=base))
-
 
 def plan_discovery(
     path: Path,
@@ -84,10 +75,16 @@ def plan_discovery(
     the uniform model is then sized to it. Raises UserError."""
     data = read_recipe(path, overrides)
     config = parse(_Section, {"discover": data.pop("discover", {})}, str(path)).discover
-    asked = {"steps": steps, "match": match, "seeds": list(seeds)}
-    config = parse(DiscoverConfig, to_data(config) | {key: each for key, each in asked.items() if each}, "discover")
+    given = {"steps": steps, "match": match, "seeds": list(seeds)}
+    config = parse(DiscoverConfig, to_data(config) | {key: each for key, each in given.items() if each}, "discover")
     base = parse_recipe(data, str(path))
-    _check_uniform(base)
+    template = base.model
+    if not isinstance(template, ModelTemplate) or template.layers:
+        raise UserError("model.layers: a discovery finds the sizes of layers; leave changes to single layers out")
+    if template.shape.kind != "uniform":
+        raise UserError(f"model.shape.kind: got {template.shape.kind!r}; a discovery starts from the uniform model")
+    if base.growth:
+        raise UserError("growth: a discovery starts from a model that does not grow by itself; leave it out")
     if budget is not None:
         d_model = fitting_d_model(base, ShapeRequest(budget=budget, match=config.match))
         data = merge(data, {"model": {"d_model": d_model}})
@@ -97,26 +94,19 @@ def plan_discovery(
     return DiscoveryPlan(recipe_name(path), data, config, task)
 
 
-def _check_uniform(recipe: Recipe) -> None:
-    """Raises UserError if the recipe is not that of a uniform model, with one rule for all layers."""
-    template = recipe.model
-    if not isinstance(template, ModelTemplate) or template.layers:
-        raise UserError("model.layers: a discovery finds the sizes of layers; leave changes to single layers out")
-    if template.shape.kind != "uniform":
-        raise UserError(f"model.shape.kind: got {template.shape.kind!r}; a discovery starts from the uniform model")
-    if recipe.growth:
-        raise UserError("growth: a discovery starts from a model that does not grow by itself; leave it out")
-
-
 def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str | None = None) -> Discovery:
     """Search, or resume the search, and write discovery.json, the found recipe (discovered.yaml) and that of its
     comparison with rivals (rivals.yaml). Raises UserError if the folder holds another search."""
     from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
     from widthwise.runs.speed import chosen_precision
 
-    plan = plan.settled(partial(chosen_precision, folder, observer))
-    task, config = plan.task, plan.config
-    _begin(plan, folder)
+    config, data, task = plan.config, plan.data, plan.task
+    base = task.base.settled(partial(chosen_precision, folder, observer))
+    if base is not task.base:
+        data, task = merge(data, {"train": {"precision": base.train.precision}}), replace(task, base=base)
+    _begin(
+        {"match": task.match, "steps": task.steps, "method": to_data(config.method), "recipe": to_data(base)}, folder
+    )
     with interruption_adds("the same command resumes the discovery"):
         found = GrowingSearch(config.method, task).find(folder / "search", observer)
     discovery = Discovery(
@@ -126,7 +116,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
         options=to_data(config.method),
         match=config.match,
         budget=task.budget,
-        seed=task.base.train.seed,
+        seed=base.train.seed,
         command=command,
         environment=environment(),
         found=found,
@@ -136,31 +126,22 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     adjust = {name: "ffn" for name in variants if name != "uniform"}
     compare = {"seeds": list(config.seeds), "match": {"quantity": config.match, "adjust": adjust}, "variants": variants}
     for name, change in ((DISCOVERED, variants[DISCOVERED]), ("rivals", {"compare": compare})):
-        write_atomic(folder / f"{name}.yaml", dump_yaml(merge(plan.data, change)))
+        write_atomic(folder / f"{name}.yaml", dump_yaml(merge(data, change)))
     discovery.write(folder)
     return discovery
 
 
-class _SearchSpec(Config):
-    """The task of a folder's search, written there before anything is trained."""
-
-    match: Match
-    steps: pydantic.PositiveInt
-    method: GrowingMethod
-    recipe: dict[str, Any]
-
-
-def _begin(plan: DiscoveryPlan, folder: Path) -> None:
-    """Write the task of the search. Raises UserError if the folder has another."""
-    path, task = folder / "search.yaml", plan.task
-    asked = _SearchSpec(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
+def _begin(search: dict[str, Any], folder: Path) -> None:
+    """Write what a search was begun with. Raises UserError if the folder has another; of an older file, what is newer
+    than it counts as the same."""
+    path = folder / "search.yaml"
     if not path.exists():
-        write_atomic(path, dump_yaml(to_data(asked)))
+        write_atomic(path, dump_yaml(search))
         return
-    before = parse(_SearchSpec, parse_yaml(read_text(path), str(path)), str(path))
-    # With defaults for what is newer than the file.
-    recipe = to_data(parse_recipe(before.recipe, f"{path}: recipe"))
-    if changes := changes_in_words(to_data(before) | {"recipe": recipe}, to_data(asked)):
+    before = parse_yaml(read_text(path), str(path))
+    if not isinstance(before, dict):
+        raise UserError(f"{path}: is not a search")
+    if changes := changes_in_words(merge(search, before), search):
         raise UserError(f"{folder}: holds another search ({', '.join(changes[:3])}); choose another folder with --out")
 
 
@@ -173,39 +154,34 @@ def rivals(found: DiscoveredShape, task: Task) -> dict[str, dict[str, Any]]:
     """Return for each variant its changes to the recipe of the uniform model, which is the first.
 
     `even` gives all layers the mean of the found sizes, to tell the profile from the shares of attention and
-    feed-forward; it is left out if those are the uniform model's. `reversed` has the last layer first, `permuted_1` and
-    `permuted_2` have the layers in drawn orders, to test whether the order matters. They have the found layers, scaled
-    to the budget: the first layer reads and the last one writes no more than d_model, so orders differ in cost.
+    feed-forward; it is left out if those are the uniform model's to a tenth. `reversed` has the last layer first,
+    `permuted_1` and `permuted_2` have the layers in drawn orders, to test whether the order matters; there are fewer of
+    them if there are not so many orders. They have the found layers, scaled to the budget: the first layer reads and
+    the last one writes no more than d_model, so orders differ in cost.
     """
-    curve = found.curve
-    curves = {
-        DISCOVERED: curve,
-        **({"even": curve.even()} if curve.trades_kinds else {}),
-        "reversed": curve.reversed(),
-        **_permuted(curve, found.n_layers or task.template.n_layers, task.base.train.seed),
-    }
-    solved = {"match": task.match, "rounding": "balanced"}
-    of_model: dict[str, Any] = {}
-    depth: dict[str, Any] = {}
-    if found.n_layers is not None:
-        of_model, depth = {"n_layers": found.n_layers}, {"depth": round(found.n_layers / task.template.n_layers, 4)}
+    layers, shape = task.template.n_layers, {"match": task.match, "rounding": "balanced"}
+    model, depth = dict[str, Any](), dict[str, Any]()
     variants: dict[str, dict[str, Any]] = {"uniform": {}}
-    variants |= {kind: {"model": {"shape": {"kind": kind, **solved}}} for kind in ("x", "diamond")}
-    for name, each in curves.items():
-        points = {size: [round(point, 4) for point in own] for size, own in each.to_data().items() if own}
-        variants[name] = {"model": {**of_model, "shape": {"kind": "curve", **solved, **points, **depth}}}
-    return variants
-
-
-def _permuted(curve: Curve, n_layers: int, seed: int) -> dict[str, Curve]:
-    """Return the layers of a curve in drawn orders, all different from each other, from the curve and from its
-    reverse; fewer if there are not so many orders."""
-    lists = {name: along(points, n_layers) for name, points in curve.to_data().items() if points}
-    layers = list(zip(*lists.values(), strict=True))
-    known, found, generator = [layers, layers[::-1]], list[Curve](), np.random.default_rng(seed)
+    variants |= {kind: {"model": {"shape": {"kind": kind, **shape}}} for kind in ("x", "diamond")}
+    if found.n_layers is not None:
+        model["n_layers"], depth["depth"] = found.n_layers, round(found.n_layers / layers, 4)
+        layers = found.n_layers
+    curve, even = (
+        {name: points for name, points in each.to_data().items() if points}
+        for each in (found.curve, found.curve.even())
+    )
+    curves = {DISCOVERED: curve}
+    if any(abs(even[name][0] - 1) > 0.1 for name in even if name != "widths"):
+        curves["even"] = even
+    curves["reversed"] = {name: points[::-1] for name, points in curve.items()}
+    rows = list(zip(*(along(points, layers) for points in curve.values()), strict=True))
+    orders, generator = [rows, rows[::-1]], np.random.default_rng(task.base.train.seed)
     for _ in range(N_TRIES):
-        drawn = [layers[place] for place in generator.permutation(n_layers)]
-        if drawn not in known and len(found) < N_PERMUTED:
-            known.append(drawn)
-            found.append(Curve(**{name: list(map(float, sizes)) for name, sizes in zip(lists, zip(*drawn))}))
-    return {f"permuted_{number}": each for number, each in enumerate(found, start=1)}
+        drawn = [rows[place] for place in generator.permutation(layers)]
+        if drawn not in orders and len(orders) < 2 + N_PERMUTED:
+            orders.append(drawn)
+            curves[f"permuted_{len(orders) - 2}"] = dict(zip(curve, zip(*drawn)))
+    for name, own in curves.items():
+        points = {size: [round(float(point), 4) for point in each] for size, each in own.items()}
+        variants[name] = {"model": {**model, "shape": {"kind": "curve", **shape, **points, **depth}}}
+    return variants

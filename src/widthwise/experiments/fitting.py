@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
@@ -37,6 +37,8 @@ from widthwise.training.observer import Observer, SilentObserver
 
 N_RESAMPLES = 2000
 N_BAND = 33
+SMALLEST_P = 0.05
+"""Level of the F test of lack of fit: below it the points miss the curve by more than the luck of runs explains."""
 
 
 @dataclass(frozen=True)
@@ -52,53 +54,33 @@ class Fit:
     noise: np.ndarray
     """(n_draws, n_points) the move of each point in a resample, on the law's residual scale."""
     degrees_of_freedom: int
-    reason: str | None = None
-    """Why the parameters are unreliable; None if they are not."""
+    has_lack_of_fit: bool
+    """True if means over seeds lie farther off the curve than the noise of runs explains. The intervals do not include
+    such a miss."""
 
-    @property
-    def rms(self) -> float:
-        """Root mean square of y minus the curve, in the unit of y."""
-        residuals = self.group.y - self.law.y(self.parameters, self.group.x)
-        return float(np.sqrt(np.square(residuals).mean()))
-
-    @property
-    def r_squared(self) -> float:
-        """Share of the variance of y that the curve explains; nan if y does not vary."""
-        y = self.group.y
-        residuals = y - self.law.y(self.parameters, self.group.x)
-        return float(1 - np.square(residuals).mean() / y.var()) if np.ptp(y) else float("nan")
-
-    @property
-    def has_lack_of_fit(self) -> bool:
-        """True if means over seeds lie farther off the curve than the noise of runs explains: the F test of lack of
-        fit, at 5 percent. The intervals do not include such a miss."""
-        if not self.group.has_seeds:
-            return False
-        scale, n_free = self.law.residual_scale, len(self.group.points) - len(self.law.symbols)
-        n_seeds = np.array(self.group.layout)
-        off_curve = scale(self.group.y) - scale(self.law.y(self.parameters, self.group.x))
-        luck = _run_noise(self.law, self.group)
-        ratio = ((n_seeds * off_curve**2).sum() / n_free) / (np.square(luck).sum() / self.degrees_of_freedom)
-        return bool(stats.f.sf(ratio, n_free, self.degrees_of_freedom) < 0.05)
-
-    def intervals(self, confidence: float) -> dict[str, Estimate]:
-        """Return parameter name -> its value and interval."""
-        return {
-            symbol: _t_interval(
-                float(value), drawn, self.degrees_of_freedom, confidence, as_factor=symbol in self.law.factors
-            )
-            for symbol, value, drawn in zip(self.law.symbols, self.parameters, self.drawn_parameters.T)
-        }
-
-    def band(self, confidence: float) -> Band:
-        """Return the confidence band of the curve at N_BAND values of x over the points."""
-        x = np.geomspace(self.group.x.min(), self.group.x.max(), N_BAND)
-        scale = self.law.residual_scale
-        centre = scale(self.law.y(self.parameters, x))
-        spread = scale(self.law.y(self.drawn_parameters[:, None, :], x)).std(axis=0)
+    def record(self, confidence: float) -> FittedLaw:
+        """Return the parameters with their intervals, the quality of the fit, and the confidence band of the curve at
+        N_BAND values of x over the points."""
+        law, x, y = self.law, self.group.x, self.group.y
+        mean_square = np.square(y - law.y(self.parameters, x)).mean()
+        across = np.geomspace(x.min(), x.max(), N_BAND)
+        centre = law.residual_scale(law.y(self.parameters, across))
+        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
         half_width = students_t(self.degrees_of_freedom, confidence) * spread
-        low, high = (self.law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
-        return Band(x=x.tolist(), low=low, high=high)
+        low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
+        values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
+        return FittedLaw(
+            form=law.form,
+            parameters={
+                symbol: _t_interval(value, drawn, self.degrees_of_freedom, confidence, symbol in law.factors)
+                for symbol, value, drawn in values
+            },
+            rms=float(np.sqrt(mean_square)),
+            r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
+            leave_one_out_rms=_left_out_rms(law, [self.group]),
+            band=Band(x=across.tolist(), low=low, high=high),
+            reason=law.warning(self.parameters),
+        )
 
 
 def objection(law: Law, group: CurveGroup) -> str | None:
@@ -111,77 +93,58 @@ def objection(law: Law, group: CurveGroup) -> str | None:
 
 def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     """Fit a law to a group without an `objection`. seed: of the resampling."""
-    x, y = group.x, group.y
+    x, y, n_runs, scale = group.x, group.y, np.array(group.layout), law.residual_scale
     parameters = law.fit(x, y)
-    random = np.random.default_rng([seed, *group.layout])
+    on_curve, n_free, has_lack_of_fit = scale(law.y(parameters, x)), len(x) - len(law.symbols), False
+    off_curve = scale(y) - on_curve
     if group.has_seeds:
-        centre, n_free = law.residual_scale(y), sum(group.layout) - len(x)
-        noise = _drawn_noise(law, group, n_free, random)
+        points = [scale(np.array(point.per_seed)) - scale(np.array(point.y)) for point in group.points]
+        centre, residuals, n_luck = scale(y), np.concatenate(points), n_runs.sum() - len(x)
+        ratio = ((n_runs * off_curve**2).sum() / n_free) / (np.square(residuals).sum() / n_luck)
+        has_lack_of_fit, n_free = bool(stats.f.sf(ratio, n_free, n_luck) < SMALLEST_P), int(n_luck)
     else:
-        centre, n_free = law.residual_scale(law.y(parameters, x)), len(x) - len(law.symbols)
-        noise = _drawn(law.residual_scale(y) - centre, n_free, len(x), random)
-    drawn = law.fit(x, law.from_residual_scale(centre + noise))
-    return Fit(law, group, parameters, drawn, noise, n_free, law.doubt(parameters))
-
-
-def _drawn_noise(law: Law, group: CurveGroup, n_free: int, random: np.random.Generator) -> np.ndarray:
-    """Return (N_RESAMPLES, n_points) means of drawn runs, as many as each point has, less the point's own mean."""
-    runs = _run_noise(law, group)
-    drawn = _drawn(runs, n_free, len(runs), random)
-    starts = np.cumsum([0, *group.layout[:-1]])
-    return np.add.reduceat(drawn, starts, axis=1) / np.array(group.layout)
-
-
-def _run_noise(law: Law, group: CurveGroup) -> np.ndarray:
-    """Return (n_runs,) distances of runs from the mean of their point, on the law's residual scale."""
-    scale = law.residual_scale
-    return np.concatenate([scale(np.array(point.per_seed)) - scale(np.array(point.y)) for point in group.points])
-
-
-def _drawn(residuals: np.ndarray, n_free: int, n_drawn: int, random: np.random.Generator) -> np.ndarray:
-    """Return (N_RESAMPLES, n_drawn) residuals drawn with replacement, widened by sqrt(n / n_free)."""
+        centre, residuals, n_runs = on_curve, off_curve, np.ones_like(n_runs)
     widened = (residuals - residuals.mean()) * np.sqrt(len(residuals) / n_free)
-    return widened[random.integers(len(residuals), size=(N_RESAMPLES, n_drawn))]
+    random = np.random.default_rng([seed, *group.layout])
+    runs = widened[random.integers(len(residuals), size=(N_RESAMPLES, n_runs.sum()))]
+    noise = np.add.reduceat(runs, np.cumsum([0, *n_runs[:-1]]), axis=1) / n_runs
+    drawn = law.fit(x, law.from_residual_scale(centre + noise))
+    return Fit(law, group, parameters, drawn, noise, n_free, has_lack_of_fit)
 
 
 def savings(group: Fit, baseline: Fit, confidence: float) -> Iterator[Saving]:
     """Yield the savings curve against curve and point against curve. Both fits are of the same law.
 
     Intervals are those of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise the
-    degrees of freedom are those of Welch and Satterthwaite.
+    degrees of freedom are those of Welch and Satterthwaite, for the sum of two independent errors.
     """
-    law, i = baseline.law, baseline.group.largest
-    point = baseline.group.points[i]
-    at_point = np.array(point.x)
-    y_curve, drawn_curve = law.y(baseline.parameters, at_point), law.y(baseline.drawn_parameters, at_point)
-    drawn_point = law.from_residual_scale(law.residual_scale(np.array(point.y)) + baseline.noise[:, i])
-    targets: dict[Literal["curve", "point"], tuple[float, np.ndarray]] = {
-        "curve": (float(y_curve), drawn_curve),
-        "point": (point.y, drawn_point),
+    law, points = baseline.law, baseline.group.points
+    largest = min(range(len(points)), key=lambda i: (-points[i].x, points[i].y))
+    point = points[largest]
+    at_point, y_point = np.array(point.x), np.array(point.y)
+    drawn_point = law.from_residual_scale(law.residual_scale(y_point) + baseline.noise[:, largest])
+    targets: dict[Literal["curve", "point"], tuple[np.ndarray, np.ndarray]] = {
+        "curve": (law.y(baseline.parameters, at_point), law.y(baseline.drawn_parameters, at_point)),
+        "point": (y_point, drawn_point),
     }
     for kind, (y, y_drawn) in targets.items():
-        y_here = np.array(y)
-        x, n_free = float(law.x(group.parameters, y_here)), float(group.degrees_of_freedom)
+        x, n_free = float(law.x(group.parameters, y)), float(group.degrees_of_freedom)
         if group.group.layout != baseline.group.layout:
-            own, others = law.x(group.drawn_parameters, y_here), law.x(group.parameters, y_drawn)
-            n_free = _welch(own / x, group.degrees_of_freedom, others / x, baseline.degrees_of_freedom)
+            errors = law.x(group.drawn_parameters, y), law.x(group.parameters, y_drawn)
+            variances = np.array([np.log(each / x).var() for each in errors])
+            both_free = np.array([group.degrees_of_freedom, baseline.degrees_of_freedom])
+            weighted = (variances**2 / both_free).sum()
+            n_free = float(variances.sum() ** 2 / weighted if weighted > 0 else both_free.sum())
         drawn = law.x(group.drawn_parameters, y_drawn)
         yield Saving(
             group=group.group.name,
             baseline=baseline.group.name,
             fit=law.kind,
             kind=kind,
-            at=ScalingPoint(name=point.name, x=point.x, y=y),
+            at=ScalingPoint(name=point.name, x=point.x, y=float(y)),
             ratio=_t_interval(x / point.x, drawn / point.x, n_free, confidence, as_factor=True),
             is_extrapolated=not bool(group.group.x.min() <= x <= group.group.x.max()),
         )
-
-
-def _welch(first: np.ndarray, first_free: int, second: np.ndarray, second_free: int) -> float:
-    """Return the degrees of freedom of a sum of two independent errors, here of logarithms of resampled values."""
-    variances = np.array([np.log(first).var(), np.log(second).var()])
-    weighted = (variances**2 / np.array([first_free, second_free])).sum()
-    return float(variances.sum() ** 2 / weighted) if weighted > 0 else float(first_free + second_free)
 
 
 def _t_interval(
@@ -195,10 +158,10 @@ def _t_interval(
         return Estimate(mean=value, low=None, high=None)
     centre, spread = (np.log(value), np.log(drawn).std()) if as_factor else (value, drawn.std())
     half_width = students_t(degrees_of_freedom, confidence) * spread
-    low, high = centre - half_width, centre + half_width
+    ends = np.array([centre - half_width, centre + half_width])
     with np.errstate(over="ignore"):
-        ends = np.exp([low, high]) if as_factor else (low, high)
-    return Estimate(mean=value, low=float(ends[0]), high=float(ends[1]))
+        low, high = (np.exp(ends) if as_factor else ends).tolist()
+    return Estimate(mean=value, low=low, high=high)
 
 
 Fits = dict[LawName, dict[str, Fit]]
@@ -213,21 +176,30 @@ def fit_groups(
     law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. Raises UserError if
     no law can be fitted to a group.
     """
-    axes, groups = data.axes, data.groups
-    fits = _fits(groups, axes.x, observer or SilentObserver())
+    axes, groups, baseline = data.axes, data.groups, data.baseline
+    for group in groups:
+        reasons = [objection(each, group) for each in LAWS.values()]
+        if all(reasons):
+            raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by decides which models share a curve")
+    possible = [(each, group) for each in LAWS.values() for group in groups if objection(each, group) is None]
+    fits: Fits = {kind: {} for kind in LAWS}
+    for n_done, (each, group) in enumerate(possible):
+        (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
+        fits[each.kind][group.name] = fit_law(each, group)
     chosen, why = _choice(groups, fits, law)
-    found = [
+    recorded = [_recorded(group, fits, chosen) for group in groups]
+    saved = [
         saving
         for own in fits.values()
+        if baseline in own
         for name, fit in own.items()
-        if data.baseline in own and name != data.baseline
-        for saving in savings(fit, own[data.baseline], CONFIDENCE)
+        if name != baseline
+        for saving in savings(fit, own[baseline], CONFIDENCE)
     ]
-    curves = [fits[chosen][group.name] for group in groups]
     drawn = sorted({"the luck of runs" if group.has_seeds else "residuals" for group in groups})
     sentences = [
-        *(_saving_sentence(found, name, chosen, axes.x) for name in dict.fromkeys(saving.group for saving in found)),
-        *(_law_sentence(curve, axes.x, axes.y) for curve in curves),
+        *(_saving_sentence(saved, name, chosen, axes.x) for name in dict.fromkeys(saving.group for saving in saved)),
+        *(_law_sentence(fits[chosen][group.name], group, axes.x, axes.y) for group in recorded),
         f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {N_RESAMPLES:,} times.",
         *(f"Left out: {each}." for each in data.left_out),
     ]
@@ -238,42 +210,27 @@ def fit_groups(
         confidence=CONFIDENCE,
         x=axes.x,
         y=axes.y,
-        baseline=data.baseline,
+        baseline=baseline,
         sentence="\n".join(sentences),
-        groups=[_recorded(group, fits, chosen) for group in groups],
-        savings=found,
+        groups=recorded,
+        savings=saved,
     )
 
 
-def _fits(groups: Sequence[CurveGroup], x: str, observer: Observer) -> Fits:
-    for group in groups:
-        reasons = [objection(law, group) for law in LAWS.values()]
-        if all(reasons):
-            raise UserError(f"fit: over {x} a law {reasons[0]}; --group-by decides which models share a curve")
-    possible: list[tuple[LawName, CurveGroup]] = [
-        (kind, group) for kind, law in LAWS.items() for group in groups if objection(law, group) is None
-    ]
-    fits: Fits = {kind: {} for kind in LAWS}
-    for n_done, (kind, group) in enumerate(possible):
-        observer.working("fitting", n_done, len(possible), "laws")
-        fits[kind][group.name] = fit_law(LAWS[kind], group)
-    return fits
-
-
-def _choice(groups: Sequence[CurveGroup], fits: Fits, asked: str | None) -> tuple[LawName, str]:
+def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tuple[LawName, str]:
     """Return one law for all groups, so that their curves are comparable, and the reason for it."""
-    if asked is not None:
-        law = next((law for law in LAWS.values() if law.kind == asked), None)
+    if wanted is not None:
+        law = next((law for law in LAWS.values() if law.kind == wanted), None)
         if law is None:
-            raise UserError(f"--law: got {asked!r}; {nearest_hint(asked, LAWS)}")
-        for group in groups:
-            if reason := objection(law, group):
-                raise UserError(f"--law: got {asked}, which {reason}")
+            raise UserError(f"--law: got {wanted!r}; {nearest_hint(wanted, LAWS)}")
+        if reasons := [reason for group in groups if (reason := objection(law, group))]:
+            raise UserError(f"--law: got {wanted}, which {reasons[0]}")
         return law.kind, "as asked"
     errors: dict[LawName, float] = {
         kind: error
         for kind, law in LAWS.items()
-        if math.isfinite(error := _left_out_rms(law, groups)) and not any(fit.reason for fit in fits[kind].values())
+        if math.isfinite(error := _left_out_rms(law, groups))
+        and not any(law.warning(fit.parameters) for fit in fits[kind].values())
     }
     if not errors:
         return next(iter(LAWS)), "since the points are too few to choose by"
@@ -288,58 +245,44 @@ def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
 
 
 def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
-    points = [
-        ScalingPoint(
-            name=point.name,
-            x=point.x,
-            y=point.y,
-            y_sd=float(np.std(point.per_seed, ddof=1)) if len(point.per_seed) > 1 else None,
-            n_seeds=len(point.per_seed),
-        )
-        for point in group.points
-    ]
-    laws: dict[LawName, FittedLaw | None] = {}
-    for kind, law in LAWS.items():
-        fit = fits[kind].get(group.name)
-        laws[kind] = FittedLaw(
-            form=law.form,
-            parameters={} if fit is None else fit.intervals(CONFIDENCE),
-            rms=fit and fit.rms,
-            r_squared=fit and fit.r_squared,
-            leave_one_out_rms=fit and _left_out_rms(law, [group]),
-            band=fit and fit.band(CONFIDENCE),
-            reason=objection(law, group) if fit is None else fit.reason,
-        )
-    return ScalingGroup(name=group.name, points=points, fits=laws, chosen=chosen)
+    unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
+    laws: dict[LawName, FittedLaw] = {
+        kind: own[group.name].record(CONFIDENCE)
+        if group.name in (own := fits[kind])
+        else FittedLaw(form=law.form, parameters={}, reason=objection(law, group), **unknown)
+        for kind, law in LAWS.items()
+    }
+    return ScalingGroup(name=group.name, points=group.points, fits=laws, chosen=chosen)
 
 
-def _law_sentence(fit: Fit, x: str, y: str) -> str:
-    symbol = fit.law.steepness
-    steepness = fit.intervals(CONFIDENCE)[symbol]
-    doubt = "" if fit.reason is None else f"; {fit.reason}"
-    quality = "all points are equal" if np.isnan(fit.r_squared) else f"R² {fit.r_squared:.4f}"
+def _law_sentence(fit: Fit, group: ScalingGroup, x: str, y: str) -> str:
+    law, found = fit.law, group.chosen_fit
+    numbers = dict(zip(law.symbols, fit.parameters))
+    formula = law.formula.format(x=x, y=y, minus_b=-fit.parameters[-1], **numbers)
+    quality = "all points are equal" if found.r_squared is None else f"R² {found.r_squared:.4f}"
+    warning = "" if found.reason is None else f"; {found.reason}"
     if fit.has_lack_of_fit:
-        doubt += "; its points lie off it by more than the luck of runs, and of that the intervals know nothing"
-    formula = fit.law.written(fit.parameters, x, y)
-    return f"{fit.group.name}: {formula} ({symbol}: {_ends(steepness, '{:.4g}')}; {quality}){doubt}."
+        warning += "; its points lie off it by more than the luck of runs, and of that the intervals know nothing"
+    ends = _ends(found.parameters[law.steepness], "{:.4g}")
+    return f"{group.name}: {formula} ({law.steepness}: {ends}; {quality}){warning}."
 
 
-def _saving_sentence(found: Sequence[Saving], group: str, law: str, x: str) -> str:
+def _saving_sentence(saved: Sequence[Saving], group: str, law: str, x: str) -> str:
     """Return the savings of a group by one law, curve against curve and point against curve, and by the other laws."""
-    own = {(each.fit, each.kind): each for each in found if each.group == group}
+    own = {(each.fit, each.kind): each for each in saved if each.group == group}
+
+    def reached(saving: Saving, loss: str) -> str:
+        if saving.ratio.mean is None:
+            return f"never reaches {loss}"
+        outside = ", outside its own models" if saving.is_extrapolated else ""
+        return f"reaches {loss} with {_share(saving)} ({_ends(saving.ratio, '{:.1%}')}{outside}) of the {x}"
+
     curve, point = own[law, "curve"], own[law, "point"]
-    by_curves = _reached(curve, f"{curve.baseline}'s fitted loss of {curve.at.y:.4g}", x)
-    by_point = _reached(point, f"the measured loss of {point.at.name} ({point.at.y:.4g})", x)
+    by_curves = reached(curve, f"{curve.baseline}'s fitted loss of {curve.at.y:.4g}")
+    by_point = reached(point, f"the measured loss of {point.at.name} ({point.at.y:.4g})")
     others = [f"{kind} {_share(each)}" for (kind, how), each in own.items() if how == "curve" and kind != law]
     also = f" Curve against curve by other laws: {', '.join(others)}." if others else ""
     return f"{group} {by_curves}, by the two fitted curves; it {by_point}, by its curve and that point.{also}"
-
-
-def _reached(saving: Saving, loss: str, x: str) -> str:
-    if saving.ratio.mean is None:
-        return f"never reaches {loss}"
-    outside = ", outside its own models" if saving.is_extrapolated else ""
-    return f"reaches {loss} with {_share(saving)} ({_ends(saving.ratio, '{:.1%}')}{outside}) of the {x}"
 
 
 def _share(saving: Saving) -> str:

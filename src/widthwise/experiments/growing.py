@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +12,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, checked_copy
-from widthwise.experiments.growing_parts import PARTS, GrownModel, Part, PartName, sizes_of, template_layer
+from widthwise.experiments.growing_parts import GrownModel, PartName, parts_of, sizes_of, template_layer
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe
@@ -34,7 +33,7 @@ class Task:
     """A search for sizes of layers with which a model has the cost of the uniform one."""
 
     base: Recipe
-    """Its model is the uniform one."""
+    """The recipe of the uniform model."""
     steps: int
     match: Match
 
@@ -58,12 +57,11 @@ class Task:
         layer = template_layer(self.template)
         uniform, n_blocks = sizes_of(layer), layer.ffn.n_residual_additions
         blocks = [1 if each.blocks is None else each.blocks / n_blocks for each in layers]
-        sizes = {
-            "widths": [each.width / self.template.d_model for each in layers],
-            "attention": [each.attention / uniform.attention for each in layers],
-            "hidden": [each.hidden / uniform.hidden / n for each, n in zip(layers, blocks)],
-        }
-        return Curve.of_sizes(sizes if layers[0].blocks is None else sizes | {"blocks": blocks})
+        widths = [each.width / self.template.d_model for each in layers]
+        attention = [each.attention / uniform.attention / width for each, width in zip(layers, widths)]
+        hidden = [each.hidden / uniform.hidden / n / width for each, n, width in zip(layers, blocks, widths)]
+        searched = {} if layers[0].blocks is None else {"blocks": blocks}
+        return Curve(widths=widths, attention=attention, hidden=hidden, **searched)
 
 
 class GrowingMethod(Config):
@@ -117,72 +115,47 @@ class GrowingSearch:
     def __init__(self, method: GrowingMethod, task: Task):
         """Raises UserError for a uniform model whose sizes the method cannot search."""
         self.method, self.task = method, task
-        self.uniform = task.base.explicit_model
-        residual = self.uniform.residual
+        self.uniform, template, seq_len = task.base.explicit_model, task.template, task.base.seq_len
+        residual, n_stages = self.uniform.residual, method.n_stages
         if not isinstance(residual.layout, PrefixLayout):
             raise UserError(f"model.residual.kind: got {residual.kind!r}; layers of different width need plain")
-        if task.steps < method.n_stages:
-            raise UserError(
-                f"discover.steps: got {task.steps}; must be at least one for each of {method.n_stages} stages"
-            )
-        self._check_parts()
-        if self.first_cost >= task.budget:
-            raise UserError(f"discover.method.start_width: got {method.start_width:g}; leaves nothing to grow by")
-        self._check_steps()
-        # Or no curve could say what is found.
-        flat = CurveShape(widths=(1, 1), attention=(1, 1), hidden=(1, 1))
-        task.template.model_copy(update={"shape": flat}).resolve(task.base.seq_len)
-
-    @cached_property
-    def start(self) -> ModelConfig:
-        """The narrow uniform model."""
-        template = self.task.template
+        if task.steps < n_stages:
+            raise UserError(f"discover.steps: got {task.steps}; must be at least one for each of {n_stages} stages")
         quantum = template.attention.quantum
-        width = max(1, round(self.method.start_width * template.d_model / quantum)) * quantum
-        shape = ExplicitShape(widths=(width,) * template.n_layers)
-        return template.model_copy(update={"shape": shape}).resolve(self.task.base.seq_len)
-
-    @cached_property
-    def first_cost(self) -> float:
+        width = max(1, round(method.start_width * template.d_model / quantum)) * quantum
+        narrow = ExplicitShape(widths=(width,) * template.n_layers)
+        self.start = template.model_copy(update={"shape": narrow}).resolve(seq_len)
+        """The narrow uniform model."""
+        self.first_cost = task.cost(self.start)
         """The matched quantity of the narrow model."""
-        return self.task.cost(self.start)
-
-    @cached_property
-    def allowance(self) -> float:
+        self.allowance = self.first_cost + method.spend * (task.budget - self.first_cost)
         """The most of the matched quantity that the model may take at the end of the search."""
-        return self.first_cost + self.method.spend * (self.task.budget - self.first_cost)
-
-    @cached_property
-    def parts(self) -> dict[str, Part]:
-        return {name: PARTS[name].of(self.task.template, self.method.step) for name in self.method.parts}
-
-    def _check_parts(self) -> None:
-        """Raises UserError for parts that the model lacks, or that start as large as in the uniform one."""
-        allowed = [name for name, part in PARTS.items() if part.is_in(self.uniform.layers[0])]
-        for name in self.method.parts:
-            if name not in allowed:
-                known = ", ".join(allowed)
-                raise UserError(
-                    f"discover.method.parts: got {name!r}, which this model does not have; allowed: {known}"
-                )
-            if self.method.division == "kept" and PARTS[name].total(self.start) >= PARTS[name].total(self.uniform):
+        known = parts_of(template, method.step)
+        for name in method.parts:
+            if name not in known:
+                which = f"which this model does not have; allowed: {', '.join(known)}"
+                raise UserError(f"discover.method.parts: got {name!r}, {which}")
+            if method.division == "kept" and known[name].total(self.start) >= known[name].total(self.uniform):
                 raise UserError(
                     f"discover.method.parts: got {name!r}, of which the narrow model has as much as the uniform one; "
                     "it grows with discover.method.division: free"
                 )
-
-    def _check_steps(self) -> None:
-        """Raises UserError if a step costs nothing, or if none fits."""
-        start, match = GrownModel.ungrown(self.start), self.task.match
-        steps = {name: self.task.cost(part.grown_at(start, [0]).model) for name, part in self.parts.items()}
-        free = next((name for name, cost in steps.items() if cost <= self.first_cost), None)
-        if free is not None:
-            raise UserError(f"discover.method.parts: got {free!r}, which adds no {match}; a budget must bound it")
+        self.parts = {name: known[name] for name in method.parts}
+        if self.first_cost >= task.budget:
+            raise UserError(f"discover.method.start_width: got {method.start_width:g}; leaves nothing to grow by")
+        ungrown = GrownModel.ungrown(self.start)
+        steps = {name: task.cost(part.grown_at(ungrown, [0]).model) for name, part in self.parts.items()}
+        if free := [name for name, cost in steps.items() if cost <= self.first_cost]:
+            which = f"which adds no {task.match}; a budget must bound it"
+            raise UserError(f"discover.method.parts: got {free[0]!r}, {which}")
         if (step := min(steps.values())) > self.allowance:
             raise UserError(
-                f"discover.method.spend: got {self.method.spend:g}, which leaves {self.allowance:,.0f} {match}; must "
+                f"discover.method.spend: got {method.spend:g}, which leaves {self.allowance:,.0f} {task.match}; must "
                 f"leave {step:,.0f}, what a single growth takes"
             )
+        # Or no curve could say what is found.
+        flat = CurveShape(widths=(1, 1), attention=(1, 1), hidden=(1, 1))
+        template.model_copy(update={"shape": flat}).resolve(seq_len)
 
     def find(self, folder: Path, observer: Observer) -> DiscoveredShape:
         """Train and grow stage by stage. Stages that were trained before are not trained again."""
@@ -200,39 +173,37 @@ class GrowingSearch:
         stages.append(self._stage(now, self.task.steps))
         spent, layers = source.spent, stages[-1].layers
         n_layers = {} if len(layers) == self.task.template.n_layers else {"n_layers": len(layers)}
-        flops += spent.training_flops
-        return DiscoveredShape(
-            curve=self.task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops, **n_layers
-        )
+        cost = {"tokens": spent.tokens, "flops": flops + spent.training_flops}
+        return DiscoveredShape(curve=self.task.curve(layers), stages=stages, **cost, **n_layers)
 
     def _trained(
         self, now: GrownModel, number: int, folder: Path, before: "Source | None", observer: Observer
     ) -> "Source":
-        """Return the run of a stage, grown from that of the stage before it, at its end."""
+        """Return the run of a stage, grown from that of the stage before it, at its end.
+
+        It trains at a constant rate, because the model at its end is not kept.
+        """
         from widthwise.runs.conversion import carry_out
         from widthwise.runs.grow import GrowOptions, growth_intended
         from widthwise.runs.train import resume, train_or_resume
         from widthwise.runs.trained import Source
 
-        run, recipe = RunDir(folder / f"stage-{number}"), self._recipe(now.model, number)
+        run, base = RunDir(folder / f"stage-{number}"), self.task.base
+        first_end, end = (round(self.task.steps * stage / self.method.n_stages) for stage in (1, number))
+        train = checked_copy(base.train, "train", steps=end, validate_every=None)
+        schedule = ConstantSchedule(warmup_steps=min(base.schedule.warmup_steps, first_end - 1))
+        recipe = checked_copy(base, "recipe", model=now.model, train=train, schedule=schedule)
         if before is None:
             train_or_resume(recipe, run.path, observer)
         else:
             if not run.exists:
-                options = GrowOptions(layers=now.sources, seed=self.task.base.train.seed, rewarmup_steps=0)
+                options = GrowOptions(layers=now.sources, seed=base.train.seed, rewarmup_steps=0)
                 carry_out(before, growth_intended(before, recipe, options), run.path, observer)
             resume(run.path, observer)
         source = Source.of(run.path)
         if [*map(sizes_of, source.model.layers)] != [*map(sizes_of, now.model.layers)]:
             raise UserError(f"{run.path}: grew otherwise than this version grows it; choose another folder with --out")
         return source
-
-    def _recipe(self, model: ModelConfig, number: int) -> Recipe:
-        """Return the recipe of a stage: at a constant rate, because the model at its end is not kept."""
-        base, ends = self.task.base, [round(self.task.steps * stage / self.method.n_stages) for stage in (1, number)]
-        train = checked_copy(base.train, "train", steps=ends[1], validate_every=None)
-        schedule = ConstantSchedule(warmup_steps=min(base.schedule.warmup_steps, ends[0] - 1))
-        return checked_copy(base, "recipe", model=model, train=train, schedule=schedule)
 
     def _candidates(self, source: "Source", observer: Observer) -> tuple[list[Candidate], float]:
         """Return every part with every place where it can grow, its gain and its cost; and the FLOPs of measuring."""
@@ -247,8 +218,7 @@ class GrowingSearch:
         step = STEPS[self.method.gain_along]
         found, flops, start, cost = [], 0.0, GrownModel.ungrown(source.model), self.task.cost(source.model)
         for name, part in self.parts.items():
-            places = part.places(start.model)
-            if not places:
+            if not (places := part.places(start.model)):
                 continue
             n_draws = self.method.n_draws if part.is_drawn else 1
             grown = part.grown_at(start, places * n_draws)
@@ -272,19 +242,18 @@ class GrowingSearch:
         the part that is furthest behind its size in the uniform model.
         """
         allowed = self.first_cost + (self.allowance - self.first_cost) * number / self.method.n_stages
-        ranked = self._ranked(candidates, number)
+        ranked = sorted(candidates, key=lambda each: each.gain / each.cost, reverse=True)
+        if self.method.order == "random":
+            order = np.random.default_rng(self.task.base.train.seed + number).permutation(len(candidates))
+            ranked = [candidates[place] for place in order]
         groups = [list(self.parts)] if self.method.division == "free" else [[name] for name in self.parts]
         queues = [deque(each for each in ranked if each.part in names) for names in groups]
         now, taken = GrownModel.ungrown(model), list[Candidate]()
-
-        def share(queue: deque[Candidate]) -> float:
-            part = self.parts[queue[0].part]
-            return part.total(now.model) / part.total(self.uniform)
-
         while queues := [queue for queue in queues if queue]:
-            queue = min(queues, key=share)
-            for _ in range(len(queue)):
-                candidate = queue[0]
+            leading = [self.parts[queue[0].part] for queue in queues]
+            shares = [part.total(now.model) / part.total(self.uniform) for part in leading]
+            queue = queues[shares.index(min(shares))]
+            for candidate in tuple(queue):
                 queue.rotate(-1)
                 grown = self.parts[candidate.part].grown(now, candidate.layer)
                 if grown is not None and self.task.cost(grown.model) <= allowed:
@@ -295,16 +264,7 @@ class GrowingSearch:
                 queue.clear()
         return now, taken
 
-    def _ranked(self, candidates: Sequence[Candidate], number: int) -> list[Candidate]:
-        if self.method.order == "random":
-            generator = np.random.default_rng(self.task.base.train.seed + number)
-            return [candidates[place] for place in generator.permutation(len(candidates))]
-        return sorted(candidates, key=lambda each: each.gain / each.cost, reverse=True)
-
     def _stage(self, now: GrownModel, step: int, **measured: Any) -> Stage:
-        layers = [sizes_of(layer) for layer in now.model.layers]
-        if "blocks" in self.parts:
-            n_blocks = [layer.ffn.n_residual_additions for layer in now.model.layers]
-            layers = [sizes.with_changes(blocks=n) for sizes, n in zip(layers, n_blocks)]
-        stage = Stage(step=step, layers=layers, cost=self.task.cost(now.model), **measured)
-        return stage.with_changes(sources=now.sources) if None in now.sources else stage
+        layers = [sizes_of(layer, "blocks" in self.parts) for layer in now.model.layers]
+        sources = {"sources": now.sources} if None in now.sources else {}
+        return Stage(step=step, layers=layers, cost=self.task.cost(now.model), **sources, **measured)

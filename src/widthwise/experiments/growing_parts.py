@@ -1,11 +1,10 @@
 """The parts of a model that can grow in a search: of a layer its width in the stream, its heads, its hidden units and
 the blocks of its hourglass, each by one step; and the model by a layer."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from widthwise.config_io import checked_copy
 from widthwise.model.config import ModelConfig
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
 PartName = Literal["width", "attention", "hidden", "layer", "blocks"]
 
 
-def sizes_of(layer: LayerConfig) -> LayerSizes:
-    """Return the sizes that every search records."""
-    attention = layer.attention
-    return LayerSizes(
-        width=layer.d_model, attention=attention.n_heads * attention.head_dim, hidden=sum(layer.ffn.hidden_widths)
-    )
+def sizes_of(layer: LayerConfig, with_blocks: bool = False) -> LayerSizes:
+    """Return the sizes that every search records, and those of one that varies the number of blocks."""
+    attention, hidden = layer.attention.n_heads * layer.attention.head_dim, sum(layer.ffn.hidden_widths)
+    blocks = {"blocks": layer.ffn.n_residual_additions} if with_blocks else {}
+    return LayerSizes(width=layer.d_model, attention=attention, hidden=hidden, **blocks)
 
 
 def template_layer(template: ModelTemplate) -> LayerConfig:
@@ -51,54 +49,37 @@ class GrownModel:
         """Return the present index of a layer of the beginning; behind all if there was none of that number."""
         return self.sources.index(layer) if layer in self.sources else len(self.sources)
 
-    def changed(self, index: int, layer: LayerConfig) -> "GrownModel":
-        """Put another layer in the place of one."""
-        return self._with((*self.model.layers[:index], layer, *self.model.layers[index + 1 :]), self.sources)
-
-    def added(self, index: int, layer: LayerConfig) -> "GrownModel":
-        """Put a further layer before one, or behind all."""
-        layers = (*self.model.layers[:index], layer, *self.model.layers[index:])
-        return self._with(layers, (*self.sources[:index], None, *self.sources[index:]))
-
-    def _with(self, layers: tuple[LayerConfig, ...], sources: tuple[int | None, ...]) -> "GrownModel":
+    def with_layer(self, index: int, layer: LayerConfig, is_added: bool = False) -> "GrownModel":
+        """Put another layer in the place of one, or a further one before it or behind all."""
+        layers, sources, after = self.model.layers, self.sources, index if is_added else index + 1
+        layers = (*layers[:index], layer, *layers[after:])
+        sources = (*sources[:index], None if is_added else sources[index], *sources[after:])
         return GrownModel(checked_copy(self.model, "model", layers=layers), sources)
 
 
 @dataclass(frozen=True)
-class Part(ABC):
+class Part:
     """Something that can grow by a step, at several places of a model, which are numbered as its layers are."""
 
+    name: PartName
     step: int
     """Channels, blocks or layers that it grows by at a time."""
-    name: ClassVar[PartName]
-    is_drawn: ClassVar[bool] = True
+    enlarge: Callable[[LayerConfig, int, ModelConfig], LayerConfig | None]
+    """Makes a layer of a model a step larger; None where it cannot grow any further."""
+    is_drawn: bool = True
     """True if its step draws weights, on which the gain depends."""
-    adds_tensors: ClassVar[bool] = False
+    adds_tensors: bool = False
     """True if its step adds tensors, not columns to existing ones."""
 
-    @classmethod
-    def is_in(cls, layer: LayerConfig) -> bool:
-        """Return whether a model of such layers has it."""
-        return True
-
-    @classmethod
-    def of(cls, template: ModelTemplate, step: float) -> Self:
-        """Return the part with the step that a search grows it by. step: over its size in the uniform model."""
-        return cls(1)
-
-    @staticmethod
-    @abstractmethod
-    def size(layer: LayerConfig) -> Number:
-        """Return how much of it a layer has."""
-
-    @classmethod
-    def total(cls, model: ModelConfig) -> Number:
+    def total(self, model: ModelConfig) -> Number:
         """Return how much of it all layers have together."""
-        return sum(map(cls.size, model.layers))
+        return sum(sizes_of(layer, with_blocks=True)[self.name] for layer in model.layers)
 
-    @abstractmethod
     def grown(self, before: GrownModel, place: int) -> GrownModel | None:
         """Grow it by a step at one place, numbered as at the beginning of the stage; None where it cannot grow."""
+        index = before.index(place)
+        layer = self.enlarge(before.model.layers[index], self.step, before.model)
+        return None if layer is None else before.with_layer(index, layer)
 
     def grown_at(self, before: GrownModel, places: Sequence[int]) -> GrownModel:
         """Grow it by a step at several places, where it can grow."""
@@ -130,127 +111,20 @@ class Part(ABC):
         return [sum(float(gain.sum()) for gain in step) for step in steps]
 
 
-class PartOfLayer(Part):
-    """A part of a layer."""
-
-    @abstractmethod
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
-        """Return the layer one step larger; None where it cannot grow any further."""
-
-    def grown(self, before: GrownModel, place: int) -> GrownModel | None:
-        index = before.index(place)
-        layer = self.grown_layer(before.model.layers[index], before.model)
-        return None if layer is None else before.changed(index, layer)
-
-
-class WidthPart(PartOfLayer):
-    """Coordinates of the stream that the layer reads and writes: at most those of the embedding, because no other layer
-    writes those beyond."""
-
-    name = "width"
-    is_drawn = False  # all of its new weights are 0
-
-    @classmethod
-    def of(cls, template: ModelTemplate, step: float) -> Self:
-        return cls(_whole_step(step * template_layer(template).d_model, 1))
-
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
-        return layer.d_model
-
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
-        width = layer.d_model + self.step
-        if width > model.d_model:
-            return None
-        return layer.model_copy(update={"d_model": width, "d_in": width, "d_out": width})
-
-
-class HeadsPart(PartOfLayer):
-    """Groups of heads of the size that the others have."""
-
-    name = "attention"
-
-    @classmethod
-    def of(cls, template: ModelTemplate, step: float) -> Self:
-        return cls(_whole_step(step * cls.size(template_layer(template)), template.attention.unit))
-
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
-        return sizes_of(layer).attention
-
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
-        attention = layer.attention
-        group = attention.n_heads // attention.n_kv_heads
-        n_new = max(1, round(self.step / (group * attention.head_dim)))
-        sizes = {"n_heads": attention.n_heads + n_new * group, "n_kv_heads": attention.n_kv_heads + n_new}
-        return layer.model_copy(update={"attention": checked_copy(attention, "attention", **sizes)})
-
-
-class HiddenPart(PartOfLayer):
-    """Hidden units of the feed-forward; of an hourglass, as many of each block."""
-
-    name = "hidden"
-
-    @classmethod
-    def is_in(cls, layer: LayerConfig) -> bool:
-        return len(layer.ffn.hidden_axes) == 1
-
-    @classmethod
-    def of(cls, template: ModelTemplate, step: float) -> Self:
-        widths = template_layer(template).ffn.hidden_widths
-        return cls(_whole_step(step * (sum(widths) // len(widths)), 1))
-
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
-        return sizes_of(layer).hidden
-
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
-        [key] = layer.ffn.hidden_axes
-        sizes = {key: getattr(layer.ffn, key) + self.step}
-        return layer.model_copy(update={"ffn": checked_copy(layer.ffn, "ffn", **sizes)})
-
-
-class BlocksPart(PartOfLayer):
-    """Blocks of an hourglass, as wide as the others of the layer, behind them."""
-
-    name = "blocks"
-    adds_tensors = True
-
-    @classmethod
-    def is_in(cls, layer: LayerConfig) -> bool:
-        return isinstance(layer.ffn, HourglassConfig) and not layer.ffn.share_weights
-
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
-        return layer.ffn.n_residual_additions
-
-    def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:
-        assert isinstance(layer.ffn, HourglassConfig)
-        ffn = checked_copy(layer.ffn, "ffn", n_blocks=layer.ffn.n_blocks + self.step)
-        return layer.model_copy(update={"ffn": ffn})
-
-
-class LayerPart(Part):
+class AddedLayer(Part):
     """A further layer in a gap: before the first, between two, or, for the last place, behind all.
 
-    It has the sizes of the layer before it, or of the first one. So depth grows without a change of the profile of
+    `enlarge` makes it of the layer before it, or of the first one. So depth grows without a change of the profile of
     sizes, and wherever the stream is resized from layer to layer, its width lies between those of its neighbours.
     """
 
-    name = "layer"
-    adds_tensors = True
-
-    @staticmethod
-    def size(layer: LayerConfig) -> Number:
-        return 1
+    def total(self, model: ModelConfig) -> Number:
+        return model.n_layers
 
     def grown(self, before: GrownModel, place: int) -> GrownModel | None:
         index = before.index(place)
-        near = before.model.layers[max(0, index - 1)]
-        # The norms of a grown layer may measure less than it reads.
-        own = {"norm_dim": near.d_model, "stat_width": None}
-        norms = {name: getattr(near, name).model_copy(update=own) for name in ("attention_norm", "ffn_norm")}
-        return before.added(index, near.model_copy(update=norms))
+        layer = self.enlarge(before.model.layers[max(0, index - 1)], self.step, before.model)
+        return None if layer is None else before.with_layer(index, layer, is_added=True)
 
     def places(self, model: ModelConfig) -> list[int]:
         return list(range(model.n_layers + 1))
@@ -259,10 +133,59 @@ class LayerPart(Part):
         return range(grown.index(place) - n_steps, grown.index(place))
 
 
-PARTS: dict[PartName, type[Part]] = {
-    part.name: part for part in (WidthPart, HeadsPart, HiddenPart, LayerPart, BlocksPart)
-}
+def _wider(layer: LayerConfig, step: int, model: ModelConfig) -> LayerConfig | None:
+    """Return a layer that reads and writes more coordinates of the stream: at most those of the embedding, because no
+    other layer writes those beyond."""
+    width = layer.d_model + step
+    if width > model.d_model:
+        return None
+    return layer.model_copy(update={"d_model": width, "d_in": width, "d_out": width})
 
 
-def _whole_step(size: float, quantum: int) -> int:
-    return max(1, round(size / quantum)) * quantum
+def _with_heads(layer: LayerConfig, step: int, model: ModelConfig) -> LayerConfig:
+    """Return a layer with further groups of heads of the size that the others have."""
+    attention = layer.attention
+    group = attention.n_heads // attention.n_kv_heads
+    n_new = max(1, round(step / (group * attention.head_dim)))
+    sizes = {"n_heads": attention.n_heads + n_new * group, "n_kv_heads": attention.n_kv_heads + n_new}
+    return layer.model_copy(update={"attention": checked_copy(attention, "attention", **sizes)})
+
+
+def _with_units(layer: LayerConfig, step: int, model: ModelConfig) -> LayerConfig:
+    """Return a layer with further hidden units in its feed-forward; in an hourglass, as many in each block."""
+    [key] = layer.ffn.hidden_axes
+    sizes = {key: getattr(layer.ffn, key) + step}
+    return layer.model_copy(update={"ffn": checked_copy(layer.ffn, "ffn", **sizes)})
+
+
+def _with_blocks(layer: LayerConfig, step: int, model: ModelConfig) -> LayerConfig:
+    """Return a layer with further blocks of its hourglass, as wide as the others, behind them."""
+    assert isinstance(layer.ffn, HourglassConfig)
+    ffn = checked_copy(layer.ffn, "ffn", n_blocks=layer.ffn.n_blocks + step)
+    return layer.model_copy(update={"ffn": ffn})
+
+
+def _like(layer: LayerConfig, step: int, model: ModelConfig) -> LayerConfig:
+    """Return a new layer with the sizes of another, whose norms may measure less than it reads if it was grown."""
+    own = {"norm_dim": layer.d_model, "stat_width": None}
+    norms = {name: getattr(layer, name).model_copy(update=own) for name in ("attention_norm", "ffn_norm")}
+    return layer.model_copy(update=norms)
+
+
+def parts_of(template: ModelTemplate, step: float) -> dict[PartName, Part]:
+    """Return the parts that a model has, each with the step that a search grows it by. step: over its size in the
+    uniform model."""
+    layer = template_layer(template)
+    sizes, hidden = sizes_of(layer), layer.ffn.hidden_widths
+
+    def whole(size: Number, quantum: int = 1) -> int:
+        return max(1, round(step * size / quantum)) * quantum
+
+    parts = [Part("width", whole(sizes.width), _wider, is_drawn=False)]  # all of its new weights are 0
+    parts.append(Part("attention", whole(sizes.attention, template.attention.unit), _with_heads))
+    if len(layer.ffn.hidden_axes) == 1:
+        parts.append(Part("hidden", whole(sum(hidden) // len(hidden)), _with_units))
+    parts.append(AddedLayer("layer", 1, _like, adds_tensors=True))
+    if isinstance(layer.ffn, HourglassConfig) and not layer.ffn.share_weights:
+        parts.append(Part("blocks", 1, _with_blocks, adds_tensors=True))
+    return {part.name: part for part in parts}

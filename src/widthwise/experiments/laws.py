@@ -17,7 +17,7 @@ import numpy as np
 from widthwise.records.scaling import SYMBOLS, LawName
 
 SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.005, 10.0
-"""Between which the exponent above an irreducible loss is sought."""
+"""Bounds of the exponent above an irreducible loss."""
 FLATTEST = 1e-9
 """A curve that falls by a smaller part of y for each e-fold of x, or doubling, is level but for rounding."""
 N_EXPONENTS = 80
@@ -30,11 +30,17 @@ class Law(ABC):
 
     kind: ClassVar[LawName]
     form: ClassVar[str]
+    formula: ClassVar[str]
+    """The form with its numbers and the names of x and y, as a format string."""
     symbols: ClassVar[tuple[str, ...]]
     factors: ClassVar[tuple[str, ...]] = ()
     """Positive symbols whose ratios mean more than differences: their intervals are those of logarithms."""
     steepness: ClassVar[str]
     """The parameter that measures how fast y falls."""
+    residual_scale: ClassVar[np.ufunc] = np.positive
+    """y on the scale of the fit: residuals are differences of these values."""
+    from_residual_scale: ClassVar[np.ufunc] = np.positive
+    """The inverse of `residual_scale`."""
 
     @property
     def fewest_points(self) -> int:
@@ -53,19 +59,7 @@ class Law(ABC):
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the x at which the curve reaches y; nan if it never does."""
 
-    @abstractmethod
-    def written(self, parameters: np.ndarray, x: str, y: str) -> str:
-        """Return the formula with the fitted numbers and the names of x and y."""
-
-    def residual_scale(self, y: np.ndarray) -> np.ndarray:
-        """Return y on the scale of the fit: residuals are differences of these values."""
-        return y
-
-    def from_residual_scale(self, scaled: np.ndarray) -> np.ndarray:
-        """Invert `residual_scale`."""
-        return scaled
-
-    def doubt(self, parameters: np.ndarray) -> str | None:
+    def warning(self, parameters: np.ndarray) -> str | None:
         """Return why the parameters of one fit are unreliable; None if they are not."""
         return None
 
@@ -75,31 +69,25 @@ class PowerLaw(Law):
 
     kind = "power"
     form = "y = a*x^-b"
+    formula = "{y} = {a:.5g}*{x}^{minus_b:.4g}"
     symbols = SYMBOLS["power"]
     factors = ("a",)
     steepness = "b"
+    residual_scale = np.log
+    from_residual_scale = np.exp
 
     def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         slope, intercept = _line(np.log(x), np.log(y))
         return np.stack([np.exp(intercept), -slope], axis=-1)
 
     def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-        a, b = _unstack(parameters)
+        a, b = np.moveaxis(parameters, -1, 0)
         return a * x**-b
 
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
-        a, b = _unstack(parameters)
-        return _power(a / y, b)
-
-    def written(self, parameters: np.ndarray, x: str, y: str) -> str:
-        a, b = parameters
-        return f"{y} = {a:.5g}*{x}^{-b:.4g}"
-
-    def residual_scale(self, y: np.ndarray) -> np.ndarray:
-        return np.log(y)
-
-    def from_residual_scale(self, scaled: np.ndarray) -> np.ndarray:
-        return np.exp(scaled)
+        a, b = np.moveaxis(parameters, -1, 0)
+        with np.errstate(all="ignore"):
+            return _finite((a / y) ** (1 / b), np.abs(b) > FLATTEST)
 
 
 class IrreduciblePowerLaw(Law):
@@ -112,53 +100,43 @@ class IrreduciblePowerLaw(Law):
 
     kind = "power_irreducible"
     form = "y = e + a*x^-b"
+    formula = "{y} = {e:.4g} + {a:.4g}*{x}^{minus_b:.4g}"
     symbols = SYMBOLS["power_irreducible"]
     factors = ("a",)
     steepness = "b"
 
     def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         x, y = np.broadcast_arrays(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
+        log_x = np.log(x)
+        centre = log_x.mean(axis=-1)  # powers of x over its geometric mean stay near 1
+
+        def fit_at(exponent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """Return the best parameters for a given b (...), and their squared error."""
+            z = np.exp(-exponent[..., None] * (log_x - centre[..., None]))
+            a, e = _line(z, y)
+            a = np.where(e < 0, (z * y).sum(axis=-1) / np.square(z).sum(axis=-1), a)
+            e = np.where(a < 0, np.mean(y, axis=-1), np.maximum(e, 0))
+            parameters = np.stack([e, np.maximum(a, 0) * np.exp(exponent * centre), exponent], axis=-1)
+            return parameters, np.square(self.y(parameters[..., None, :], x) - y).sum(axis=-1)
+
         log_exponents = np.linspace(np.log(SMALLEST_EXPONENT), np.log(LARGEST_EXPONENT), N_EXPONENTS)
-        errors = np.stack([self._error(x, y, np.full(x.shape[:-1], b)) for b in np.exp(log_exponents)])
-        best = errors.argmin(axis=0)
-        low = log_exponents[np.maximum(best - 1, 0)]
-        high = log_exponents[np.minimum(best + 1, N_EXPONENTS - 1)]
+        best = np.argmin([fit_at(np.full(x.shape[:-1], b))[1] for b in np.exp(log_exponents)], axis=0)
+        low, high = log_exponents[np.maximum(best - 1, 0)], log_exponents[np.minimum(best + 1, N_EXPONENTS - 1)]
         for _ in range(N_GOLDEN_STEPS):
             step = (high - low) * (np.sqrt(5) - 1) / 2
             left, right = high - step, low + step
-            is_left = self._error(x, y, np.exp(left)) <= self._error(x, y, np.exp(right))
+            is_left = fit_at(np.exp(left))[1] <= fit_at(np.exp(right))[1]
             low, high = np.where(is_left, low, left), np.where(is_left, right, high)
-        return self.fit_at(x, y, np.exp((low + high) / 2))
-
-    def fit_at(self, x: np.ndarray, y: np.ndarray, exponent: np.ndarray | float) -> np.ndarray:
-        """Return the best e and a for a given b (...), and b."""
-        exponent = np.asarray(exponent, dtype=np.float64)
-        centre = np.log(x).mean(axis=-1)  # powers of x over its geometric mean stay near 1
-        z = np.exp(-exponent[..., None] * (np.log(x) - centre[..., None]))
-        a, e = _line(z, y)
-        a = np.where(e < 0, (z * y).sum(axis=-1) / np.square(z).sum(axis=-1), a)
-        e = np.maximum(e, 0)
-        e = np.where(a < 0, np.mean(y, axis=-1), e)
-        a = np.maximum(a, 0)
-        return np.stack([e, a * np.exp(exponent * centre), exponent], axis=-1)
-
-    def _error(self, x: np.ndarray, y: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-        return np.square(self.y(self.fit_at(x, y, exponent)[..., None, :], x) - y).sum(axis=-1)
+        return fit_at(np.exp((low + high) / 2))[0]
 
     def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-        e, a, b = _unstack(parameters)
-        return e + a * x**-b
+        return parameters[..., 0] + LAWS["power"].y(parameters[..., 1:], x)
 
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
-        e, a, b = _unstack(parameters)
-        above = y - e
-        return _power(a / np.where(above > FLATTEST * np.abs(y), above, np.nan), b)
+        above = y - parameters[..., 0]
+        return LAWS["power"].x(parameters[..., 1:], np.where(above > FLATTEST * np.abs(y), above, np.nan))
 
-    def written(self, parameters: np.ndarray, x: str, y: str) -> str:
-        e, a, b = parameters
-        return f"{y} = {e:.4g} + {a:.4g}*{x}^{-b:.4g}"
-
-    def doubt(self, parameters: np.ndarray) -> str | None:
+    def warning(self, parameters: np.ndarray) -> str | None:
         e, a, b = parameters
         if a <= 0:
             return "the points do not fall, so no power of x is in them"
@@ -174,6 +152,7 @@ class LogLinearLaw(Law):
 
     kind = "log_linear"
     form = "y = slope*log2(x) + intercept"
+    formula = "{y} = {slope:.4g}*log2({x}) + {intercept:.5g}"
     symbols = SYMBOLS["log_linear"]
     steepness = "slope"
 
@@ -181,18 +160,13 @@ class LogLinearLaw(Law):
         return np.stack(_line(np.log2(x), np.asarray(y, dtype=np.float64)), axis=-1)
 
     def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-        slope, intercept = _unstack(parameters)
+        slope, intercept = np.moveaxis(parameters, -1, 0)
         return slope * np.log2(x) + intercept
 
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
-        slope, intercept = _unstack(parameters)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            reached = np.exp2((y - intercept) / slope)
-        return np.where(np.abs(slope) > FLATTEST * np.abs(y), _finite(reached), np.nan)
-
-    def written(self, parameters: np.ndarray, x: str, y: str) -> str:
-        slope, intercept = parameters
-        return f"{y} = {slope:.4g}*log2({x}) + {intercept:.5g}"
+        slope, intercept = np.moveaxis(parameters, -1, 0)
+        with np.errstate(all="ignore"):
+            return _finite(np.exp2((y - intercept) / slope), np.abs(slope) > FLATTEST * np.abs(y))
 
 
 LAWS: dict[LawName, Law] = {law.kind: law for law in (PowerLaw(), IrreduciblePowerLaw(), LogLinearLaw())}
@@ -205,10 +179,9 @@ def leave_one_out_errors(law: Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     nan if the others have fewer different x than the law needs: a curve through as many points as it has symbols
     goes through any.
     """
-    n_points = len(x)
-    kept = np.array([[j for j in range(n_points) if j != i] for i in range(n_points)])
-    if n_points == 1 or min(len(set(x[others])) for others in kept) < law.fewest_points:
-        return np.full(n_points, np.nan)
+    kept = np.array([np.delete(np.arange(len(x)), i) for i in range(len(x))])
+    if min(len(set(x[others])) for others in kept) < law.fewest_points:
+        return np.full(len(x), np.nan)
     return y - law.y(law.fit(x[kept], y[kept]), x)
 
 
@@ -221,15 +194,6 @@ def _line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return slope, y_mean[..., 0] - slope * x_mean[..., 0]
 
 
-def _unstack(parameters: np.ndarray) -> tuple[np.ndarray, ...]:
-    return tuple(np.moveaxis(np.asarray(parameters, dtype=np.float64), -1, 0))
-
-
-def _power(ratio: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """Return ratio^(1/exponent); nan if it does not exist, as for a level curve."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(np.abs(exponent) > FLATTEST, _finite(ratio ** (1 / np.asarray(exponent))), np.nan)
-
-
-def _finite(x: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(x) & (x > 0), x, np.nan)
+def _finite(x: np.ndarray, is_determined: np.ndarray) -> np.ndarray:
+    """Return x, or nan where it is not determined, as by a level curve, or no number above 0."""
+    return np.where(is_determined & np.isfinite(x) & (x > 0), x, np.nan)

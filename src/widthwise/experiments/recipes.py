@@ -1,6 +1,6 @@
 """Recipe files that describe several runs: all of these, one of them alone, and the JSON schema of recipe files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,10 @@ def recipe_schema() -> dict[str, Any]:
     No key is required, as a recipe may extend another one. The schema does not check that sizes fit together.
     """
     _, found = models_json_schema([(config, "validation") for config in (Recipe, *SECTIONS.values())])
-    definitions = _loosened(found["$defs"])
+    definitions = _changed(found["$defs"], _loosened)
     recipe = definitions.pop(Recipe.__name__)
     for config in (*SECTIONS.values(), SweepGroup):
-        definitions[config.__name__] = _with_changes(definitions[config.__name__])
+        definitions[config.__name__] = _changed(definitions[config.__name__], _with_changes)
     sections = {name: {"$ref": f"#/$defs/{config.__name__}"} for name, config in SECTIONS.items()}
     return {
         "$schema": DIALECT,
@@ -96,23 +96,22 @@ def recipe_schema() -> dict[str, Any]:
     }
 
 
-def _loosened(schema: Any) -> Any:
+def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a schema with a change to each of its mappings, the innermost first."""
+    if isinstance(schema, list):
+        return [_changed(item, change) for item in schema]
+    return (
+        change({key: _changed(value, change) for key, value in schema.items()}) if isinstance(schema, dict) else schema
+    )
+
+
+def _loosened(schema: dict[str, Any]) -> dict[str, Any]:
     """Drop required keys and their numbers: a `kind` may be left out too, so that several alternatives may fit."""
-    if isinstance(schema, list):
-        return [_loosened(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    names = {"oneOf": "anyOf"}
     left_out = ("discriminator", "required", "minProperties") if schema.keys() & {"type", "oneOf"} else ()
-    return {names.get(key, key): _loosened(value) for key, value in schema.items() if key not in left_out}
+    return {"anyOf" if key == "oneOf" else key: value for key, value in schema.items() if key not in left_out}
 
 
-def _with_changes(schema: Any) -> Any:
-    """Replace every free mapping of an experiment's section by changes to the recipe."""
-    if isinstance(schema, list):
-        return [_with_changes(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if schema.get("type") == "object" and schema.get("additionalProperties") is True:
-        return {"$ref": f"#/$defs/{CHANGES}"}
-    return {key: _with_changes(value) for key, value in schema.items()}
+def _with_changes(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replace a free mapping of an experiment's section by changes to the recipe."""
+    is_free = schema.get("type") == "object" and schema.get("additionalProperties") is True
+    return {"$ref": f"#/$defs/{CHANGES}"} if is_free else schema

@@ -17,6 +17,7 @@ from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_MODELS, OF_RUNS
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
+from widthwise.records.scaling import ScalingPoint
 from widthwise.run_dir import RunDir
 from widthwise.yaml_io import parse_yaml
 
@@ -25,8 +26,6 @@ X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*Y_QUANT
 """All quantities that do not measure how good a model is."""
 BY_FOLDER = "folder"
 """Value of --group-by that groups models by their folder instead of a recipe key."""
-BYTE_ORDER_MARK = "\ufeff"
-"""Written by spreadsheets before the first character."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,16 @@ class Axes:
     None: the variant of a comparison, the group of a sweep, the stem of a table; all run directories are one group."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """One model of a group: its x, and the y of each of its runs, all above 0."""
+class Point(ScalingPoint):
+    """One model of a group, with the y of each of its runs, which are not recorded; x and y are above 0."""
 
-    name: str
-    x: float
     per_seed: tuple[float, ...]
 
-    @property
-    def y(self) -> float:
-        return float(np.mean(self.per_seed))
+    @classmethod
+    def of_seeds(cls, name: str, x: float, per_seed: Sequence[float]) -> "Point":
+        y, n_seeds = float(np.mean(per_seed)), len(per_seed)
+        y_sd = float(np.std(per_seed, ddof=1)) if n_seeds > 1 else None
+        return cls(name=name, x=x, y=y, y_sd=y_sd, n_seeds=n_seeds, per_seed=tuple(per_seed))
 
 
 @dataclass(frozen=True)
@@ -71,17 +69,12 @@ class CurveGroup:
     @property
     def layout(self) -> tuple[int, ...]:
         """Number of seeds of each point."""
-        return tuple(len(point.per_seed) for point in self.points)
+        return tuple(point.n_seeds for point in self.points)
 
     @property
     def has_seeds(self) -> bool:
         """True if every point has several runs that differ, so that they show the noise between runs."""
         return min(self.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in self.points)
-
-    @property
-    def largest(self) -> int:
-        """Index of the point with the largest x; of several, the one with the lowest y."""
-        return min(range(len(self.points)), key=lambda i: (-self.points[i].x, self.points[i].y))
 
 
 @dataclass(frozen=True)
@@ -108,9 +101,8 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
     tables = [path for path in paths if path.is_file()]
     found = [row for path in tables for row in _table_points(path, axes)]
     models, baselines, left_out = _measured([path for path in paths if path not in tables], axes)
-    found += [(model.group(axes), model.point(axes)) for model in models]
     groups: dict[str, list[Point]] = {}
-    for group, point in found:
+    for group, point in [*found, *(model.placed(axes) for model in models)]:
         groups.setdefault(group, []).append(point)
     if not groups:
         raise UserError(f"fit: found no finished model; {'; '.join(left_out)}")
@@ -129,41 +121,34 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
     Rows that agree in group, x and the column `name`, if there is one, are seeds of one point. Without a column to
     group by, one curve goes through all. Raises UserError naming the line of a mistake.
     """
-    text = read_text(path).removeprefix(BYTE_ORDER_MARK)
-    lines = [
-        (f"{path}: line {number}", line)
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.strip() and not line.startswith("#")
-    ]
+    text, lines = read_text(path).removeprefix("\ufeff"), list[tuple[str, list[str]]]()  # the mark of spreadsheets
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.startswith("#"):
+            try:
+                cells = [cell.strip() for cell in next(csv.reader([line]))]
+            except csv.Error as error:  # a cell is longer than any number or name
+                raise UserError(f"{path}: line {number}: cannot be read ({error})") from None
+            lines.append((f"line {number}", cells))
     if not lines:
         raise UserError(f"{path}: holds no table; expected a line of column names")
-    header = _cells(*lines[0])
+    (_, header), *rows = lines
     if len(set(header)) < len(header):
         raise UserError(f"{path}: two columns have the same name ({', '.join(header)})")
     for option, column in (("--x", axes.x), ("--y", axes.y), ("--group-by", axes.group_by)):
         if column is not None and column not in header:
             raise UserError(f"{path}: {option}: got {column!r}; {nearest_hint(column, header)}")
     seeds: dict[tuple[str, str, float], list[float]] = {}
-    for where, line in lines[1:]:
-        cells = _cells(where, line)
+    for where, cells in rows:
         if len(cells) != len(header):
-            raise UserError(f"{where}: has {len(cells)} cells; expected {len(header)} ({', '.join(header)})")
+            raise UserError(f"{path}: {where}: has {len(cells)} cells; expected {len(header)} ({', '.join(header)})")
         row = dict(zip(header, cells))
-        x, y = (_positive(row[column], column, where) for column in (axes.x, axes.y))
+        x, y = (_positive(row[column], column, f"{path}: {where}") for column in (axes.x, axes.y))
         group = path.stem if axes.group_by is None else row[axes.group_by]
-        name = row.get("name") or where.removeprefix(f"{path}: ")
-        seeds.setdefault((group, name, x), []).append(y)
+        seeds.setdefault((group, row.get("name") or where, x), []).append(y)
     if not seeds:
         raise UserError(f"{path}: has column names but no rows")
     for (group, name, x), per_seed in seeds.items():
-        yield group, Point(name, x, tuple(per_seed))
-
-
-def _cells(where: str, line: str) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader([line]))]
-    except csv.Error as error:  # a cell is longer than any number or name
-        raise UserError(f"{where}: cannot be read ({error})") from None
+        yield group, Point.of_seeds(name, x, per_seed)
 
 
 def _positive(text: str | float, name: str, where: str) -> float:
@@ -192,26 +177,22 @@ class _Model:
     per_seed: Sequence[float]
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def point(self, axes: Axes) -> Point:
-        if axes.x in OF_RUNS:
-            run = self._existing_run("--x", axes.x)
-            x = _number(_result(run), axes.x, run)
-        else:
-            x = OF_MODELS[axes.x].read(self.cost)
-            if x is None:
-                raise UserError(f"{self.where}: its cost has no {axes.x}")
-        per_seed = (_positive(y, axes.y, self.where) for y in self.per_seed)
-        return Point(self.name, _positive(x, axes.x, self.where), tuple(per_seed))
-
-    def group(self, axes: Axes) -> str:
+    def placed(self, axes: Axes) -> tuple[str, Point]:
+        """Return its group and its point."""
         key = axes.group_by
+        if axes.x in OF_RUNS:
+            x = _number(self._existing_run("--x", axes.x), axes.x)
+        elif (x := OF_MODELS[axes.x].read(self.cost)) is None:
+            raise UserError(f"{self.where}: its cost has no {axes.x}")
+        per_seed = [_positive(y, axes.y, self.where) for y in self.per_seed]
+        point = Point.of_seeds(self.name, _positive(x, axes.x, self.where), per_seed)
         if key is None:
-            return self.default_group
+            return self.default_group, point
         if key == BY_FOLDER:
-            return self.folder.resolve().name
+            return self.folder.resolve().name, point
         if key in self.values:
-            return str(self.values[key])
-        return _value_at(_recipe(self._existing_run("--group-by", key)), key, f"{self.run.path}/config.yaml")
+            return str(self.values[key]), point
+        return str(_value_at(self._existing_run("--group-by", key), key)), point
 
     def _existing_run(self, option: str, name: str) -> RunDir:
         if not self.run.exists:
@@ -219,50 +200,41 @@ class _Model:
         return self.run
 
 
-def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[str], list[str]]:
+def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[str | None], list[str]]:
     """Return the models of run directories, comparisons and sweeps; the names of the baselines of these; the unfinished
     points of sweeps, in words. Raises UserError for any other folder."""
     for option, name, allowed in (("--x", axes.x, X_QUANTITIES), ("--y", axes.y, Y_QUANTITIES)):
         if folders and name not in allowed:
             raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
-    models, baselines, left_out, runs = list[_Model](), set[str | None](), list[str](), list[RunDir]()
+    models, baselines, left_out, alike = list[_Model](), set[str | None](), list[str](), dict[str, list[RunDir]]()
     for path in folders:
+        finished, is_named = list[Variant](), True
         if (path / Outcome.file_name).is_file():
             found = Outcome.read(path)
+            is_named = not found.axes
             baselines |= {found.baseline, found.baseline_group}
-            for each in (point for point in found.points if isinstance(point, Variant)):
-                models.append(_of_variant(each, (each.group or path.name) if found.axes else each.name, path, axes.y))
+            finished = [point for point in found.points if isinstance(point, Variant)]
             if missing := [f"{point.name} ({point.state})" for point in found.open_points]:
                 left_out.append(f"{path} without {', '.join(missing)}")
         elif RunDir(path).exists:
-            runs.append(RunDir(path))
+            recipe = parse_yaml(RunDir(path).config_yaml(), str(path))
+            recipe.get("train", {}).pop("seed", None)
+            alike.setdefault(repr(recipe), []).append(RunDir(path))
         else:
             allowed = "a .csv file, a run directory (config.yaml), or a folder with outcome.json"
             raise UserError(f"{path}: is not {allowed}")
-    return [*models, *_of_runs(runs, axes.y)], {name for name in baselines if name is not None}, left_out
-
-
-def _of_variant(variant: Variant, group: str, folder: Path, y: str) -> _Model:
-    where = f"{folder}: {variant.name}"
-    losses = OF_RUNS[y].of_variant(variant)
-    if losses is None or not losses.per_seed:
-        raise UserError(f"{where}: has no {y}")
-    run, per_seed = RunDir(folder / variant.runs[0]), [finite(loss) for loss in losses.per_seed]
-    return _Model(variant.name, where, group, folder, run, variant.cost, per_seed, variant.values)
-
-
-def _of_runs(runs: Sequence[RunDir], y: str) -> Iterator[_Model]:
-    """Yield models; runs that differ only in the seed are one."""
-    alike: dict[str, list[RunDir]] = {}
-    for run in runs:
-        recipe = _recipe(run)
-        recipe.get("train", {}).pop("seed", None)
-        alike.setdefault(repr(recipe), []).append(run)
-    for seeds in alike.values():
-        run, results = seeds[0], [_result(run) for run in seeds]
-        per_seed = [_number(result, y, run) for result, run in zip(results, seeds)]
-        folder = run.path.resolve().parent
-        yield _Model(run.path.name, str(run.path), "runs", folder, run, results[0].cost, per_seed)
+        for variant in finished:
+            losses, where = OF_RUNS[axes.y].of_variant(variant), f"{path}: {variant.name}"
+            if losses is None or not losses.per_seed:
+                raise UserError(f"{where}: has no {axes.y}")
+            group = variant.name if is_named else variant.group or path.name
+            run, per_seed = RunDir(path / variant.runs[0]), [finite(loss) for loss in losses.per_seed]
+            models.append(_Model(variant.name, where, group, path, run, variant.cost, per_seed, variant.values))
+    for runs in alike.values():  # which differ only in the seed
+        run, folder, cost = runs[0], runs[0].path.resolve().parent, _result(runs[0]).cost
+        per_seed = [_number(each, axes.y) for each in runs]
+        models.append(_Model(run.path.name, str(run.path), "runs", folder, run, cost, per_seed))
+    return models, baselines - {None}, left_out
 
 
 def _result(run: RunDir) -> RunResult:
@@ -272,24 +244,16 @@ def _result(run: RunDir) -> RunResult:
     return result
 
 
-def _number(result: RunResult, key: str, run: RunDir) -> float:
-    value = OF_RUNS[key].of_run(result)
+def _number(run: RunDir, key: str) -> float:
+    value = OF_RUNS[key].of_run(_result(run))
     if value is None:
         raise UserError(f"{run.path}/result.json: {key} is {value!r}, not a number")
     return float(value)
 
 
-def _recipe(run: RunDir) -> dict[str, Any]:
-    where = f"{run.path}/config.yaml"
-    data = parse_yaml(run.config_yaml(), where)
-    if not isinstance(data, dict) or not isinstance(data.get("train", {}), dict):
-        raise UserError(f"{where}: is not a recipe")
-    return data
-
-
-def _value_at(recipe: dict[str, Any], key: str, where: str) -> str:
-    """Return the value of a dotted key; numbers index lists."""
-    node: Any = recipe
+def _value_at(run: RunDir, key: str) -> Any:
+    """Return the value of a dotted key of a recipe; numbers index lists."""
+    node = parse_yaml(run.config_yaml(), str(run.path))
     for part in key.split("."):
         if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
             node = node[int(part)]
@@ -297,5 +261,5 @@ def _value_at(recipe: dict[str, Any], key: str, where: str) -> str:
             node = node[part]
         else:
             allowed = nearest_hint(part, node) if isinstance(node, dict) else f"it has no keys here, but {node!r}"
-            raise UserError(f"--group-by: got {key!r}; {where} has no {part!r} there; {allowed}")
-    return str(node)
+            raise UserError(f"--group-by: got {key!r}; {run.path}/config.yaml has no {part!r} there; {allowed}")
+    return node

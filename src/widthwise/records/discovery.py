@@ -53,50 +53,25 @@ class Stage(Record):
     """Growths that were possible then; empty for methods that do not grow, and at the end."""
 
 
-OVER_WIDTH = ("attention", "hidden")
-"""Lists of a curve whose points are sizes over the width of the layer."""
-
-
 class Curve(Record):
     """Points of `shape: {kind: curve}`, one for each layer in which they were found."""
 
     widths: Sequence[float]
+    """Over the width of the uniform model."""
     attention: Sequence[float] | None = None
+    """Width of attention over that of the uniform model and over the width of the layer; `hidden` alike."""
     hidden: Sequence[float] | None = None
     blocks: Sequence[float] | None = None
-
-    @classmethod
-    def of_sizes(cls, sizes: Mapping[str, Sequence[float]]) -> "Curve":
-        """Return the curve of layers of these sizes; see `sizes`."""
-        units = {name: _units(name, sizes["widths"]) for name in sizes}
-        return cls(**{name: [a / b for a, b in zip(each, units[name], strict=True)] for name, each in sizes.items()})
-
-    def sizes(self) -> dict[str, list[float]]:
-        """Return each list as sizes in proportion to each other; those of a curve are over the width."""
-        lists = {name: points for name, points in self.to_data().items() if points is not None}
-        units = {name: _units(name, self.widths) for name in lists}
-        return {name: [a * b for a, b in zip(points, units[name], strict=True)] for name, points in lists.items()}
-
-    @property
-    def trades_kinds(self) -> bool:
-        """True if attention, hidden units or blocks have, on average, another relation to the width than in the uniform
-        model, by more than a tenth."""
-        even = self.even()
-        means = [points[0] for points in (even.attention, even.hidden, even.blocks) if points is not None]
-        return any(abs(mean - 1) > 0.1 for mean in means)
+    """Over the blocks of the uniform model."""
 
     def even(self) -> "Curve":
         """Return the curve with the mean of each size in all layers."""
-        return Curve.of_sizes({name: [sum(each) / len(each)] * len(each) for name, each in self.sizes().items()})
-
-    def reversed(self) -> "Curve":
-        """Return the curve with the last layer first."""
-        return Curve(**{name: points and points[::-1] for name, points in self.to_data().items()})
-
-
-def _units(name: str, widths: Sequence[float]) -> Sequence[float]:
-    """Return (n_layers,) sizes that are 1 in a list of a curve."""
-    return widths if name in OVER_WIDTH else [1.0] * len(widths)
+        n_layers, width = len(self.widths), sum(self.widths) / len(self.widths)
+        even = {name: [sum(each) / n_layers] * n_layers for name, each in self.to_data().items() if each}
+        for name in {"attention", "hidden"} & even.keys():
+            sizes = [point * own for point, own in zip(self[name], self.widths, strict=True)]
+            even[name] = [sum(sizes) / n_layers / width] * n_layers
+        return Curve(**even)
 
 
 class DiscoveredShape(Record):
@@ -124,8 +99,7 @@ class DiscoveredShape(Record):
         """Return layer of the last stage, from 0, that was not there at first -> the step after which it was added."""
         found = {}
         for places, before, stage in zip(self.places()[1:], self.stages, self.stages[1:]):
-            sources = stage.sources or ()
-            found |= {place: before.step for place, source in zip(places, sources) if source is None}
+            found |= {place: before.step for place, source in zip(places, stage.sources or ()) if source is None}
         return found
 
 

@@ -55,25 +55,22 @@ class ScalingGroup(Record):
 
     name: str
     points: Sequence[ScalingPoint] = pydantic.Field(min_length=1)
-    fits: Mapping[LawName, FittedLaw | None]
-    chosen: LawName | None = None
+    fits: Mapping[LawName, FittedLaw]
+    chosen: LawName
     """The law whose curve is drawn."""
 
     @pydantic.model_validator(mode="after")
     def _symbols_fit_the_law(self) -> Self:
         for law, fit in self.fits.items():
-            if fit and fit.parameters and set(fit.parameters) != set(SYMBOLS[law]):
+            if fit.parameters and set(fit.parameters) != set(SYMBOLS[law]):
                 raise ValueError(f"fits.{law}.parameters: expected {', '.join(SYMBOLS[law])}")
+        if self.chosen not in self.fits:
+            raise ValueError(f"chosen: got {self.chosen!r}; fits has {', '.join(self.fits) or 'none'}")
         return self
 
     @property
-    def laws(self) -> list[tuple[LawName, FittedLaw]]:
-        """Laws that were tried, each with its fit."""
-        return [(law, fit) for law, fit in self.fits.items() if fit]
-
-    @property
-    def chosen_fit(self) -> FittedLaw | None:
-        return self.fits.get(self.chosen) if self.chosen else None
+    def chosen_fit(self) -> FittedLaw:
+        return self.fits[self.chosen]
 
 
 class Saving(Record):
@@ -81,8 +78,8 @@ class Saving(Record):
 
     group: str
     baseline: str
-    fit: str
-    """Name of the law, the same for both."""
+    fit: LawName
+    """The law, the same for both."""
     kind: Literal["curve", "point"]
     at: ScalingPoint
     """The baseline's largest model, and the y at which both are compared."""
@@ -116,9 +113,8 @@ class ScalingLaws(StoredRecord):
             raise ValueError("groups: two have the same name")
         for saving in self.savings:
             if saving.group not in names or saving.baseline not in names:
-                raise ValueError(
-                    f"savings: got {saving.group!r} and {saving.baseline!r}; groups are {', '.join(names)}"
-                )
+                names_of = f"{saving.group!r} and {saving.baseline!r}"
+                raise ValueError(f"savings: got {names_of}; groups are {', '.join(names)}")
         return self
 
     def is_drawn(self, saving: Saving) -> bool:
@@ -130,13 +126,3 @@ class ScalingLaws(StoredRecord):
     def arrows(self) -> list[Saving]:
         """The savings that the figure draws, curve against curve."""
         return [saving for saving in self.savings if saving.kind == "curve" and self.is_drawn(saving)]
-
-    @property
-    def is_positive(self) -> bool:
-        """True if every y has a logarithm."""
-        return all(point.y > 0 for group in self.groups for point in group.points)
-
-    @property
-    def compared_with(self) -> str | None:
-        """The baseline that something was saved against."""
-        return self.savings[0].baseline if self.savings else None

@@ -4,22 +4,21 @@ Its tables and sentences are also for the terminal.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import altair as alt
 import numpy as np
 
 from widthwise.experiments.statistics import seed_interval, verdict
-from widthwise.records.discovery import DISCOVERED, Candidate, DiscoveredShape, Discovery, LayerSizes, Stage
+from widthwise.records.discovery import DISCOVERED, Candidate, Discovery
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
 from widthwise.reports import answers, charts
-from widthwise.reports.charts import Figure, Style, styles
+from widthwise.reports.charts import Figure, styles
 from widthwise.reports.formats import capital, clean, counted, fixed, ratio, sequence, shown, si, with_interval
 from widthwise.reports.page import Code, Link, Page, in_words, note, section
 from widthwise.reports.shapes import layer_ticks
@@ -28,30 +27,18 @@ from widthwise.reports.tables import environment_table, settings_table
 
 N_LINES = 4
 """Moments of the search that a figure shows."""
-
-
-class Size(NamedTuple):
-    """A size of layers that a figure shows."""
-
-    key: str
-    """The field of `LayerSizes` that is drawn."""
-    title: str
-    unit: str = "channels"
-
-
-SIZES = [
-    Size("width", "width in the stream"),
-    Size("attention", "width of attention"),
-    Size("hidden", "hidden units"),
-    Size("blocks", "blocks", "of the hourglass"),
-]
-
-
-class Moment(NamedTuple):
-    """A stage, and which layers of the last one its layers became, from 0."""
-
-    stage: Stage
-    places: Sequence[int]
+SIZES = {"width": "width in the stream", "attention": "width of attention", "hidden": "hidden units"}
+"""Field of `LayerSizes` -> its title."""
+BLOCKS = {"blocks": "blocks"}
+"""The same of searches that vary the number of blocks of hourglasses."""
+LOSS, FLOPS = QUANTITY["val_loss"], QUANTITY["training_flops"]
+BESIDE: Mapping[Verdict, str] = {
+    "better": "has a lower held-out loss than",
+    "worse": "has a higher held-out loss than",
+    "tie": "ties with",
+    "cannot tell": "cannot be told apart from",
+}
+"""Verdict on what was found beside a rival -> words."""
 
 
 def discovery_page(folder: Path, discovery: Discovery) -> Page:
@@ -59,17 +46,25 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
     compared = folder / (discovery.comparison or "")
     has_comparison = discovery.comparison is not None and (compared / Outcome.file_name).is_file()
     comparison = Outcome.read(compared) if has_comparison else None
-    moments = _moments(discovery.found)
-    looks = styles(list(moments))
-    sizes = SIZES if has_blocks(discovery.found.stages) else [size for size in SIZES if size.key != "blocks"]
     recipe, matched = folder / f"{DISCOVERED}.yaml", TITLES.get(discovery.match, clean(discovery.match))
-    told = list(sentences(discovery, comparison))
+    told, own = [answer(discovery)], comparison and _discovered(comparison)
+    if comparison and own and own.difference:
+        said = BESIDE.get(own.verdict or "cannot tell", "has no verdict beside")
+        told.append(f"Retrained, it {said} {clean(str(comparison.baseline))} ({_apart(own.difference)} nats).")
+    rivals = comparison and section(
+        "Against its rivals",
+        cost_table(discovery, comparison),
+        rivals_table(comparison),
+        note("rivals", matched=matched),
+        Link("The whole comparison", f"{discovery.comparison}/report.html"),
+    )
+    environment, options, command = discovery.environment, discovery.options, discovery.command
     return Page(
         "discovery",
         f"Discovery for {clean(discovery.title)}",
-        [answer(discovery), *_beside_baseline(comparison)],
+        told,
         lead=f"Which layers should be wide, at {si(discovery.budget)} {matched}?",
-        first=[_profile_figure(size, moments, looks) for size in sizes],
+        first=_profile_figures(discovery),
         sections=(
             section(
                 "The profile",
@@ -77,24 +72,14 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
                 growth_table(discovery),
                 gains_table(discovery),
                 note("added-layers" * bool(discovery.found.added()), "retrained"),
-                in_words(told),
+                in_words(sentences(discovery, comparison)),
             ),
-            section(
-                "Against its rivals",
-                cost_table(discovery, comparison),
-                rivals_table(comparison),
-                note("rivals", matched=matched),
-                Link("The whole comparison", f"{discovery.comparison}/report.html"),
-            )
-            if comparison
-            else None,
-            section(
-                "Environment", environment_table(discovery.environment) if discovery.environment is not None else None
-            ),
+            rivals,
+            section("Environment", None if environment is None else environment_table(environment)),
             section(
                 "How to reproduce",
-                settings_table("Method", discovery.options) if discovery.options is not None else None,
-                Code(discovery.command) if discovery.command else None,
+                None if options is None else settings_table("Method", options),
+                Code(command) if command else None,
                 Code(recipe.read_text(), f"The recipe of what was found, {recipe.name}") if recipe.is_file() else None,
             ),
         ),
@@ -105,89 +90,63 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
 def answer(discovery: Discovery) -> str:
     """Return which layers are wide and which are narrow, in each size that was searched."""
     layers, parts = discovery.found.stages[-1].layers, []
-    for size in SIZES[:3]:
-        values = [finite(layer[size.key]) for layer in layers]
+    for key, title in SIZES.items():
+        values = [finite(layer[key]) for layer in layers]
         if min(values) > 0 and max(values) / min(values) >= 1.1:
             wide, narrow = values.index(max(values)) + 1, values.index(min(values)) + 1
-            parts.append(f"{size.title}: most in layer {wide}, least in layer {narrow}")
+            parts.append(f"{title}: most in layer {wide}, least in layer {narrow}")
     return f"Of {len(layers)} layers, {'; '.join(parts)}." if parts else f"All {len(layers)} layers are about alike."
 
 
-def _beside_baseline(comparison: Outcome | None) -> list[str]:
-    if comparison is None:
-        return []
-    own = next((each for each in comparison.variants if each.name == DISCOVERED and each.difference), None)
-    if own is None or own.difference is None:
-        return []
-    said = BESIDE.get(own.verdict or "cannot tell", "has no verdict beside")
-    return [f"Retrained, it {said} {clean(str(comparison.baseline))} ({_apart(own.difference)} nats)."]
+def _sizes(discovery: Discovery) -> dict[str, str]:
+    """Return SIZES, and BLOCKS if the search varied them."""
+    return SIZES if discovery.found.stages[-1].layers[0].blocks is None else SIZES | BLOCKS
 
 
-def _moments(found: DiscoveredShape) -> dict[str, Moment]:
-    """A few stages from the first to the last, by the words of their step."""
-    stages, places = found.stages, found.places()
-    numbers = np.unique(np.linspace(0, len(stages) - 1, min(N_LINES, len(stages))).round().astype(int))
+def _profile_figures(discovery: Discovery) -> list[Figure]:
+    """Return a figure of each size: layers at a few moments of the search, from the first to the last.
+
+    They are where they are in the model that was found, so that one which was added later leaves a gap.
+    """
+    stages, places = discovery.found.stages, discovery.found.places()
     last = len(stages) - 1
-    return {
-        "found" if number == last else f"after step {stages[number].step:,}": Moment(stages[number], places[number])
-        for number in numbers
-    }
-
-
-def _profile_figure(size: Size, moments: dict[str, Moment], looks: dict[str, Style]) -> Figure:
-    """Return layers where they are in the model that was found, so that one which was added later leaves a gap."""
-    n_layers = max(len(moment.places) for moment in moments.values())
-    rows = [
-        {"name": name, "layer": float(place + 1), "size": float(layer[size.key])}
-        for name, (stage, places) in moments.items()
-        for place, layer in zip(places, stage.layers)
-    ]
-    highest = max(float(row["size"]) for row in rows)
-    across = charts.x("layer", "layer (1 reads the tokens)", values=layer_ticks(n_layers), format="d")
-    up = charts.y("size", f"{size.title}, {size.unit}", (0, 1.06 * highest))
-    base = charts.chart(rows).encode(x=across, y=up, tooltip=charts.tips(name="|moment", layer=".0f", size=".1f"))
-    layers = alt.layer(
-        base.mark_line().encode(**charts.coloured(looks, "color", "strokeDash")),
-        base.mark_point(size=40).encode(**charts.coloured(looks, "color", "shape")),
-    )
-    label = f"{capital(size.title)} of each layer at {len(moments)} moments of the search."
-    return Figure(f"profile-{size.key}", capital(size.title), label, layers, looks)
-
-
-LOSS, FLOPS = QUANTITY["val_loss"], QUANTITY["training_flops"]
-BESIDE: Mapping[Verdict, str] = {
-    "better": "has a lower held-out loss than",
-    "worse": "has a higher held-out loss than",
-    "tie": "ties with",
-    "cannot tell": "cannot be told apart from",
-}
-"""What a verdict says of what was found beside rivals."""
+    numbers = np.unique(np.linspace(0, last, min(N_LINES, last + 1)).round().astype(int))
+    names = {number: "found" if number == last else f"after step {stages[number].step:,}" for number in numbers}
+    looks, figures = styles(names.values()), []
+    across = charts.x("layer", "layer (1 reads the tokens)", values=layer_ticks(len(places[-1])), format="d")
+    for key, title in _sizes(discovery).items():
+        rows = [
+            {"name": name, "layer": float(place + 1), "size": float(layer[key])}
+            for number, name in names.items()
+            for place, layer in zip(places[number], stages[number].layers)
+        ]
+        unit = "of the hourglass" if key in BLOCKS else "channels"
+        up = charts.y("size", f"{title}, {unit}", (0, 1.06 * max(row["size"] for row in rows)))
+        base = charts.chart(rows).encode(x=across, y=up, tooltip=charts.tips(name="|moment", layer=".0f", size=".1f"))
+        layers = alt.layer(
+            base.mark_line().encode(**charts.coloured(looks, "color", "strokeDash")),
+            base.mark_point(size=40).encode(**charts.coloured(looks, "color", "shape")),
+        )
+        label = f"{capital(title)} of each layer at {len(names)} moments of the search."
+        figures.append(Figure(f"profile-{key}", capital(title), label, layers, looks))
+    return figures
 
 
 def sizes_table(discovery: Discovery) -> Table:
-    """The layers that were found, in channels; and which of them were added, where some were."""
+    """Return the layers that were found, in channels; and which of them were added, where some were."""
     layers, added = discovery.found.stages[-1].layers, discovery.found.added()
-    header = ["layer", "width", "attention", "hidden"]
-    rows = [[str(number), *_size_cells(layer)] for number, layer in enumerate(layers, start=1)]
-    if has_blocks(discovery.found.stages):
-        header, rows = [*header, "blocks"], [[*row, fixed(layer.blocks, 0)] for row, layer in zip(rows, layers)]
-    if added:
-        words = [f"step {added[place]:,}" if place in added else "" for place in range(len(layers))]
-        header, rows = [*header, "added after"], [[*row, word] for row, word in zip(rows, words)]
+    sizes, further = list(_sizes(discovery)), ["added after"] if added else []
+    rows = [
+        [str(place + 1), *(fixed(layer[size], 0) for size in sizes)]
+        + [f"step {added[place]:,}" if place in added else "" for _ in further]
+        for place, layer in enumerate(layers)
+    ]
+    header = ["layer", *sizes, *further]
     return Table("Sizes of the layers at the end of the search", header, rows, words={"added after"})
 
 
-def has_blocks(stages: Sequence[Stage]) -> bool:
-    """Return True if the search varied the blocks of hourglasses."""
-    return stages[-1].layers[0].blocks is not None
-
-
-def _size_cells(layer: LayerSizes) -> list[str]:
-    return [fixed(layer.width, 0), fixed(layer.attention, 0), fixed(layer.hidden, 0)]
-
-
 def cost_table(discovery: Discovery, comparison: Outcome) -> Table:
-    """Every rival with its loss and what it cost, the search included in what was found."""
+    """Return every rival with its loss and its cost, the search included in that of what was found."""
     rows = []
     for variant in comparison.variants:
         flops, search = _flops(variant), discovery.found.flops if variant.name == DISCOVERED else 0.0
@@ -214,11 +173,15 @@ def rivals_table(comparison: Outcome) -> Table | None:
 
 
 def _minus_rivals(comparison: Outcome) -> dict[str, Estimate]:
-    """Rival -> held-out loss of what was found minus its own; the comparison itself has that of the baseline."""
+    """Return rival -> held-out loss of what was found minus its own; the comparison has that of the baseline."""
     losses = {clean(each.name): each.difference.per_seed for each in comparison.variants if each.difference is not None}
     own = losses.pop(DISCOVERED, ())
     pairs = {name: zip(map(finite, own), map(finite, other)) for name, other in losses.items() if own and other}
     return {name: seed_interval([a - b for a, b in each], comparison.confidence) for name, each in pairs.items()}
+
+
+def _discovered(comparison: Outcome) -> Variant | None:
+    return next((each for each in comparison.variants if each.name == DISCOVERED), None)
 
 
 def _apart(difference: Estimate | None) -> str:
@@ -226,7 +189,7 @@ def _apart(difference: Estimate | None) -> str:
 
 
 def _flops(variant: Variant) -> float | None:
-    """Training FLOPs of one of its runs."""
+    """Return the training FLOPs of one of its runs."""
     found = variant.measured_over_seeds("training_flops")
     return None if found is None else found.mean
 
@@ -242,71 +205,55 @@ def growth_table(discovery: Discovery) -> Table | None:
     taken += [(part, place) for part in {each.part for each, _ in numbered if each.is_gap} for place in found.added()]
     if not taken:
         return None
-    n_layers = len(found.stages[-1].layers)
-    rows = [
-        [part, *(str(taken.count((part, place))) for place in range(n_layers))]
-        for part in dict.fromkeys(each.part for each, _ in numbered)
-    ]
-    return Table("Stages in which a part was grown, by layer", ["", *(str(n) for n in range(1, n_layers + 1))], rows)
+    layers, parts = range(len(found.stages[-1].layers)), dict.fromkeys(each.part for each, _ in numbered)
+    rows = [[part, *(str(taken.count((part, place))) for place in layers)] for part in parts]
+    return Table("Stages in which a part was grown, by layer", ["", *(str(place + 1) for place in layers)], rows)
 
 
 def gains_table(discovery: Discovery) -> Table | None:
     """Return the gain of a step of each part of each layer, a mean over the stages; None without growth.
 
-    Columns are the layers that were found; a step of a part that adds layers comes before them, or behind all.
+    Columns are the layers that were found; a step of a part that adds layers comes before them, or behind all. Below a
+    gain stands the standard error of the mean.
     """
-    found, gains = discovery.found, dict[tuple[str, int], list[Candidate]]()
+    found, gains = discovery.found, dict[str, dict[int, list[Candidate]]]()
     n_layers = len(found.stages[-1].layers)
     for stage, places in zip(found.stages, found.places()):
         for each in stage.candidates:
-            gains.setdefault((each.part, [*places, n_layers][each.layer]), []).append(each)
+            gains.setdefault(each.part, {}).setdefault([*places, n_layers][each.layer], []).append(each)
     if not gains:
         return None
-    header = [*map(str, range(1, n_layers + 1)), *["end"][: (max(place for _, place in gains) == n_layers)]]
-    rows = [
-        [part, *(_gain(gains.get((part, place), [])) for place in range(len(header)))]
-        for part in dict.fromkeys(part for part, _ in gains)
-    ]
+    header = [*map(str, range(1, n_layers + 1)), *["end"] * any(n_layers in own for own in gains.values())]
+    rows, has_errors = [], False
+    for part, own in gains.items():
+        cells = []
+        for candidates in (own.get(place) for place in range(len(header))):
+            errors = [each.gain_error for each in candidates or () if each.gain_error is not None]
+            error = f"\n±{fixed(1e3 * math.hypot(*errors) / len(errors), 2)}" if errors else ""
+            mean = fixed(1e3 * fmean(each.gain for each in candidates), 2) if candidates else ""
+            cells.append(mean + error)
+            has_errors |= bool(errors)
+        rows.append([part, *cells])
     caption = "Gain of a step in each layer, mean over stages: thousandths of a nat at a rate of 1"
-    errors = any(each.gain_error is not None for several in gains.values() for each in several)
-    note = "Below a gain: its standard error over draws of the new weights." if errors else ""
+    note = "Below a gain: its standard error over draws of the new weights." * has_errors
     return Table(caption, ["", *header], rows, note=note)
-
-
-def _gain(candidates: Sequence[Candidate]) -> str:
-    """Their mean, and below it the standard error of that."""
-    if not candidates:
-        return ""
-    errors = [each.gain_error for each in candidates if each.gain_error is not None]
-    error = f"\n±{fixed(1e3 * math.hypot(*errors) / len(errors), 2)}" if errors else ""
-    return fixed(1e3 * fmean(each.gain for each in candidates), 2) + error
 
 
 def sentences(discovery: Discovery, comparison: Outcome | None) -> Iterator[str]:
     """Yield sentences on the found shape, its cost, and its rivals."""
     found = discovery.found
-    widths, how = found.curve.widths, clean(discovery.how)
-    n_layers, n_added = len(found.stages[-1].layers), len(found.added())
-    layers = counted(n_layers, "layer") + (f", {n_added:,} of them added" if n_added else "")
+    widths, n_added = found.curve.widths, len(found.added())
+    layers = counted(len(found.stages[-1].layers), "layer") + (f", {n_added:,} of them added" if n_added else "")
+    of_rival = comparison and _flops(comparison.variants[0])
+    trainings = f", {found.flops / of_rival:.2f} times those of training one of its rivals" if of_rival else ""
     yield (
-        f"{layers}, {how}: the widest is {ratio(max(widths) / min(widths))} "
-        f"the narrowest. The search took {si(found.tokens)} tokens and {si(found.flops)} training FLOPs"
-        f"{_in_trainings(found.flops, comparison)}."
+        f"{layers}, {clean(discovery.how)}: the widest is {ratio(max(widths) / min(widths))} the narrowest. The search "
+        f"took {si(found.tokens)} tokens and {si(found.flops)} training FLOPs{trainings}."
     )
-    if comparison:
-        yield from answers.answer(comparison)
-        yield from _beside_rivals(comparison)
-
-
-def _beside_rivals(comparison: Outcome) -> Iterator[str]:
-    """One sentence that sorts the other rivals by what the seeds say; none where they are too few to say anything."""
+    if comparison is None:
+        return
+    yield from answers.answer(comparison)
     verdicts = {name: verdict(difference) for name, difference in _minus_rivals(comparison).items()}
     groups = ((words, [name for name, own in verdicts.items() if own == said]) for said, words in BESIDE.items())
-    found = [f"{words} {sequence(names)}" for words, names in groups if names]
-    if found:
-        yield f"Paired by seed with its other rivals, it {'; it '.join(found)}."
-
-
-def _in_trainings(flops: float, comparison: Outcome | None) -> str:
-    own = None if comparison is None else _flops(comparison.variants[0])
-    return f", {flops / own:.2f} times those of training one of its rivals" if own else ""
+    if sorted_rivals := [f"{words} {sequence(names)}" for words, names in groups if names]:
+        yield f"Paired by seed with its other rivals, it {'; it '.join(sorted_rivals)}."

@@ -27,15 +27,15 @@ class Scale:
     tokens: int
     """Tokens that the baseline was trained on."""
 
-    @property
-    def names(self) -> list[str]:
-        """The variants that are compared with the baseline."""
-        return [each.name for each in self.comparison.variants if each.difference is not None]
+    @cached_property
+    def variants(self) -> dict[str, Variant]:
+        """Those that are compared with the baseline, by name."""
+        return {each.name: each for each in self.comparison.variants if each.difference is not None}
 
-    def variant(self, name: str) -> Variant | None:
-        """The one of that name; None if it is not compared here."""
-        found = (each for each in self.comparison.variants if each.name == name and each.difference is not None)
-        return next(found, None)
+    @property
+    def seeds(self) -> str:
+        """Their number in words: `3 seeds`."""
+        return counted(len(self.comparison.seeds), "seed")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Effect:
     @property
     def differences(self) -> list[Estimate | None]:
         """Held-out loss minus the baseline's at each scale."""
-        return [None if each is None else each.difference for each in self.variants]
+        return [each and each.difference for each in self.variants]
 
     @property
     def measured(self) -> list[Estimate]:
@@ -74,41 +74,63 @@ class Scales:
     @cached_property
     def effects(self) -> list[Effect]:
         """One for each variant beside the baseline that any comparison has, in the order in which they first appear."""
-        names = dict.fromkeys(name for scale in self.each for name in scale.names)
-        return [Effect(name, [scale.variant(name) for scale in self.each]) for name in names]
+        names = dict.fromkeys(name for scale in self.each for name in scale.variants)
+        return [Effect(name, [scale.variants.get(name) for scale in self.each]) for name in names]
 
     @cached_property
     def sizes(self) -> dict[int, str]:
-        """Parameters -> as they are called, ascending."""
-        return told_apart([scale.params for scale in self.each])
+        """Parameters -> their name, ascending."""
+        return _distinct_names([scale.params for scale in self.each])
 
     @cached_property
     def lengths(self) -> dict[int, str]:
-        """Tokens -> as they are called, ascending."""
-        return told_apart([scale.tokens for scale in self.each])
+        """Tokens -> their name, ascending."""
+        return _distinct_names([scale.tokens for scale in self.each])
 
     def name(self, scale: Scale) -> str:
-        """`658k parameters and 5.24M tokens`."""
+        """Return a name such as `658k parameters and 5.24M tokens`."""
         return f"{self.sizes[scale.params]} parameters and {self.lengths[scale.tokens]} tokens"
 
 
-def told_apart(values: Sequence[int]) -> dict[int, str]:
-    """Each with as few digits as tell it apart from the others, ascending."""
+def _distinct_names(values: Sequence[int]) -> dict[int, str]:
+    """Return each number, ascending, with as few digits as distinguish it from the others."""
     distinct = sorted(set(values))
-    ways: tuple[Callable[[float], str], ...] = (si, tick, "{:,.0f}".format)
-    named = ([way(value) for value in distinct] for way in ways)
+    formats: tuple[Callable[[float], str], ...] = (si, tick, "{:,.0f}".format)
+    named = (list(map(form, distinct)) for form in formats)
     return dict(zip(distinct, next(names for names in named if len(set(names)) == len(distinct))))
 
 
 def read_scales(folders: Sequence[Path]) -> Scales:
-    """Reads `outcome.json` of each folder; their runs are not needed.
+    """Read `outcome.json` of each folder; their runs are not needed.
 
-    Raises UserError where one is broken or does not say its tokens, where baselines or confidence levels differ, where
-    two have the same size and tokens, and for one that has no variant in common with any other.
+    Raises UserError where one is broken or lacks its number of tokens, where baselines or confidence levels differ,
+    where two have the same size and tokens, and for one that has no variant in common with any other.
     """
-    scales = sorted(map(_scale, folders), key=lambda scale: (scale.params, scale.tokens))
-    for scale in scales[1:]:
-        _check_alike(scales[0], scale)
+    scales = []
+    for folder in folders:
+        comparison = Outcome.read(folder)
+        if comparison.kind != "comparison":
+            raise UserError(f"{folder}: holds a {comparison.kind}; effects are those of comparisons")
+        baseline = comparison.variants[0]
+        tokens = baseline.measured_over_seeds("tokens")
+        if tokens is None or tokens.mean is None:
+            raise UserError(
+                f"{folder / Outcome.file_name}: does not say how many tokens {clean(baseline.name)} was "
+                "trained on, as files of older versions do not; the command in it writes it anew from its runs"
+            )
+        scales.append(Scale(folder, comparison, round(baseline.cost.params["total"]), round(tokens.mean)))
+    scales.sort(key=lambda scale: (scale.params, scale.tokens))
+    first, baseline, level = scales[0].folder, str(scales[0].comparison.baseline), scales[0].comparison.confidence
+    for scale in scales:
+        where, own = scale.folder, scale.comparison
+        if own.baseline != baseline:
+            raise UserError(
+                f"{where}: its baseline is {clean(str(own.baseline))!r}, that of {first} is {clean(baseline)!r}; effects "
+                "take one baseline"
+            )
+        if own.confidence != level:
+            levels = f"{percentage(own.confidence)}, those of {first} of {percentage(level)}"
+            raise UserError(f"{where}: its intervals are of {levels}")
     for one, other in pairwise(scales):
         if (one.params, one.tokens) == (other.params, other.tokens):
             raise UserError(
@@ -116,54 +138,18 @@ def read_scales(folders: Sequence[Path]) -> Scales:
                 "tokens); effects are shown over different ones"
             )
     for scale in scales:
-        others = {name for other in scales if other is not scale for name in other.names}
-        if others.isdisjoint(scale.names):
-            own = ", ".join(map(clean, scale.names)) or "none"
-            raise UserError(
-                f"{scale.folder}: has no variant of the others; its own: {own}, theirs: "
-                f"{', '.join(map(clean, sorted(others))) or 'none'}"
-            )
+        others = {name for other in scales if other is not scale for name in other.variants}
+        if others.isdisjoint(scale.variants):
+            own, theirs = (", ".join(map(clean, names)) or "none" for names in (scale.variants, sorted(others)))
+            raise UserError(f"{scale.folder}: has no variant of the others; its own: {own}, theirs: {theirs}")
     return Scales(scales)
-
-
-def _scale(folder: Path) -> Scale:
-    comparison = Outcome.read(folder)
-    if comparison.kind != "comparison":
-        raise UserError(f"{folder}: holds a {comparison.kind}; effects are those of comparisons")
-    baseline = comparison.baseline_variant
-    tokens = None if baseline is None else baseline.measured_over_seeds("tokens")
-    if baseline is None or tokens is None or tokens.mean is None:
-        raise UserError(
-            f"{folder / Outcome.file_name}: does not say how many tokens {clean(str(comparison.baseline))} was trained "
-            "on, as files of older versions do not; the command in it writes it anew from its runs"
-        )
-    return Scale(folder, comparison, round(baseline.cost.params["total"]), round(tokens.mean))
-
-
-def _check_alike(first: Scale, other: Scale) -> None:
-    own, expected = other.comparison, first.comparison
-    if own.baseline != expected.baseline:
-        raise UserError(
-            f"{other.folder}: its baseline is {clean(str(own.baseline))!r}, that of {first.folder} is "
-            f"{clean(str(expected.baseline))!r}; effects take one baseline"
-        )
-    if own.confidence != expected.confidence:
-        raise UserError(
-            f"{other.folder}: its intervals are of {percentage(own.confidence)}, those of {first.folder} of "
-            f"{percentage(expected.confidence)}"
-        )
-
-
-def seed_words(scale: Scale) -> str:
-    """`3 seeds`."""
-    return counted(len(scale.comparison.seeds), "seed")
 
 
 Signs = Literal["same sign everywhere", "changes sign", "cannot tell"]
 
 
 def sign(difference: Estimate) -> int:
-    """-1 or 1 where all of its interval lies below or above 0; otherwise 0.
+    """Return -1 or 1 where all of its interval lies below or above 0; otherwise 0.
 
     0 also with fewer seeds than a verdict takes, whatever the interval.
     """
@@ -181,16 +167,7 @@ def signs(differences: Sequence[Estimate]) -> Signs:
     found = {sign(each) for each in differences}
     if {-1, 1} <= found:
         return "changes sign"
-    if len(differences) > 1 and 0 not in found:
-        return "same sign everywhere"
-    return "cannot tell"
-
-
-def sentences(scales: Scales) -> Iterator[str]:
-    """One for each variant."""
-    for effect in scales.effects:
-        told = {"changes sign": _changes, "same sign everywhere": _stays, "cannot tell": _cannot_tell}
-        yield told[signs(effect.measured)](effect, scales)
+    return "same sign everywhere" if len(differences) > 1 and 0 not in found else "cannot tell"
 
 
 def words(effect: Effect) -> str:
@@ -201,44 +178,39 @@ def words(effect: Effect) -> str:
     return found
 
 
-def _changes(effect: Effect, scales: Scales) -> str:
-    lower, higher = (
-        sequence(
-            [
-                f"{scales.name(scale)} ({signed(difference.mean, 4)})"
-                for scale, difference in zip(scales.each, effect.differences)
-                if difference is not None and sign(difference) == side
-            ]
-        )
-        for side in (-1, 1)
-    )
-    return (
-        f"{clean(effect.name)} changes sign: its loss is lower than that of {clean(scales.baseline)} at {lower}, and "
-        f"higher at {higher}."
-    )
-
-
-def _stays(effect: Effect, scales: Scales) -> str:
-    measured = effect.measured
-    side = "lower" if sign(measured[0]) < 0 else "higher"
-    sizes = sorted(abs(finite(each.mean)) for each in measured)
-    lacking = "" if len(measured) == len(scales.each) else f" that have it, of {len(scales.each)},"
-    return (
-        f"{clean(effect.name)}: {words(effect)}. Its loss is {side} than that of {clean(scales.baseline)} in all "
-        f"{len(measured)} comparisons{lacking} by {fixed(sizes[0], 4)} to {fixed(sizes[-1], 4)} nats."
-    )
-
-
-def _cannot_tell(effect: Effect, _: Scales) -> str:
-    measured, name = effect.measured, clean(effect.name)
-    if len(measured) == 1:
-        return f"{name}: cannot tell, as only one comparison has it."
-    surely = [sign(each) for each in measured if sign(each)]
-    side = f", with a {'lower' if surely[0] < 0 else 'higher'} loss" if surely else ""
-    n_few = sum(len(each.per_seed) < FEWEST_SEEDS for each in measured)
-    few = f"; {n_few} of fewer than {FEWEST_SEEDS} seeds count for nothing" if n_few else ""
-    verb = "excludes" if len(surely) < 2 else "exclude"
-    return f"{name}: cannot tell. {len(surely) or 'None'} of its {len(measured)} intervals {verb} 0{side}{few}."
+def sentences(scales: Scales) -> Iterator[str]:
+    """Yield one sentence or two for each variant."""
+    baseline, n_scales = clean(scales.baseline), len(scales.each)
+    for effect in scales.effects:
+        name, measured = clean(effect.name), effect.measured
+        sides = [sign(each) for each in measured]
+        side = "lower" if -1 in sides else "higher"
+        n_sure, n_measured = len(measured) - sides.count(0), len(measured)
+        match signs(measured):
+            case "changes sign":
+                pairs = [(at, each) for at, each in zip(scales.each, effect.differences) if each is not None]
+                lower, higher = (
+                    sequence([f"{scales.name(at)} ({signed(each.mean, 4)})" for at, each in pairs if sign(each) == way])
+                    for way in (-1, 1)
+                )
+                where = f"lower than that of {baseline} at {lower}, and higher at {higher}"
+                yield f"{name} changes sign: its loss is {where}."
+            case "same sign everywhere":
+                sizes = [abs(finite(each.mean)) for each in measured]
+                which = f"{n_measured} comparisons" + f" that have it, of {n_scales}," * (n_measured < n_scales)
+                yield (
+                    f"{name}: {words(effect)}. Its loss is {side} than that of {baseline} in all {which} by "
+                    f"{fixed(min(sizes), 4)} to {fixed(max(sizes), 4)} nats."
+                )
+            case _ if n_measured == 1:
+                yield f"{name}: cannot tell, as only one comparison has it."
+            case _:
+                n_few = sum(len(each.per_seed) < FEWEST_SEEDS for each in measured)
+                few = f"; {n_few} of fewer than {FEWEST_SEEDS} seeds count for nothing" * bool(n_few)
+                yield (
+                    f"{name}: cannot tell. {n_sure or 'None'} of its {n_measured} intervals "
+                    f"exclude{'s' * (n_sure < 2)} 0{f', with a {side} loss' * bool(n_sure)}{few}."
+                )
 
 
 LARGEST_EXPONENT = 700.0
@@ -246,7 +218,8 @@ LARGEST_EXPONENT = 700.0
 
 
 def worth(effect: Effect, scales: Scales) -> list[Estimate | None]:
-    """For each scale what the effect is worth in tokens there, as `tokens_ratio`; None without a difference or a slope.
+    """Return for each scale what the effect is worth in tokens there, as `tokens_ratio`; None without a difference or a
+    slope.
 
     Each length of training has a schedule of its own, so that losses are compared where the learning rate has fallen;
     but two lengths make a line of what is a curve.
@@ -256,50 +229,30 @@ def worth(effect: Effect, scales: Scales) -> list[Estimate | None]:
 
 
 def tokens_ratio(difference: Estimate, slope: float) -> Estimate:
-    """A variant's tokens over those with which the baseline would have its loss: exp(difference / slope).
+    """Return a variant's tokens over those with which the baseline would have its loss: exp(difference / slope).
 
     difference: held-out loss minus the baseline's, in nats; slope: as `slopes` gives it, taken as exact.
     """
-
-    def ratio(value: float | None) -> float | None:
-        return None if value is None else math.exp(min(value / slope, LARGEST_EXPONENT))
-
-    return Estimate(
-        mean=ratio(difference.mean),
-        low=ratio(difference.low),
-        high=ratio(difference.high),
-        per_seed=[ratio(value) for value in difference.per_seed],
-    )
+    values = (difference.mean, difference.low, difference.high, *difference.per_seed)
+    ratios = (None if each is None else math.exp(min(each / slope, LARGEST_EXPONENT)) for each in values)
+    mean, low, high, *per_seed = ratios
+    return Estimate(mean=mean, low=low, high=high, per_seed=per_seed)
 
 
 def slopes(scales: Scales) -> list[float | None]:
-    """For each scale the nats by which the baseline's loss falls while its tokens grow by a factor of e.
+    """Return for each scale the nats by which the baseline's loss falls while its tokens grow by a factor of e.
 
     Between this length and the next shorter one of the same size, or else the next longer one. None where there is no
     other length on the same text, or the two losses are as good as equal.
     """
-    return [_slope(scale, _neighbour(scale, scales)) for scale in scales.each]
-
-
-def _neighbour(scale: Scale, scales: Scales) -> Scale | None:
-    text = text_key(scale.comparison.environment)
-    others = [
-        other
-        for other in scales.each
-        if other.params == scale.params and text_key(other.comparison.environment) == text
-    ]
-    place = others.index(scale)
-    return others[place - 1] if place else next(iter(others[1:]), None)
-
-
-def _slope(scale: Scale, other: Scale | None) -> float | None:
-    if other is None:
-        return None
-    short, long = sorted((scale, other), key=lambda each: each.tokens)
-    fall = _loss(short) - _loss(long)
-    return fall / math.log(long.tokens / short.tokens) if fall > TIE_MARGIN else None
-
-
-def _loss(scale: Scale) -> float:
-    baseline = scale.comparison.baseline_variant
-    return finite(baseline and baseline.val_loss.mean)
+    alike: dict[tuple[int, str], list[Scale]] = {}
+    for scale in scales.each:
+        alike.setdefault((scale.params, text_key(scale.comparison.environment)), []).append(scale)
+    found = {}
+    for lengths in alike.values():
+        for short, long in pairwise(lengths):
+            losses = (finite(each.comparison.variants[0].val_loss.mean) for each in (short, long))
+            fall = next(losses) - next(losses)
+            slope = fall / math.log(long.tokens / short.tokens) if fall > TIE_MARGIN else None
+            found |= {long.folder: slope, short.folder: found.get(short.folder, slope)}
+    return [found.get(scale.folder) for scale in scales.each]
