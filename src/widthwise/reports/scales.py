@@ -125,8 +125,8 @@ def read_scales(folders: Sequence[Path]) -> Scales:
         where, own = scale.folder, scale.comparison
         if own.baseline != baseline:
             raise UserError(
-                f"{where}: its baseline is {clean(str(own.baseline))!r}, that of {first} is {clean(baseline)!r}; effects "
-                "take one baseline"
+                f"{where}: its baseline is {clean(str(own.baseline))!r}, that of {first} is {clean(baseline)!r}; "
+                "effects take one baseline"
             )
         if own.confidence != level:
             levels = f"{percentage(own.confidence)}, those of {first} of {percentage(level)}"
