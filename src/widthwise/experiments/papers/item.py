@@ -210,18 +210,13 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
                 core_minutes=work.core_minutes,
             )
             break
-    lines = [
-        _line(item, row, quantity, printed, measured)
-        for row, own in item.printed.items()
-        for quantity, printed in _with_others(own, (*item.also, *DIFFERENCES))
-    ]
     return PaperItem(
         name=name,
         paper=PAPERS[item.paper],
         where=item.where,
         title=item.title,
         finds=item.finds,
-        lines=[line for line in lines if line is not None],
+        lines=list(_lines(item, measured)),
         experiment=experiment,
         other_scales=[
             f"--scale {scale}: {work.recipe}"
@@ -234,40 +229,37 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
     )
 
 
+def _lines(item: Item, measured: Measurements | None) -> Iterator[PaperLine]:
+    """Yield the lines of which anything is known."""
+    for row, own in item.printed.items():
+        for quantity, printed in _with_others(own, (*item.also, *DIFFERENCES)):
+            counted = item.count(row, quantity) if printed.text else None
+            value = printed.number if printed.text else _printed_difference(item, row, quantity)
+            found = None if measured is None else _measured(item, row, quantity, printed, measured)
+            if not printed.text and value is None and (found is None or quantity not in item.also):
+                continue
+            yield PaperLine(
+                row=row,
+                quantity=quantity,
+                title=f"{_title(quantity)}, difference" if printed.is_difference else _title(quantity),
+                printed=printed.text or None,
+                printed_value=value,
+                counted=counted,
+                agrees=None if counted is None else printed.agrees_with(counted),
+                measured=found,
+                reproduces=None if found is None else printed.reproduced_by(found),
+                is_difference=printed.is_difference,
+                is_share=printed.text.endswith("%"),
+            )
+
+
 def _with_others(own: Mapping[str, PrintedNumber], also: Sequence[str]) -> Iterator[tuple[str, PrintedNumber]]:
     """Yield the printed quantities of a row and the others to show; before a printed difference the quantity itself."""
     for quantity, printed in own.items():
         if printed.is_difference and quantity in also:
             yield quantity, PrintedNumber()
         yield quantity, printed
-    for quantity in dict.fromkeys(also):
-        if quantity not in own:
-            yield quantity, PrintedNumber()
-
-
-def _line(
-    item: Item, row: str, quantity: str, printed: PrintedNumber, measured: Measurements | None
-) -> PaperLine | None:
-    """Return the line of a quantity; None if nothing is known of it."""
-    is_printed = bool(printed.text)
-    counted = item.count(row, quantity) if is_printed else None
-    value = printed.number if is_printed else _printed_difference(item, row, quantity)
-    found = None if measured is None else _measured(item, row, quantity, printed, measured)
-    if not is_printed and value is None and (found is None or quantity not in item.also):
-        return None
-    return PaperLine(
-        row=row,
-        quantity=quantity,
-        title=f"{_title(quantity)}, difference" if printed.is_difference else _title(quantity),
-        printed=printed.text or None,
-        printed_value=value,
-        counted=counted,
-        agrees=None if counted is None else printed.agrees_with(counted),
-        measured=found,
-        reproduces=None if found is None else printed.reproduced_by(found),
-        is_difference=printed.is_difference,
-        is_share=printed.text.endswith("%"),
-    )
+    yield from ((quantity, PrintedNumber()) for quantity in dict.fromkeys(also) if quantity not in own)
 
 
 def _printed_difference(item: Item, row: str, quantity: str) -> float | None:
@@ -285,10 +277,9 @@ def _measured(item: Item, row: str, quantity: str, printed: PrintedNumber, measu
     measured: those of a small model say nothing about the paper's."""
     if not (printed.is_difference or quantity.startswith(DIFFERENCE)):
         found = measured.value(row, quantity)
-    elif (base := item.baseline_of(row)) is not None:
-        found = measured.difference(row, base, quantity)
     else:
-        return None  # it would be a difference to another model than those beside it
+        base = item.baseline_of(row)  # without one it would be a difference to another model than those beside it
+        found = None if base is None else measured.difference(row, base, quantity)
     return None if found is None or (found.low is None and not found.per_seed) else found
 
 

@@ -39,7 +39,7 @@ from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import StoredRecord, finite
 from widthwise.records.scaling import ScalingLaws
 from widthwise.records.sweep import Sweep
-from widthwise.runs.analyse import N_TOKENS, analyse, write_analysis
+from widthwise.runs.analyse import N_TOKENS, analyse
 from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.environment import command_line
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
@@ -173,7 +173,7 @@ class AnalysisWork(Work):
         models = folder / MODELS
         plan = self.train(models, observer, n_jobs)
         paths = [models / run_path(*key) for key in plan.order]
-        write_analysis(analyse(paths, n_tokens=self.n_tokens, observer=observer), folder)
+        analyse(paths, n_tokens=self.n_tokens, observer=observer).write(folder)
         return [models, folder]
 
     def numbers(self, record: Analysis) -> Measurements:
