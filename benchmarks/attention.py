@@ -3,22 +3,21 @@
 python benchmarks/attention.py [--out benchmarks/results/attention_cpu.json]
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import RESULTS, Part, interleave, run_parts, summarise
+from harness import Part, cpu_parser, interleave, run_parts, summarise, threads
 from torch import Tensor
+from workloads import DTYPES
 
+from widthwise.computing import Precision
 from widthwise.kernels.attention import sdpa_attention
 from widthwise.kernels.attention_in_blocks import attention_in_blocks
 
 D_MODEL, N_TOKENS = 256, 1024
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FORMS = {"sdpa": sdpa_attention, "blocks": attention_in_blocks}
 
 
@@ -75,25 +74,20 @@ def run_of(form: Callable[..., Tensor], case: Case, dtype: torch.dtype, with_bac
     return lambda: torch.autograd.grad(attend(), inputs, direction)
 
 
-def blocks_over_sdpa(case: Case, precision: str, n_threads: int, n_rounds: int = 7) -> dict[str, Any]:
+def blocks_over_sdpa(case: Case, precision: Precision, n_threads: int, n_rounds: int = 7) -> dict[str, Any]:
     """Both forms in turn, on so many threads."""
-    n_before = torch.get_num_threads()
-    torch.set_num_threads(n_threads)
     report, ratios = {}, {}
-    try:
+    with threads(n_threads):
         for name, with_backward in (("forward", False), ("forward and backward", True)):
             runs = {form: run_of(call, case, DTYPES[precision], with_backward) for form, call in FORMS.items()}
             report[name] = summarise(interleave(runs, n_rounds=n_rounds), "sdpa")
             ratios[name] = report[name]["blocks"]["cpu_ratio" if n_threads == 1 else "wall_ratio"]["median"]
-    finally:
-        torch.set_num_threads(n_before)
     found = ", ".join(f"{ratio:.2f} {name}" for name, ratio in ratios.items())
     return {"variants": report, "ratios": ratios, "summary": f"blocks / sdpa {found}"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "attention_cpu.json", help="JSON file")
+    parser = cpu_parser(__doc__, "attention")
     parser.add_argument(
         "--threads", type=int, nargs="+", default=[1], help="how many, one after the other (default: 1)"
     )

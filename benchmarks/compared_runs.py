@@ -1,13 +1,14 @@
 """Two runs of one recipe, number by number."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from widthwise.config_io import differences
 from widthwise.files import read_json
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import MANIFEST, checkpoint_paths
@@ -24,23 +25,14 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 
 def recorded(run: Path) -> dict[str, Any]:
-    """Every number that a finished run has recorded, by its place in the metrics or the result."""
+    """Whatever a finished run has recorded, in its metrics and its result."""
     result = RunDir(run).result()
     assert result is not None
-    kept = _without((*MEASURED_KEYS, *NAMED), result.to_data())
-    return dict(_leaves({"metrics": records(run), "result": kept}, ""))
+    return {"metrics": records(run), "result": _without((*MEASURED_KEYS, *NAMED), result.to_data())}
 
 
 def _without(keys: Sequence[str], data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in keys}
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (dict, list)):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(item, f"{path}.{key}")
-    else:
-        yield path, value
 
 
 def tensors(run: Path, stem: str) -> dict[str, Tensor]:
@@ -63,15 +55,11 @@ def loss_difference(ours: Path, theirs: Path) -> float:
 
 def recorded_difference(ours: Path, theirs: Path) -> tuple[float, str]:
     """The largest difference of any recorded number, over its size where that is above 1, and where it is."""
-    found, expected = recorded(ours), recorded(theirs)
-    assert found.keys() == expected.keys()
-    return max((_apart(found[path], expected[path]), path) for path in found)
-
-
-def _apart(found: Any, expected: Any) -> float:
-    if isinstance(found, float) and isinstance(expected, (int, float)) and found != expected:
-        return abs(found - expected) / max(1.0, abs(expected))
-    return 0.0 if found == expected else math.inf
+    apart = (
+        (abs(a - b) / max(1.0, abs(b)) if isinstance(a, float) and isinstance(b, (int, float)) else math.inf, path)
+        for path, a, b in differences(recorded(ours), recorded(theirs))
+    )
+    return max(apart, default=(0.0, ""))
 
 
 def tensor_difference(ours: Path, theirs: Path, stem: str) -> tuple[float, str]:

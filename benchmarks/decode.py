@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from harness import Part, cpu_command, interleave, summarise
 from torch import Tensor, nn
-from workloads import cost_ratios, template
+from workloads import DTYPES, cost_ratios, template
 
+from widthwise.computing import Precision
 from widthwise.interop.hf_export import Surroundings, export_hf
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.generate import SamplingConfig, continue_cached
 from widthwise.model.kv_cache import KVCache
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GREEDY = SamplingConfig(temperature=0)
 X_TARGET, TRANSFORMERS_TARGET = 1.05, 1.5
 """Tokens per second: the ><former's over the uniform model's, and the uniform model's over transformers'."""
@@ -35,7 +35,7 @@ class Case:
     context: int
     """Tokens in the cache."""
     n_new: int
-    precision: str
+    precision: Precision
     n_layers: int = 8
     vocab_size: int = 4096
 

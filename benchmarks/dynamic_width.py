@@ -3,21 +3,22 @@
 python benchmarks/dynamic_width.py [--out benchmarks/results/dynamic_width_cpu.json]
 """
 
-import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS, Part, interleave, run_parts, summarise
+from harness import Part, cpu_parser, interleave, run_parts, summarise
+from kernels import with_backward
 from torch import Tensor
 from torch.nn.functional import linear
+from workloads import DTYPES
 
+from widthwise.computing import Precision
 from widthwise.kernels import bucketed_units, sliced_swiglu, swiglu
+from widthwise.kernels.precision import autocast
 from widthwise.kernels.sliced_swiglu import reference_sliced_swiglu
 
-PRECISIONS = {"fp32": False, "bf16": True}
 TRAINING = {"n_tokens": 4096, "d_model": 512, "d_ff": 1536}
 DECODING = {"n_tokens": 1, "d_model": 768, "d_ff": 2048}
 
@@ -32,7 +33,7 @@ def spread_widths(n_tokens: int, d_ff: int) -> Tensor:
     return d_ff * even[torch.randperm(n_tokens, generator=torch.Generator().manual_seed(3))] ** 1.45
 
 
-def forms(sizes: dict[str, int], width: Tensor, autocast: bool) -> dict[str, Callable[[], Tensor]]:
+def forms(sizes: dict[str, int], width: Tensor, precision: Precision) -> dict[str, Callable[[], Tensor]]:
     """The three forms on the same tensors, weights in fp32."""
     n_tokens, d_model, d_ff = sizes["n_tokens"], sizes["d_model"], sizes["d_ff"]
     generator = torch.Generator().manual_seed(0)
@@ -45,7 +46,7 @@ def forms(sizes: dict[str, int], width: Tensor, autocast: bool) -> dict[str, Cal
 
     def under_autocast(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def run() -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with autocast(torch.device("cpu"), precision):
                 return call()
 
         return run
@@ -57,24 +58,14 @@ def forms(sizes: dict[str, int], width: Tensor, autocast: bool) -> dict[str, Cal
     }
 
 
-def forward_only(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    return torch.no_grad()(call)
-
-
-def with_backward(call: Callable[[], Tensor]) -> Callable[[], None]:
-    """Forward, and backward along ones."""
-    direction = torch.ones_like(call())
-    return lambda: call().backward(direction)
-
-
-PASSES = {"forward": forward_only, "forward_backward": with_backward}
+PASSES = {"forward": torch.no_grad(), "forward_backward": with_backward}
 
 
 def sliced_over_dense(
-    sizes: dict[str, int], width: Tensor, precision: str, passes: str, target: float | None, n_rounds: int
+    sizes: dict[str, int], width: Tensor, precision: Precision, passes: str, target: float | None, n_rounds: int
 ) -> dict[str, Any]:
     """The three forms in turn."""
-    calls = forms(sizes, width, PRECISIONS[precision])
+    calls = forms(sizes, width, precision)
     times = interleave({name: PASSES[passes](call) for name, call in calls.items()}, n_rounds=n_rounds, n_warmup=3)
     variants = summarise(times, "dense")
     asked = float(width.mean()) / sizes["d_ff"]
@@ -105,15 +96,13 @@ def parts() -> list[Part]:
             120,
         )
         for name, (sizes, width, own_passes, target, n_rounds) in cases.items()
-        for precision in PRECISIONS
+        for precision in DTYPES
         for passes in own_passes
     ]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "dynamic_width_cpu.json", help="JSON file")
-    arguments = parser.parse_args(argv)
+    arguments = cpu_parser(__doc__, "dynamic_width").parse_args(argv)
     return 0 if run_parts(parts(), arguments.out, "cpu", total_seconds=600) else 1
 
 

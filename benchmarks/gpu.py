@@ -25,6 +25,7 @@ from widthwise.kernels.precision import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.generate import SamplingConfig, continue_cached
 
 SHAPES = ("uniform", "x", "diamond", "growing", "narrowing")
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-2}
@@ -190,11 +191,8 @@ def decode(model: Decoder, batch_size: int, n_prompt: int, n_new: int) -> Tensor
     """Greedy continuation of a random prompt with the KV cache; returns the tokens (B, n_new)."""
     tokens, _ = random_batch(model.config.vocab_size, batch_size, n_prompt, model.embedding.weight.device.type)
     cache = model.new_cache(batch_size, n_prompt + n_new)
-    chosen = []
-    for _ in range(n_new):
-        tokens = model.logits(model.hidden(tokens, cache)[:, -1:]).argmax(dim=-1)
-        chosen.append(tokens)
-    return torch.cat(chosen, dim=1)
+    greedy = SamplingConfig(temperature=0)
+    return torch.stack([*continue_cached(model, cache, tokens, None, n_new, greedy, None)], dim=1)
 
 
 def decoding(

@@ -32,6 +32,17 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Computes on so many threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @dataclass
 class Times:
     """Seconds of every timed call of one variant, one entry a round."""
@@ -210,6 +221,13 @@ class Part:
     """Called with the seconds it has."""
     seconds: float
     """Its time box."""
+
+
+def cpu_parser(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """A parser with --out; name: what results/{name}_cpu.json is called after."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}_cpu.json", help="JSON file")
+    return parser
 
 
 def cpu_command(

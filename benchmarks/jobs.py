@@ -19,7 +19,9 @@ import torch
 from harness import Part, cpu_command, quantiles
 from loader import sources
 from step_shares import recipe_of
+from workloads import DTYPES
 
+from widthwise.computing import Precision
 from widthwise.data.loader import Loader
 from widthwise.recipe.recipe import Recipe
 from widthwise.training.metrics import keep_freed_memory
@@ -29,7 +31,7 @@ SHAPES = ((1, 2), (1, 8), (2, 8), (4, 8))
 """(times 128 wide, sequences of a step)."""
 
 
-def sized(times: int, batch_size: int, precision: str, seq_len: int | None = None) -> Recipe:
+def sized(times: int, batch_size: int, precision: Precision, seq_len: int | None = None) -> Recipe:
     recipe = recipe_of("uniform", times, precision)
     train = recipe.train.model_copy(update={"batch_size": batch_size})
     return recipe.model_copy(update={"train": train, "seq_len": seq_len or recipe.seq_len})
@@ -94,14 +96,14 @@ def side_by_side(recipe: Recipe, n_rounds: int, seconds_a_turn: float) -> dict[s
 
 
 def parts(quick: bool) -> list[Part]:
-    def part(times: int, batch_size: int, precision: str) -> Part:
+    def part(times: int, batch_size: int, precision: Precision) -> Part:
         recipe = sized(times, batch_size, precision, seq_len=32 if quick else None)
         name = f"d{128 * times}/{batch_size}_sequences/{precision}"
         return Part(name, lambda _: side_by_side(recipe, 1 if quick else 5, 0.1 if quick else 2.0), 120)
 
     if quick:
         return [part(*SHAPES[0], "bf16")]
-    return [part(*shape, precision) for shape in SHAPES for precision in ("fp32", "bf16")]
+    return [part(*shape, precision) for shape in SHAPES for precision in DTYPES]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,17 +3,17 @@
 python benchmarks/kernels.py [--out benchmarks/results/kernels_cpu.json]
 """
 
-import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS, Part, interleave, run_parts, summarise
+from harness import Part, cpu_parser, interleave, run_parts, summarise
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from workloads import DTYPES
 
+from widthwise.computing import Precision
 from widthwise.kernels.linear_cross_entropy import fused_linear_cross_entropy, reference_linear_cross_entropy
 from widthwise.kernels.rms_norm import fused_rms_norm, reference_rms_norm
 from widthwise.kernels.rotary import fused_rotate, reference_rotate
@@ -21,7 +21,6 @@ from widthwise.kernels.swiglu import fused_swiglu, reference_swiglu
 from widthwise.model.rope import Rope, rope_table
 
 N_TOKENS, D_MODEL, D_FF, VOCAB_SIZE, HEAD_DIM = 1024, 256, 1024, 4096, 32
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -93,7 +92,7 @@ def with_backward(call: Callable[[], Tensor]) -> Callable[[], None]:
     return lambda: call().backward(direction)
 
 
-def fused_over_reference(kernel: str, precision: str, n_rounds: int = 40) -> dict[str, Any]:
+def fused_over_reference(kernel: str, precision: Precision, n_rounds: int = 40) -> dict[str, Any]:
     """Both forms in turn."""
     calls = KERNELS[kernel](DTYPES[precision])
     runs = {name: with_backward(call) for name, call in calls.items()}
@@ -109,9 +108,7 @@ def fused_over_reference(kernel: str, precision: str, n_rounds: int = 40) -> dic
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "kernels_cpu.json", help="JSON file")
-    arguments = parser.parse_args(argv)
+    arguments = cpu_parser(__doc__, "kernels").parse_args(argv)
     parts = [
         Part(f"{kernel}/{precision}", lambda _, pair=(kernel, precision): fused_over_reference(*pair), 60)
         for kernel in KERNELS

@@ -16,12 +16,13 @@ import os
 import re
 import subprocess
 import sys
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS, Part, run_parts
+from harness import Part, cpu_parser, run_parts
 
 from widthwise.config_io import parse
 from widthwise.data.loader import Boundaries
@@ -84,7 +85,7 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 
 
 def recipe_of(*overrides: str) -> Recipe:
-    data: dict[str, Any] = json.loads(json.dumps(BASE))
+    data = deepcopy(BASE)
     apply_overrides(data, overrides)
     return parse(Recipe, data, "recipe")
 
@@ -142,9 +143,8 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cpu_parser(__doc__, "memory")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="these recipes alone")
-    parser.add_argument("--out", type=Path, default=RESULTS / "memory_cpu.json", help="JSON file")
     parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child is not None:

@@ -4,15 +4,16 @@ OMP_NUM_THREADS=1 python benchmarks/training.py [--quick] [--out benchmarks/resu
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from harness import Part, cpu_command, interleave, summarise
 from kernels import kept_bytes
 from torch import nn
-from workloads import TrainingStep, cost_ratios, random_batch, template
+from workloads import DTYPES, Size, TrainingStep, cost_ratios
 
 from widthwise.computing import Precision
 from widthwise.kernels.precision import autocast
@@ -21,22 +22,6 @@ from widthwise.model.decoder import Decoder, build
 
 FLOP_SLACK = 0.03
 """By how much the step-time ratio may exceed the FLOP ratio."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """A uniform model and its batch."""
-
-    d_model: int
-    head_dim: int
-    n_layers: int = 12
-    vocab_size: int = 4096
-    seq_len: int = 256
-    batch_size: int = 4
-
-    @property
-    def name(self) -> str:
-        return f"{self.n_layers}_layers_d{self.d_model}_head{self.head_dim}_seq{self.seq_len}"
 
 
 @dataclass(frozen=True)
@@ -61,16 +46,13 @@ QUICK = (Size(128, 32, n_layers=4, vocab_size=512, seq_len=64, batch_size=2),)
 
 def decoder_step(model: Decoder, size: Size, precision: Precision) -> TrainingStep:
     """A training step of our decoder."""
-    tokens, targets = random_batch(size.vocab_size, size.batch_size, size.seq_len)
+    tokens, targets = size.batch()
     return TrainingStep(model, lambda: model.loss(tokens, targets)[0], precision)
 
 
 def x_over_uniform(size: Size, precision: Precision, compiled: bool, n_rounds: int) -> dict[str, Any]:
     """Both at equal parameters, beside the FLOP ratio of the cost model."""
-    configs = {
-        shape: template(size.d_model, size.n_layers, size.head_dim, size.vocab_size, shape).resolve(size.seq_len)
-        for shape in ("uniform", "x")
-    }
+    configs = {shape: size.model(shape) for shape in ("uniform", "x")}
     models = {shape: build(config, seed=0) for shape, config in configs.items()}
     if compiled:
         for model in models.values():
@@ -113,14 +95,13 @@ def llama(size: Size) -> nn.Module:
 
 def llama_step(model: nn.Module, size: Size, precision: Precision) -> TrainingStep:
     """A training step of Hugging Face's model, its loss through `labels`, which it shifts itself."""
-    tokens, _ = random_batch(size.vocab_size, size.batch_size, size.seq_len)
+    tokens, _ = size.batch()
     return TrainingStep(model, lambda: model(input_ids=tokens, labels=tokens).loss, precision)
 
 
 def ours_over_llama(size: Size, precision: Precision, compiled: bool, n_rounds: int) -> dict[str, Any]:
     """The uniform decoder and Hugging Face's Llama of the same shape and parameters: time, and bytes kept."""
-    config = template(size.d_model, size.n_layers, size.head_dim, size.vocab_size).resolve(size.seq_len)
-    ours, theirs = build(config, seed=0), llama(size)
+    ours, theirs = build(size.model(), seed=0), llama(size)
     n_params = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
     assert n_params[0] == n_params[1], n_params
     steps = {"llama": llama_step(theirs, size, precision), "ours": decoder_step(ours, size, precision)}
@@ -150,38 +131,14 @@ def parts(sizes: tuple[Size, ...], llama_sizes: tuple[Size, ...], n_rounds: int)
     Of the ><former only the first size is compiled: each of its layers is a graph of its own, and that takes minutes.
     """
 
-    def part(name: str, run: Callable[..., dict[str, Any]], *arguments: Any, seconds: float) -> Part:
-        return Part(name, lambda _: run(*arguments, n_rounds), seconds)
-
-    modes = (("eager", False, 120), ("compiled", True, 240))
-    return [
-        *(
-            part(
-                f"ours_over_llama/{size.name}/{mode}/{precision}",
-                ours_over_llama,
-                size,
-                precision,
-                compiled,
-                seconds=seconds,
-            )
-            for mode, compiled, seconds in modes
-            for size in llama_sizes
-            for precision in ("fp32", "bf16")
-        ),
-        *(
-            part(
-                f"x_over_uniform/{size.name}/{mode}/{precision}",
-                x_over_uniform,
-                size,
-                precision,
-                compiled,
-                seconds=seconds,
-            )
-            for mode, compiled, seconds in modes
-            for size in (sizes[:1] if compiled else sizes)
-            for precision in ("fp32", "bf16")
-        ),
-    ]
+    found = []
+    for run, own in ((ours_over_llama, llama_sizes), (x_over_uniform, sizes)):
+        for mode, compiled, seconds in (("eager", False, 120), ("compiled", True, 240)):
+            for size, precision in product(own[:1] if compiled and run is x_over_uniform else own, DTYPES):
+                name = f"{run.__name__}/{size.name}/{mode}/{precision}"
+                each = partial(run, size, precision, compiled, n_rounds)
+                found.append(Part(name, lambda _, each=each: each(), seconds))
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:

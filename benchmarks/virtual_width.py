@@ -14,7 +14,7 @@ import torch
 from harness import Part, cpu_command, interleave, summarise
 from kernels import kept_bytes
 from torch import Tensor, nn
-from workloads import TrainingStep, cost_ratios, random_batch, template
+from workloads import DTYPES, Size, TrainingStep, cost_ratios
 
 from widthwise.computing import Precision
 from widthwise.config_io import parse
@@ -29,20 +29,8 @@ N_STREAMS = 4
 """Of the package, which then has as much state as (1, 4)."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """A model and its batch."""
-
-    d_model: int = 256
-    head_dim: int = 64
-    n_layers: int = 8
-    vocab_size: int = 4096
-    seq_len: int = 256
-    batch_size: int = 8
-
-
-FULL = Size()
-QUICK = Size(d_model=64, head_dim=16, n_layers=2, vocab_size=97, seq_len=32, batch_size=2)
+FULL = Size(256, 64, n_layers=8, batch_size=8)
+QUICK = Size(64, 16, n_layers=2, vocab_size=97, seq_len=32, batch_size=2)
 
 
 @dataclass(frozen=True)
@@ -67,15 +55,12 @@ def name(m: int, n: int) -> str:
     return f"{m}_of_{n}"
 
 
-def plain_config(size: Size) -> ModelConfig:
-    return template(size.d_model, size.n_layers, size.head_dim, size.vocab_size).resolve(size.seq_len)
-
-
 def slots_config(size: Size, m: int, n: int, **options: Any) -> ModelConfig:
     """The same layers around n slots, with whatever is usual: a table as wide, a matrix behind."""
     residual = {"kind": "hyper_connections", "n_fractions": m, "n_slots": n, **options}
-    plain = template(size.d_model, size.n_layers, size.head_dim, size.vocab_size)
-    return plain.model_copy(update={"residual": parse(HyperConnectionsTemplate, residual)}).resolve(size.seq_len)
+    return (
+        size.template().model_copy(update={"residual": parse(HyperConnectionsTemplate, residual)}).resolve(size.seq_len)
+    )
 
 
 class PackageSite(Site):
@@ -112,7 +97,7 @@ def package_decoder(size: Size) -> Decoder:
         from hyper_connections import get_init_and_expand_reduce_stream_functions  # an extra, needed here alone
     except ImportError as error:
         raise ImportError("the comparison needs the package hyper-connections: pip install -e '.[bench]'") from error
-    model = build(plain_config(size), seed=0)
+    model = build(size.model(), seed=0)
     connect, expand, reduce = get_init_and_expand_reduce_stream_functions(N_STREAMS, dim=size.d_model)
     for i, layer in enumerate(model.layers):
         layer.attention_residual = PackageSite(connect(layer_index=2 * i))
@@ -125,7 +110,7 @@ def decoders(size: Size) -> dict[str, Decoder]:
     ours = {name(m, n): build(slots_config(size, m, n), seed=0) for m, n in TARGETS}
     every_state = build(slots_config(size, 1, N_STREAMS, state_every=1), seed=0)
     return {
-        "plain": build(plain_config(size), seed=0),
+        "plain": build(size.model(), seed=0),
         **ours,
         f"{name(1, N_STREAMS)}_every_state_kept": every_state,
         f"package_{N_STREAMS}_streams": package_decoder(size),
@@ -134,7 +119,7 @@ def decoders(size: Size) -> dict[str, Decoder]:
 
 def step_over_plain(size: Size, precision: Precision, n_rounds: int) -> dict[str, Any]:
     """All decoders in turn: a step's time, and the bytes autograd keeps from its forward to its backward pass."""
-    tokens, targets = random_batch(size.vocab_size, size.batch_size, size.seq_len)
+    tokens, targets = size.batch()
     models = decoders(size)
     losses = {key: lambda model=model: model.loss(tokens, targets).objective for key, model in models.items()}
     with autocast(torch.device("cpu"), precision):
@@ -147,7 +132,7 @@ def step_over_plain(size: Size, precision: Precision, n_rounds: int) -> dict[str
         variants[key]["kept_bytes_ratio"] = kept[key] / kept["plain"]
     for m, n in TARGETS:
         own = variants[name(m, n)]
-        own |= cost_ratios(slots_config(size, m, n), plain_config(size), size.seq_len)
+        own |= cost_ratios(slots_config(size, m, n), size.model(), size.seq_len)
         own |= against_target(own, getattr(TARGETS[m, n], precision), TARGETS[m, n].kept_bytes)
     found = ", ".join(
         f"{key} {each['cpu_ratio']['median']:.3f} ({each['kept_bytes_ratio']:.2f} of the bytes)"
@@ -203,7 +188,7 @@ def parts(size: Size, n_rounds: int) -> list[Part]:
     """Steps in both precisions, and the sites alone."""
     steps = [
         Part(f"step/{precision}", lambda _, precision=precision: step_over_plain(size, precision, n_rounds), 420)
-        for precision in ("fp32", "bf16")
+        for precision in DTYPES
     ]
     sites = [
         Part(f"sites/{name(m, n)}", lambda _, pair=(m, n): sites_over_reference(size, *pair, n_rounds), 120)

@@ -1,6 +1,7 @@
 """What is timed: a training step, and the models it is taken of."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import read_recipe
+
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TrainingStep:
@@ -37,6 +40,31 @@ class TrainingStep:
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         tensors = [*self.model.parameters(), *(value for value in states if isinstance(value, Tensor))]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model of constant head_dim, and its batch."""
+
+    d_model: int
+    head_dim: int
+    n_layers: int = 12
+    vocab_size: int = 4096
+    seq_len: int = 256
+    batch_size: int = 4
+
+    @property
+    def name(self) -> str:
+        return f"{self.n_layers}_layers_d{self.d_model}_head{self.head_dim}_seq{self.seq_len}"
+
+    def template(self, shape: str = "uniform") -> ModelTemplate:
+        return template(self.d_model, self.n_layers, self.head_dim, self.vocab_size, shape)
+
+    def model(self, shape: str = "uniform") -> ModelConfig:
+        return self.template(shape).resolve(self.seq_len)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        return random_batch(self.vocab_size, self.batch_size, self.seq_len)
 
 
 def random_batch(vocab_size: int, batch_size: int, seq_len: int, device: str = "cpu") -> tuple[Tensor, Tensor]:

@@ -1,20 +1,16 @@
 """`widthwise paper`: the tables and figures of the papers, as they are printed, counted and measured."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from widthwise.cli.experiment import JobsOption, jobs_asked
-from widthwise.cli.progress import TrackerName, TrackOption, training_progress
+from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
-
-if TYPE_CHECKING:
-    from widthwise.experiments.papers.work import Work
 
 LIST = "list"
 
@@ -57,6 +53,7 @@ def paper(
         return
     from widthwise.experiments.papers.item import SCALES, item_record, read_item
     from widthwise.reports.paper import item_notes, item_page, item_table
+    from widthwise.reports.writing import write_report
 
     if dry_run and scale not in SCALES:
         raise UserError(f"--dry-run: shows the work of an experiment; give --scale {' or '.join(SCALES)}")
@@ -68,7 +65,10 @@ def paper(
         if dry_run:
             say(f"{item}, {scale}: {work.recipe}, {work.workload}")
             return
-        written += _trained(work, results / work.name, jobs, track)
+        with training_progress(track) as observer:
+            observer.message(work.workload)
+            folders = work.run(results / work.name, observer, jobs_asked(jobs))
+        written += [file for folder in folders for file in write_report([folder])]
     scales = () if scale is Scale.PAPER else SCALES if scale is None else (scale.value,)
     record = item_record(item, found, results, scales)
     if work is not None:
@@ -82,16 +82,6 @@ def paper(
         return
     say_tables(item_table(record))
     say(*item_notes(record), *(f"wrote {file}" for file in written))
-
-
-def _trained(work: "Work", folder: Path, jobs: str, track: Sequence[TrackerName] | None) -> list[Path]:
-    """Train what is not finished, and write its reports. Returns their files."""
-    from widthwise.reports.writing import write_report
-
-    with training_progress(track) as observer:
-        observer.message(work.workload)
-        folders = work.run(folder, observer, jobs_asked(jobs))
-    return [file for each in folders for file in write_report([each])]
 
 
 def _list(scale: Scale | None, results: Path, page: Path | None, as_json: bool) -> None:

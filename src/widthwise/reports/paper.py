@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from widthwise.records.estimate import Estimate
 from widthwise.records.paper import PaperItem, PaperLine
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import MISSING, clean, counted, duration, fixed, interval, minus, shown, si, signed
@@ -20,21 +19,14 @@ HEADER = ("row", "quantity", "printed", "counted", "agrees", "measured")
 def item_table(item: PaperItem) -> Table:
     """One row per printed number, and per difference of printed losses."""
     rows: list[list[str]] = []
-    for line in item.lines:
-        is_first = not rows or _row_of(rows) != line.row
-        rows.append([clean(line.row) if is_first else "", *_cells(line)])
+    for before, line in zip([None, *item.lines], item.lines):
+        name = clean(line.row) if before is None or line.row != before.row else ""
+        printed = minus(line.printed) if line.printed is not None else _number(line, line.printed_value)
+        agrees = (line.reproduces or "") if line.agrees is None else "yes" if line.agrees else "no"
+        rows.append([name, clean(line.title), printed, _number(line, line.counted), agrees, _measured(line)])
     caption = f"{item.paper.split(',')[0]}, {item.where}: {item.title}"
-    return Table(clean(caption), HEADER, rows, words={"quantity", "agrees"}, sortable=False, note=_note(item))
-
-
-def _row_of(rows: Sequence[Sequence[str]]) -> str:
-    return next(row[0] for row in reversed(rows) if row[0])
-
-
-def _cells(line: PaperLine) -> list[str]:
-    printed = minus(line.printed) if line.printed is not None else _number(line, line.printed_value)
-    agrees = (line.reproduces or "") if line.agrees is None else "yes" if line.agrees else "no"
-    return [clean(line.title), printed, _number(line, line.counted), agrees, measured(line)]
+    note = "" if item.experiment is None else f"measured: {size(item)}; below: 95% interval over seeds"
+    return Table(clean(caption), HEADER, rows, words={"quantity", "agrees"}, sortable=False, note=note)
 
 
 def _number(line: PaperLine, value: float | None) -> str:
@@ -51,32 +43,26 @@ def _short(value: float, n_decimals: int) -> str:
     return minus(f"{value:.1e}") if is_tiny else fixed(value, n_decimals)
 
 
-def measured(line: PaperLine) -> str:
+def _measured(line: PaperLine) -> str:
     """A mean, and below it its interval."""
-    estimate = line.measured
-    if estimate is None or estimate.mean is None:
+    found = line.measured
+    if found is None or found.mean is None:
         return ""
     if line.is_share:
-        return f"{_share(estimate.mean)}\n{_share(estimate.low)} to {_share(estimate.high)}"
+        mean, low, high = (
+            MISSING if each is None else f"{100 * each:.1f}%" for each in (found.mean, found.low, found.high)
+        )
+        return f"{mean}\n{low} to {high}"
     if line.is_difference or (line.quantity in QUANTITY and QUANTITY[line.quantity].is_signed):
-        mean, ends = signed(estimate.mean, 4), interval(estimate, 4 if line.is_difference else 3, with_sign=True)
+        mean, ends = signed(found.mean, 4), interval(found, 4 if line.is_difference else 3, with_sign=True)
     else:
-        mean, ends = _number(line, estimate.mean), _ends(estimate)
+        mean = _number(line, found.mean)
+        ends = (
+            f"{_short(found.low, 3)} to {_short(found.high, 3)}"
+            if found.low is not None and found.high is not None
+            else ""
+        )
     return f"{mean}\n{ends}" if ends else mean
-
-
-def _ends(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return f"{_short(estimate.low, 3)} to {_short(estimate.high, 3)}"
-
-
-def _share(value: float | None) -> str:
-    return MISSING if value is None else f"{100 * value:.1f}%"
-
-
-def _note(item: PaperItem) -> str:
-    return "" if item.experiment is None else f"measured: {size(item)}; below: 95% interval over seeds"
 
 
 def size(item: PaperItem) -> str:
@@ -95,11 +81,13 @@ def size(item: PaperItem) -> str:
 
 def item_notes(item: PaperItem) -> list[str]:
     """Return the lines below the table: the paper's conclusion, differences, commands to train."""
-    lines = [f"The paper: {item.finds}", *item.remarks]
-    if item.experiment is None:
-        lines.append("Nothing has been measured in this folder of results.")
-    lines += [f"To train it: {each}" for each in item.other_scales]
-    return lines
+    missing = [] if item.experiment else ["Nothing has been measured in this folder of results."]
+    return [
+        f"The paper: {item.finds}",
+        *item.remarks,
+        *missing,
+        *(f"To train it: {each}" for each in item.other_scales),
+    ]
 
 
 def list_table(items: Sequence[PaperItem]) -> Table:
@@ -107,20 +95,15 @@ def list_table(items: Sequence[PaperItem]) -> Table:
     rows = []
     for item in items:
         agreeing = f"{item.n_agreeing} of {item.n_judged}" if item.n_judged else MISSING
-        rows.append(
-            [clean(item.name), clean(item.title), str(item.n_printed), agreeing, str(item.n_measured), _time(item)]
-        )
+        hours = None if item.small_core_minutes is None else item.small_core_minutes / 60
+        names = (clean(item.name), clean(item.title))
+        rows.append([*names, str(item.n_printed), agreeing, str(item.n_measured), duration(hours)])
     note = (
         "agree: counted numbers that equal the printed ones, and what was measured of what is printed in words; needs: "
         "time of a CPU core for --scale small"
     )
     header = ["item", "shows", "printed", "agree", "measured", "needs"]
     return Table("Tables and figures of the papers", header, rows, words={"shows"}, note=note)
-
-
-def _time(item: PaperItem) -> str:
-    minutes = item.small_core_minutes
-    return MISSING if minutes is None else duration(minutes / 60)
 
 
 HEAD = """# Every table and figure of the papers
@@ -143,54 +126,36 @@ def all_items(items: Iterable[PaperItem]) -> str:
 
 
 def _section(item: PaperItem) -> str:
+    table = item_table(item)
     lines = [f"### {item.where}: {item.title}\n", f"`widthwise paper {item.name}`. The paper: {item.finds}\n"]
-    lines += [*_markdown(item_table(item)), ""]
-    lines += [f"{remark}\n" for remark in item.remarks]
-    if item.experiment is not None:
-        lines.append(f"Measured: {size(item)} (`benchmarks/results/{item.experiment.folder}`).\n")
-    else:
+    for row in ([each.capitalize() for each in table.header], ["---"] * len(table.header), *table.rows):
+        lines.append(f"| {' | '.join(cell.replace(chr(10), '<br>').replace('|', chr(92) + '|') for cell in row)} |")
+    lines += ["", *(f"{remark}\n" for remark in item.remarks)]
+    if item.experiment is None:
         lines.append("Not measured.\n")
+    else:
+        lines.append(f"Measured: {size(item)} (`benchmarks/results/{item.experiment.folder}`).\n")
     if item.other_scales:
         lines.append(f"To train: {'; '.join(f'`{each}`' for each in item.other_scales)}.\n")
     return "\n".join(lines)
 
 
-def _markdown(table: Table) -> list[str]:
-    header = [each.capitalize() for each in table.header]
-    return [_markdown_line(header), _markdown_line(["---"] * len(header)), *(_markdown_line(row) for row in table.rows)]
-
-
-def _markdown_line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace(chr(10), '<br>').replace('|', chr(92) + '|') for cell in cells)} |"
-
-
 def item_page(item: PaperItem) -> Page:
     """Return the page of a table or figure of a paper."""
+    table = item_table(item)
+    on_one_line = [[f"{cell.replace(chr(10), ' (')})" if "\n" in cell else cell for cell in row] for row in table.rows]
+    command = Code(item.experiment.command) if item.experiment else None
+    scales = (Text([each], is_quiet=False) for each in item.other_scales)
+    remarks = Text(list(item.remarks), is_quiet=False) if item.remarks else None
     return Page(
         "paper",
         f"{clean(item.where)}: {clean(item.title)}",
         [f"The paper: {item.finds}"],
         lead=item.paper,
         sections=(
-            section(
-                "Printed, counted, measured",
-                _on_one_line(item_table(item)),
-                note("paper", size=size(item)),
-            ),
-            section(
-                "Differences and their reasons", Text(list(item.remarks), is_quiet=False) if item.remarks else None
-            ),
-            section(
-                "How to reproduce",
-                Code(item.experiment.command) if item.experiment else None,
-                *(Text([each], is_quiet=False) for each in item.other_scales),
-            ),
+            section("Printed, counted, measured", replace(table, rows=on_one_line), note("paper", size=size(item))),
+            section("Differences and their reasons", remarks),
+            section("How to reproduce", command, *scales),
         ),
         made_from="the item's recipes and results",
     )
-
-
-def _on_one_line(table: Table) -> Table:
-    """With the details of a cell, here the interval of a mean, in parentheses."""
-    rows = [[f"{cell.replace(chr(10), ' (')})" if "\n" in cell else cell for cell in row] for row in table.rows]
-    return replace(table, rows=rows)

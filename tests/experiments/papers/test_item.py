@@ -80,7 +80,9 @@ def test_every_loss_perplexity_and_task_of_the_hourglass_paper_is_a_row():
         ]
         expected = [sorted(value for key, value in row.items() if key not in sizes) for row in flat]
         rows = [own.values() for own in ITEMS[f"hourglass_table_{number}"].printed.values()]
-        assert sorted(sorted(float(text) for text in row if "M" not in text) for row in rows) == sorted(expected)
+        assert sorted(sorted(finite(each.number) for each in row if "M" not in each.text) for row in rows) == sorted(
+            expected
+        )
 
 
 def test_the_costs_of_experts_virtual_and_dynamic_widths_are_those_of_the_formulas():

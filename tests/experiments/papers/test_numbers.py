@@ -1,14 +1,16 @@
 """Numbers in records of experiments: means over parts of a network and over seeds, differences paired by seed."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.numbers import AnalysisQuantity, TableQuantity, from_analysis, from_table
-from widthwise.experiments.papers.work import AnalysisWork
+from widthwise.config_io import UserError, parse
+from widthwise.experiments.papers.item import Item, read_item
+from widthwise.experiments.papers.numbers import IN_ANALYSES, IN_TABLES
+from widthwise.experiments.papers.work import AnalysisWork, EvaluationWork
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
@@ -18,11 +20,11 @@ SEEDS = (1, 2, 3)
 X = "x-0.75-0.3"
 
 
-def quantities(name: str) -> dict[str, AnalysisQuantity]:
-    """Where an item of the variable-width paper reads its quantities."""
+def analysis_of(name: str) -> AnalysisWork:
+    """The analysis of an item of the variable-width paper."""
     small = read_item(f"variable_width_{name}").small
     assert isinstance(small, AnalysisWork)
-    return small.read
+    return small
 
 
 def numbered(model: AnalysedModel) -> AnalysedModel:
@@ -40,7 +42,7 @@ def numbered(model: AnalysedModel) -> AnalysedModel:
 def test_a_part_of_the_network_has_the_layers_between_its_ends():
     analysis = Analysis.read(FOLDER)
     model = numbered(analysis.models[0])  # of eight layers
-    read = quantities("figure_7") | quantities("figure_8") | quantities("figure_9")
+    read = {name: place for number in (7, 8, 9) for name, place in analysis_of(f"figure_{number}").read.items()}
     expected = {
         "participation_ratio_in_the_middle": np.mean([3, 4, 5, 6]),
         "matrix_entropy_from_the_middle_on": np.mean([4, 5, 6, 7, 8]),
@@ -53,7 +55,7 @@ def test_a_part_of_the_network_has_the_layers_between_its_ends():
 
 def test_units_are_spread_where_some_are_used_more_than_others():
     analysis = Analysis.read(FOLDER)
-    spread = quantities("figure_5")["spread_of_utilisation"]
+    spread = analysis_of("figure_5").read["spread_of_utilisation"]
 
     def used(*shares: float) -> AnalysedModel:
         layers = [each.with_changes(d_ff=len(shares), utilisation=shares) for each in analysis.models[0].activations]
@@ -65,7 +67,7 @@ def test_units_are_spread_where_some_are_used_more_than_others():
 
 
 def test_a_difference_of_models_is_paired_by_seed():
-    found = from_analysis(Analysis.read(FOLDER), quantities("figure_6"))
+    found = analysis_of("figure_6").numbers(Analysis.read(FOLDER))
     by_name = {model["name"]: model for model in json.loads((FOLDER / "analysis.json").read_text())["models"]}
 
     def density(model: dict) -> float:
@@ -78,25 +80,65 @@ def test_a_difference_of_models_is_paired_by_seed():
     assert measured.per_seed == pytest.approx(differences)
 
 
-def test_answers_are_means_over_the_seeds_of_a_variant():
+def test_answers_are_means_over_the_seeds_that_all_variants_have():
     columns = [
         TableColumn(name="continuations", metric="acc_norm", is_share=True, source="file"),
         TableColumn(name="last_words", metric="perplexity", is_share=False, source="file"),
     ]
-    values = {"x-0.75-seed1": (0.5, 8.0), "x-0.75-seed2": (0.75, 9.0), "uniform-seed1": (0.25, None)}
+    values = {
+        "x-0.75-seed1": (0.5, 8.0),
+        "x-0.75-seed2": (0.75, 9.0),
+        "uniform-seed1": (0.25, None),
+        "uniform-seed2": (0.5, 7.0),
+        "uniform-seed3": (1.0, 6.0),
+    }
     rows = [
         TableRow(name=name, run=name, cells=[TableCell(value=each) for each in own]) for name, own in values.items()
     ]
     about = {"title": "t", "command": "c", "created": "now", "significance": 0.05}
     read = {
-        "accuracy": TableQuantity(column="continuations", metric="acc_norm", times=100.0),
-        "perplexity": TableQuantity(column="last_words", metric="perplexity"),
-        "lost": TableQuantity(column="last_words", metric="acc"),
+        "accuracy": {"column": "continuations", "metric": "acc_norm", "times": 100.0},
+        "perplexity": {"column": "last_words", "metric": "perplexity"},
+        "lost": {"column": "last_words", "metric": "acc"},
     }
-    found = from_table(EvaluationTable(**about, columns=columns, rows=rows), read)
+    work = parse(EvaluationWork, {"recipe": "variable_width_inside", "read": read}, "item")
+    found = work.numbers(EvaluationTable(**about, columns=columns, rows=rows))
     assert found.value("x-0.75", "accuracy") == seed_interval([50, 75])
     assert found.value("x-0.75", "perplexity") == seed_interval([8, 9])
+    assert found.value("uniform", "accuracy") == seed_interval([25, 50])  # of the seeds that both have
     assert found.value("uniform", "perplexity") is None
     assert found.value("x-0.75", "lost") is None
     assert found.value("hourglass", "accuracy") is None
-    assert found.n_seeds == 1
+    assert found.n_seeds == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ({"of": "model", "value": "depth_of_valey"}, "got 'depth_of_valey'; did you mean 'depth_of_valley'?"),
+        ({"of": "stream", "value": "kl_to_next"}, "got 'kl_to_next'; allowed: entropy, participation, rank, width"),
+        ({"of": "activations", "value": "density"}, "got None; of density allowed: 0.001"),
+        ({"of": "activations", "value": "density", "beyond": 0.3}, "got 0.3; of density allowed: 0.001"),
+        ({"of": "activations", "value": "dead_share", "beyond": 0.1}, "got 0.1; of dead_share allowed: None"),
+        ({"column": "last_words", "metric": "acc_norm"}, "got last_words acc_norm; allowed: held_out.txt"),
+        ({"column": "last_word", "metric": "acc"}, "got last_word acc; allowed: held_out.txt"),
+    ],
+)
+def test_a_place_that_no_record_has_is_refused_before_the_item_runs(place, expected):
+    kind = "analysis" if "of" in place else "evaluation"
+    small = {"kind": kind, "recipe": "variable_width_inside", "read": {"quantity": place}}
+    with pytest.raises(UserError, match=rf"^item: small\.read\.quantity: .*{re.escape(expected)}"):
+        parse(
+            Item,
+            {"paper": "hourglass", "where": "-", "title": "-", "finds": "-", "printed": {}, "small": small},
+            "item",
+        )
+
+
+def test_every_place_that_an_item_may_name_is_in_the_records():
+    model = Analysis.read(FOLDER).models[0]
+    for part, names in IN_ANALYSES.items():
+        record = model if part == "model" else getattr(model, part)[0]
+        assert all(hasattr(record, name) for name in names)
+    table = EvaluationTable.read(FOLDER.with_name("variable_width_table_3_small"))
+    assert set(IN_TABLES) == {(column.name, column.metric) for column in table.columns}

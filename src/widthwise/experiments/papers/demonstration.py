@@ -6,6 +6,7 @@ relative to the largest logit before, so that rounding is about 1e-16 of it.
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
 from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
-from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.certificate import Demonstration, LivenessCounts, MeasuredExpansion
 from widthwise.runs.environment import command_line, environment
 from widthwise.shape.template import ModelChange, changed_section
@@ -121,13 +122,12 @@ def planned_expansions(recipe: Recipe, changes: Mapping[str, ModelChange]) -> di
 
 
 def demonstrate(
-    recipe: Recipe, without_eps: Recipe, changes: Mapping[str, ModelChange], seeds: Sequence[int], observer: Observer
+    path: Path, overrides: Sequence[str], changes: Mapping[str, ModelChange], seeds: Sequence[int], observer: Observer
 ) -> Demonstration:
-    """Return the quantities of all expansions, with every seed.
-
-    without_eps: the same recipe, WITHOUT_EPS. Raises UserError where the model cannot grow so.
-    """
-    found, plans_without_eps = {}, planned_expansions(without_eps, changes)
+    """Return the quantities of all expansions of the model of a recipe, with every seed. Raises UserError where it
+    cannot grow so."""
+    recipe = load_recipe(path, overrides)
+    found, plans_without_eps = {}, planned_expansions(load_recipe(path, (*overrides, *WITHOUT_EPS)), changes)
     for name, (plan, wanted) in planned_expansions(recipe, changes).items():
         observer.message(f"{name}: {'; '.join(expansions(plan))}")
         by_seed = []

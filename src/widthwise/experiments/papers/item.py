@@ -3,21 +3,21 @@ and measured.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import pydantic
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from widthwise.bundled import papers_folder
+from widthwise.bundled import papers_folder, recipe_path
 from widthwise.config_io import Config, UserError, nearest_hint, parse
-from widthwise.experiments.papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count, read_sizes
+from widthwise.experiments.papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count
 from widthwise.experiments.papers.work import AnyWork, Work
-from widthwise.recipe.recipe import Recipe
+from widthwise.experiments.recipes import describes_several, read_all
+from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.paper import Answer, PaperExperiment, PaperItem, PaperLine
 from widthwise.records.quantities import QUANTITY, TITLES
@@ -27,22 +27,25 @@ from widthwise.yaml_io import read_mapping
 UNITS = {"": 1, "%": Decimal("0.01"), "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 ROUNDING = 1e-12
 """The largest change that counts as none."""
+DIRECTIONS, UNCHANGED = {"higher": 1, "lower": -1}, "unchanged"
+"""Words for what a figure shows without a number: the sign of the difference to the baseline, and a change that is 0
+with every seed."""
 _FORM = re.compile(r"([+-]?\d+(?:\.\d+)?)([%KMBT]?)")
 
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """A number ("113M", "3.430", "-3.2%") or a word of WORDS; without text nothing, so that the quantity is only
-    measured."""
+    """A number ("113M", "3.430", "-3.2%") or a word; without text nothing, so that the quantity is only measured."""
 
     text: str = ""
     number: float | None = None
     half_unit: float = 0.0
     """Half a unit of the last printed digit: the largest error of rounding."""
-    is_difference: bool = False
-    """True if it is about the difference to the baseline."""
-    judge: Callable[[Estimate], Answer] | None = None
-    """For a word: answers whether a measurement at another size agrees with it."""
+
+    @property
+    def is_difference(self) -> bool:
+        """True if it is about the difference to the baseline."""
+        return self.text in DIRECTIONS
 
     def agrees_with(self, counted: float) -> bool | None:
         """Return whether a number counted at the paper's size, rounded to the printed digits, is the printed one; a tie
@@ -53,39 +56,28 @@ class PrintedNumber:
         return abs(counted - self.number) <= self.half_unit + slack
 
     def reproduced_by(self, measured: Estimate) -> Answer | None:
-        """Return whether a measurement at another size agrees with a word; None for numbers: they depend on size."""
-        return None if self.judge is None else self.judge(measured)
+        """Return whether a measurement at another size agrees with a word, a direction by its interval if there are
+        enough seeds; None for numbers: they depend on size."""
+        if self.text == UNCHANGED:
+            return "yes" if all(abs(finite(change)) <= ROUNDING for change in measured.per_seed) else "no"
+        if not self.is_difference:
+            return None
+        if len(measured.per_seed) < FEWEST_SEEDS:
+            return "cannot tell"
+        low, high = sorted(DIRECTIONS[self.text] * finite(end) for end in (measured.low, measured.high))
+        return "yes" if low > 0 else "no" if high < 0 else "cannot tell"
 
 
-def _is_above_zero(sign: int, measured: Estimate) -> Answer:
-    """Judge by the interval of the difference to the baseline, if there are enough seeds."""
-    if len(measured.per_seed) < FEWEST_SEEDS:
-        return "cannot tell"
-    low, high = sorted(sign * finite(end) for end in (measured.low, measured.high))
-    return "yes" if low > 0 else "no" if high < 0 else "cannot tell"
-
-
-def _is_zero(measured: Estimate) -> Answer:
-    return "yes" if all(abs(finite(change)) <= ROUNDING for change in measured.per_seed) else "no"
-
-
-WORDS: Mapping[str, PrintedNumber] = {
-    "higher": PrintedNumber("higher", is_difference=True, judge=partial(_is_above_zero, 1)),
-    "lower": PrintedNumber("lower", is_difference=True, judge=partial(_is_above_zero, -1)),
-    "unchanged": PrintedNumber("unchanged", judge=_is_zero),
-}
-"""Directions to the baseline that a figure shows without a number, and a change that is 0 with every seed."""
-
-
-def parse_printed(text: str) -> PrintedNumber:
-    """Return a word of WORDS, or a number with an optional unit of UNITS. Raises ValueError for anything else."""
-    if text in WORDS:
-        return WORDS[text]
-    found = _FORM.fullmatch(text)
+def parse_printed(text: Any) -> PrintedNumber:
+    """Return a word, or a number with an optional unit of UNITS. Raises ValueError for anything else."""
+    words = (*DIRECTIONS, UNCHANGED)
+    if text in words:
+        return PrintedNumber(text)
+    found = _FORM.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise ValueError(
-            f"got {text!r}; expected a number as it is printed, such as 3.430, 113M or -3.2%, or one of "
-            f"{', '.join(WORDS)}"
+            f"got {text!r}; expected a number as it is printed, in quotes, such as '3.430', '113M' or '-3.2%', or one "
+            f"of {', '.join(words)}"
         )
     number, unit = Decimal(found[1]), UNITS[found[2]]
     n_decimals = len(found[1].partition(".")[2])
@@ -105,11 +97,6 @@ CHANGE = "_change"
 """Ending of a quantity that is counted relative to the baseline: its ratio minus 1."""
 
 
-def _as_printed(text: str) -> str:
-    parse_printed(text)
-    return text
-
-
 class Item(Config):
     """The printed numbers of a table or figure, and the recipes and experiments that reproduce them."""
 
@@ -119,9 +106,9 @@ class Item(Config):
     title: str
     finds: str
     """What the paper concludes from it, in a sentence."""
-    printed: dict[str, dict[str, Annotated[str, pydantic.AfterValidator(_as_printed)]]]
-    """Row -> quantity -> the number as it is printed, or a word of WORDS. A row is a recipe of `sizes`, a
-    group of a law, or a name in the experiment."""
+    printed: dict[str, dict[str, Annotated[PrintedNumber, BeforeValidator(parse_printed)]]]
+    """Row -> quantity -> the number as it is printed, or a word. A row is a recipe of `sizes`, a group of a law, or a
+    name in the experiment."""
     baselines: dict[str, str] = Field(default_factory=dict)
     """Row -> the row from which its losses are subtracted; default: the first row of `printed`."""
     also: tuple[str, ...] = ("difference",)
@@ -136,13 +123,13 @@ class Item(Config):
     remarks: tuple[str, ...] = ()
     """What differs and why, a sentence each."""
 
-    @pydantic.model_validator(mode="after")
+    @model_validator(mode="after")
     def _rows_exist(self) -> "Item":
         for row, base in self.baselines.items():
             for name in (row, base):
                 if name not in self.printed:
                     raise ValueError(f"baselines: got {name!r}; {nearest_hint(name, self.printed)}")
-        for row, own in self.statements.items():
+        for row, own in self.printed.items():
             if self.baseline_of(row) is None and any(each.is_difference for each in own.values()):
                 raise ValueError(f"printed.{row}: is a baseline, and cannot be higher or lower than itself")
         return self
@@ -160,7 +147,11 @@ class Item(Config):
 
     @cached_property
     def _recipes(self) -> Mapping[str, Recipe]:
-        return read_sizes(self.sizes) if self.sizes else {}
+        """The recipes of `sizes` by name, or the variants or points of a single one by theirs. Raises UserError."""
+        paths = {name: recipe_path(name) for name in self.sizes}
+        if len(paths) == 1 and describes_several(only := next(iter(paths.values()))):
+            return read_all(only)[0].recipes
+        return {name: load_recipe(path) for name, path in paths.items()}
 
     def count(self, row: str, quantity: str) -> Number | None:
         """Return the quantity of a row at the paper's size, or of the law through the printed points. Raises
@@ -173,11 +164,6 @@ class Item(Config):
             return counted
         fitted = None if self.points is None else self.points.laws.value(row, quantity)
         return None if fitted is None else fitted.mean
-
-    @cached_property
-    def statements(self) -> Mapping[str, Mapping[str, PrintedNumber]]:
-        """`printed`, parsed."""
-        return {row: {name: parse_printed(text) for name, text in own.items()} for row, own in self.printed.items()}
 
 
 def read_items() -> dict[str, Item]:
@@ -213,20 +199,24 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
     for scale in scales:
         work = item.experiments.get(scale)
         if work is not None and (measured := work.measured(results / work.name)) is not None:
-            experiment = _described(name, scale, work, measured)
+            experiment = PaperExperiment(
+                scale=scale,
+                recipe=work.recipe,
+                folder=work.name,
+                command=f"widthwise paper {name} --scale {scale}",
+                n_seeds=measured.n_seeds,
+                fewest_params=min(measured.params, default=None),
+                most_params=max(measured.params, default=None),
+                core_minutes=work.core_minutes,
+            )
             break
-    lines = [
-        _line(item, row, quantity, printed, measured)
-        for row, own in item.statements.items()
-        for quantity, printed in _with_others(own, (*item.also, *DIFFERENCES))
-    ]
     return PaperItem(
         name=name,
         paper=PAPERS[item.paper],
         where=item.where,
         title=item.title,
         finds=item.finds,
-        lines=[line for line in lines if line is not None],
+        lines=list(_lines(item, measured)),
         experiment=experiment,
         other_scales=[
             f"--scale {scale}: {work.recipe}"
@@ -239,17 +229,28 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
     )
 
 
-def _described(name: str, scale: str, work: Work, measured: Measurements) -> PaperExperiment:
-    return PaperExperiment(
-        scale=scale,
-        recipe=work.recipe,
-        folder=work.name,
-        command=f"widthwise paper {name} --scale {scale}",
-        n_seeds=measured.n_seeds,
-        fewest_params=min(measured.params, default=None),
-        most_params=max(measured.params, default=None),
-        core_minutes=work.core_minutes,
-    )
+def _lines(item: Item, measured: Measurements | None) -> Iterator[PaperLine]:
+    """Yield the lines of which anything is known."""
+    for row, own in item.printed.items():
+        for quantity, printed in _with_others(own, (*item.also, *DIFFERENCES)):
+            counted = item.count(row, quantity) if printed.text else None
+            value = printed.number if printed.text else _printed_difference(item, row, quantity)
+            found = None if measured is None else _measured(item, row, quantity, printed, measured)
+            if not printed.text and value is None and (found is None or quantity not in item.also):
+                continue
+            yield PaperLine(
+                row=row,
+                quantity=quantity,
+                title=f"{_title(quantity)}, difference" if printed.is_difference else _title(quantity),
+                printed=printed.text or None,
+                printed_value=value,
+                counted=counted,
+                agrees=None if counted is None else printed.agrees_with(counted),
+                measured=found,
+                reproduces=None if found is None else printed.reproduced_by(found),
+                is_difference=printed.is_difference,
+                is_share=printed.text.endswith("%"),
+            )
 
 
 def _with_others(own: Mapping[str, PrintedNumber], also: Sequence[str]) -> Iterator[tuple[str, PrintedNumber]]:
@@ -258,34 +259,7 @@ def _with_others(own: Mapping[str, PrintedNumber], also: Sequence[str]) -> Itera
         if printed.is_difference and quantity in also:
             yield quantity, PrintedNumber()
         yield quantity, printed
-    for quantity in dict.fromkeys(also):
-        if quantity not in own:
-            yield quantity, PrintedNumber()
-
-
-def _line(
-    item: Item, row: str, quantity: str, printed: PrintedNumber, measured: Measurements | None
-) -> PaperLine | None:
-    """Return the line of a quantity; None if nothing is known of it."""
-    is_printed = bool(printed.text)
-    counted = item.count(row, quantity) if is_printed else None
-    value = printed.number if is_printed else _printed_difference(item, row, quantity)
-    found = None if measured is None else _measured(item, row, quantity, printed, measured)
-    if not is_printed and value is None and (found is None or quantity not in item.also):
-        return None
-    return PaperLine(
-        row=row,
-        quantity=quantity,
-        title=f"{_title(quantity)}, difference" if printed.is_difference else _title(quantity),
-        printed=printed.text or None,
-        printed_value=value,
-        counted=counted,
-        agrees=None if counted is None else printed.agrees_with(counted),
-        measured=found,
-        reproduces=None if found is None else printed.reproduced_by(found),
-        is_difference=printed.is_difference,
-        is_share=printed.text.endswith("%"),
-    )
+    yield from ((quantity, PrintedNumber()) for quantity in dict.fromkeys(also) if quantity not in own)
 
 
 def _printed_difference(item: Item, row: str, quantity: str) -> float | None:
@@ -294,7 +268,7 @@ def _printed_difference(item: Item, row: str, quantity: str) -> float | None:
     loss, base = DIFFERENCES.get(quantity), item.baseline_of(row)
     if loss is None or base is None:
         return None
-    own, other = (item.statements[each].get(loss, PrintedNumber()).number for each in (row, base))
+    own, other = (item.printed[each].get(loss, PrintedNumber()).number for each in (row, base))
     return None if own is None or other is None else own - other
 
 
@@ -303,10 +277,9 @@ def _measured(item: Item, row: str, quantity: str, printed: PrintedNumber, measu
     measured: those of a small model say nothing about the paper's."""
     if not (printed.is_difference or quantity.startswith(DIFFERENCE)):
         found = measured.value(row, quantity)
-    elif (base := item.baseline_of(row)) is not None:
-        found = measured.difference(row, base, quantity)
     else:
-        return None  # it would be a difference to another model than those beside it
+        base = item.baseline_of(row)  # without one it would be a difference to another model than those beside it
+        found = None if base is None else measured.difference(row, base, quantity)
     return None if found is None or (found.low is None and not found.per_seed) else found
 
 

@@ -1,29 +1,27 @@
-"""The numbers of an item: measured by experiments, and counted at the paper's size, where nothing is trained."""
+"""Numbers by row and quantity: measured by experiments, and counted at the paper's size, where nothing is trained."""
 
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-import pydantic
+from pydantic import Field, model_validator
 
-from widthwise.bundled import papers_folder, recipe_path
-from widthwise.config_io import Config
+from widthwise.analysis.profile import ProfileOptions
+from widthwise.bundled import papers_folder
+from widthwise.config_io import Config, nearest_hint
 from widthwise.experiments.fitting import fit_groups
-from widthwise.experiments.recipes import describes_several, read_all
+from widthwise.experiments.papers.questions import CONTINUATIONS, LAST_WORDS, TEXT
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.statistics import seed_interval
 from widthwise.model.config import cost_summary
-from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.records.analysis import Activations, AnalysedModel, Analysis
-from widthwise.records.certificate import Demonstration
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.analysis import Activations, AnalysedModel
 from widthwise.records.estimate import Estimate
-from widthwise.records.evaluation import EvaluationTable
-from widthwise.records.outcome import Outcome
-from widthwise.records.quantities import OF_MODELS, QUANTITY
+from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number, finite
 from widthwise.records.scaling import LawName, ScalingLaws
 from widthwise.runs.rank_memory import Layout, ShardedModel
@@ -33,7 +31,7 @@ DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}
 """Difference -> the loss that it is of: each with its like."""
 NEEDS = "needs_"
 """Beginning of the quantity "x that a group needs for the loss of the baseline's largest model, over what that has"."""
-OTHER_UNITS = {"pflops_days": "training_flops"}
+OTHER_UNITS = {"training_flops": "pflops_days"}
 """Quantity -> the same in other units: ratios are equal."""
 
 
@@ -41,17 +39,18 @@ OTHER_UNITS = {"pflops_days": "training_flops"}
 class Measurements:
     """The numbers of a record."""
 
-    value: Callable[[str, str], Estimate | None]
-    """Name, quantity -> its mean over seeds; None if it was not measured."""
+    values: Mapping[str, Mapping[str, Estimate | None]]
+    """Name in the record -> quantity -> its mean over seeds; None or absent if it was not measured."""
     n_seeds: int | None
     params: Sequence[float] = ()
     """Parameters of the models; empty where they are not known."""
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """Row of the item -> its name in the record, if it differs."""
 
-    def called(self, names: Mapping[str, str]) -> "Measurements":
-        """Return the same for other names. names: new name -> name here, where that is another."""
-        return replace(self, value=lambda name, quantity: self.value(names.get(name, name), quantity))
+    def value(self, row: str, quantity: str) -> Estimate | None:
+        return self.values.get(self.rows.get(row, row), {}).get(quantity)
 
-    def difference(self, name: str, baseline: str, quantity: str) -> Estimate | None:
+    def difference(self, row: str, baseline: str, quantity: str) -> Estimate | None:
         """Return a quantity minus the baseline's; of a loss or its difference, that difference.
 
         The recorded difference if it is to the same baseline, so that one difference has one interval; otherwise paired
@@ -59,63 +58,85 @@ class Measurements:
         """
         recorded = next((key for key, loss in DIFFERENCES.items() if loss == quantity), quantity)
         if recorded.startswith(DIFFERENCE) and self.value(baseline, recorded) is None:
-            if (found := self.value(name, recorded)) is not None:
+            if (found := self.value(row, recorded)) is not None:
                 return found
             quantity = DIFFERENCES.get(recorded, quantity)
-        own, other = self.value(name, quantity), self.value(baseline, quantity)
+        own, other = self.value(row, quantity), self.value(baseline, quantity)
         if own is None or other is None or not own.per_seed or len(own.per_seed) != len(other.per_seed):
             return None
         return seed_interval([finite(a) - finite(b) for a, b in zip(own.per_seed, other.per_seed)])
 
 
-def _of_seeds(
-    values: Mapping[str, Mapping[str, Sequence[float]]], n_seeds: int, params: Sequence[float] = ()
-) -> Measurements:
-    """Return means over seeds. values: name -> quantity -> a value for each seed."""
-
-    def value(name: str, quantity: str) -> Estimate | None:
-        found = values.get(name, {}).get(quantity, ())
-        return seed_interval(found) if len(found) and np.isfinite(found).all() else None
-
-    return Measurements(value, n_seeds, params)
+def over_seeds(per_seed: Sequence[float]) -> Estimate | None:
+    """Return the mean over seeds; None unless all have a number."""
+    return seed_interval(per_seed) if len(per_seed) and np.isfinite(per_seed).all() else None
 
 
-def from_variants(outcome: Outcome) -> Measurements:
-    """Return the numbers of a comparison or a sweep, by variant; quantities are those of QUANTITY."""
-    by_name = {variant.name: variant for variant in outcome.variants}
+def of_runs(numbers: Mapping[str, Mapping[str, float]]) -> Measurements:
+    """Return means over the seeds that all variants have, so that differences are paired.
 
-    def value(name: str, quantity: str) -> Estimate | None:
-        known = name in by_name and quantity in QUANTITY
-        return QUANTITY[quantity].of_variant(by_name[name]) if known else None
-
-    return Measurements(value, len(outcome.seeds), [variant.cost.params["total"] for variant in outcome.variants])
-
-
-def from_demonstration(found: Demonstration) -> Measurements:
-    """Return the numbers of a demonstration, by expansion."""
-    expansions = found.expansions
-    by_name = {name: each.quantities for name, each in expansions.items()}
-    return _of_seeds(by_name, len(found.seeds), [each.params for each in expansions.values()])
+    numbers: run, called `VARIANT-seedN` -> quantity -> number; NaN for none.
+    """
+    by_variant: dict[str, dict[str, Mapping[str, float]]] = {}
+    for run, own in numbers.items():
+        name, _, seed = run.rpartition("/")[2].rpartition("-seed")
+        by_variant.setdefault(name, {})[seed] = own
+    seeds = sorted(set.intersection(*map(set, by_variant.values())), key=lambda seed: (len(seed), seed))
+    quantities = next(iter(numbers.values()))
+    values = {
+        name: {key: over_seeds([own[seed][key] for seed in seeds]) for key in quantities}
+        for name, own in by_variant.items()
+    }
+    return Measurements(values, len(seeds))
 
 
 def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measurements:
     """Return the numbers of laws, by group: NEEDS and a quantity of an x axis, the parameters of a law and r_squared.
 
-    by_x: quantity of the x axis -> the laws over it.
+    by_x: quantity of the x axis -> the laws over it; of each group the first that was fitted counts.
     """
+    values: dict[str, dict[str, Estimate | None]] = {}
+    for x, laws in by_x.items():
+        for group in laws.groups:
+            own, fit = values.setdefault(group.name, {}), group.chosen_fit
+            if fit is not None and "r_squared" not in own:
+                own |= {**fit.parameters, "r_squared": Estimate(mean=fit.r_squared)}
+        for saving in laws.arrows:
+            values[saving.group] |= {NEEDS + name: saving.ratio for name in (x, OTHER_UNITS.get(x, x))}
+    n_seeds = (point.n_seeds for laws in by_x.values() for group in laws.groups for point in group.points)
+    return Measurements(values, min(n_seeds, default=None))
 
-    def value(name: str, quantity: str) -> Estimate | None:
-        if quantity.startswith(NEEDS):
-            x = quantity.removeprefix(NEEDS)
-            laws = by_x.get(x) or by_x.get(OTHER_UNITS.get(x, x))
-            return next((each.ratio for each in laws.arrows if each.group == name), None) if laws else None
-        fits = (group.chosen_fit for laws in by_x.values() for group in laws.groups if group.name == name)
-        if (fit := next(filter(None, fits), None)) is None:
-            return None
-        return Estimate(mean=fit.r_squared) if quantity == "r_squared" else fit.parameters.get(quantity)
 
-    points = [point for laws in by_x.values() for group in laws.groups for point in group.points]
-    return Measurements(value, min((point.n_seeds for point in points), default=None))
+class PrintedPoints(Config):
+    """Points that a paper prints, as a table of `configs/papers/points`, and the laws through them."""
+
+    file: str
+    over: tuple[str, ...] = Field(min_length=1)
+    """Columns of the x axes, one law over each."""
+    y: str
+    group: str | None = None
+    """Column that names the group of a point; default: all are one group, named after the file."""
+    baseline: str | None = None
+    law: LawName | None = None
+    """Default: the one that errs least at a point left out."""
+
+    @cached_property
+    def laws(self) -> Measurements:
+        """The numbers of the laws, group by group. Raises UserError."""
+        path = papers_folder() / "points" / f"{self.file}.csv"
+        axes = {x: Axes(x, self.y, self.group) for x in self.over}
+        return from_laws({x: fit_groups(gather([path], axes[x], self.baseline), "", "", self.law) for x in self.over})
+
+
+IN_ANALYSES: Mapping[str, Sequence[str]] = {
+    "model": ("depth_of_valley", "late_entropy_drop"),
+    "activations": ("density", "utilisation", "dead_share", "participation", "participation_share"),
+    "stream": ("width", "rank", "entropy", "participation"),
+    "logit_lens": ("target_log_prob", "entropy", "kl_to_next"),
+}
+"""Part of an analysed model -> its numbers that can be read."""
+IN_TABLES = ((TEXT, "token_perplexity"), (CONTINUATIONS, "acc_norm"), (LAST_WORDS, "acc"), (LAST_WORDS, "perplexity"))
+"""Columns of a table of evaluations, each with a metric that it has."""
 
 
 class AnalysisQuantity(Config):
@@ -129,6 +150,15 @@ class AnalysisQuantity(Config):
     """Of a density, the threshold."""
     part: tuple[float, float] = (0.0, 1.0)
     """Where the part begins and ends, as fractions of the depth. Hidden units stand in the middle of their layer."""
+
+    @model_validator(mode="after")
+    def _is_recorded(self) -> Self:
+        if self.value not in IN_ANALYSES[self.of]:
+            raise ValueError(f"value: got {self.value!r}; {nearest_hint(self.value, IN_ANALYSES[self.of])}")
+        allowed = ProfileOptions().thresholds if self.value == "density" else (None,)
+        if self.beyond not in allowed:
+            raise ValueError(f"beyond: got {self.beyond}; of {self.value} allowed: {', '.join(map(str, allowed))}")
+        return self
 
     def read(self, model: AnalysedModel, thresholds: Sequence[float]) -> float:
         """Return the number; NaN where one of the layers lacks it, or there is none."""
@@ -151,23 +181,6 @@ class AnalysisQuantity(Config):
         return float(of_units.std() / of_units.mean()) if of_units.any() else math.nan
 
 
-def from_analysis(analysis: Analysis, quantities: Mapping[str, AnalysisQuantity]) -> Measurements:
-    """Return the numbers of models, by variant: they are called after their runs, `x-seed1`. Seeds that a variant lacks
-    count for none, so that differences are paired."""
-    by_name: dict[str, dict[str, AnalysedModel]] = {}
-    for model in analysis.models:
-        name, _, seed = model.name.rpartition("/")[2].rpartition("-seed")
-        by_name.setdefault(name, {})[seed] = model
-    seeds = sorted(set.intersection(*map(set, by_name.values())), key=lambda seed: (len(seed), seed))
-    values = {
-        name: {
-            key: [each.read(models[seed], analysis.thresholds) for seed in seeds] for key, each in quantities.items()
-        }
-        for name, models in by_name.items()
-    }
-    return _of_seeds(values, len(seeds))
-
-
 class TableQuantity(Config):
     """Place of a quantity in a table of evaluations."""
 
@@ -176,23 +189,11 @@ class TableQuantity(Config):
     times: float = 1.0
     """Factor; 100 for a share that is printed in percent."""
 
-
-def from_table(table: EvaluationTable, quantities: Mapping[str, TableQuantity]) -> Measurements:
-    """Return the numbers of a table, by variant: its rows are called after runs, `x-seed1`."""
-    columns = {(column.name, column.metric): i for i, column in enumerate(table.columns)}
-    by_name: dict[str, list[list[float]]] = {}
-    for row in table.rows:
-        name, _, _ = row.name.rpartition("-seed")
-        by_name.setdefault(name, []).append([finite(cell.value) for cell in row.cells])
-    values = {
-        name: {
-            key: [each.times * cells[columns[each.column, each.metric]] for cells in rows]
-            for key, each in quantities.items()
-            if (each.column, each.metric) in columns
-        }
-        for name, rows in by_name.items()
-    }
-    return _of_seeds(values, min(map(len, by_name.values())))
+    @model_validator(mode="after")
+    def _is_recorded(self) -> Self:
+        if (self.column, self.metric) not in IN_TABLES:
+            raise ValueError(f"got {self.column} {self.metric}; allowed: {', '.join(map(' '.join, IN_TABLES))}")
+        return self
 
 
 N_GPUS = 8
@@ -243,14 +244,6 @@ OF_RECIPES: Mapping[str, Callable[[Recipe], Number]] = {
 """Quantity that follows from the recipe alone -> what counts it."""
 
 
-def read_sizes(names: Sequence[str]) -> Mapping[str, Recipe]:
-    """Return the bundled recipes by name, or the variants or points of a single one by theirs. Raises UserError."""
-    first = recipe_path(names[0])
-    if len(names) == 1 and describes_several(first):
-        return read_all(first)[0].recipes
-    return {name: load_recipe(recipe_path(name)) for name in names}
-
-
 def count(recipe: Recipe, quantity: str) -> Number | None:
     """Return what can be counted without training: a number of the recipe, of the model, or an option of its
     feed-forwards that is the same in all layers."""
@@ -260,24 +253,3 @@ def count(recipe: Recipe, quantity: str) -> Number | None:
         return OF_MODELS[quantity].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
     options = {getattr(layer.ffn, quantity, None) for layer in recipe.explicit_model.layers}
     return options.pop() if len(options) == 1 else None
-
-
-class PrintedPoints(Config):
-    """Points that a paper prints, as a table of `configs/papers/points`, and the laws through them."""
-
-    file: str
-    over: tuple[str, ...] = pydantic.Field(min_length=1)
-    """Columns of the x axes, one law over each."""
-    y: str
-    group: str | None = None
-    """Column that names the group of a point; default: all are one group, named after the file."""
-    baseline: str | None = None
-    law: LawName | None = None
-    """Default: the one that errs least at a point left out."""
-
-    @cached_property
-    def laws(self) -> Measurements:
-        """The numbers of the laws, group by group. Raises UserError."""
-        path = papers_folder() / "points" / f"{self.file}.csv"
-        axes = {x: Axes(x, self.y, self.group) for x in self.over}
-        return from_laws({x: fit_groups(gather([path], axes[x], self.baseline), "", "", self.law) for x in self.over})

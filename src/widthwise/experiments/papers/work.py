@@ -1,47 +1,44 @@
 """The kinds of work that make the numbers of an item: each plans, runs and reads back what a verb does."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveInt
 
 from widthwise.bundled import recipe_path
-from widthwise.config_io import Config
+from widthwise.config_io import Config, UserError
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import all_differences
 from widthwise.evaluation.models_table import models_table
-from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.jobs import Jobs
-from widthwise.experiments.ladder import read_ladder
-from widthwise.experiments.papers.demonstration import WITHOUT_EPS, demonstrate, planned_expansions
+from widthwise.experiments.papers.demonstration import demonstrate, planned_expansions
 from widthwise.experiments.papers.numbers import (
     AnalysisQuantity,
     Measurements,
     TableQuantity,
-    from_analysis,
-    from_demonstration,
     from_laws,
-    from_table,
-    from_variants,
+    of_runs,
+    over_seeds,
 )
 from widthwise.experiments.papers.questions import TEXT, write_questions
+from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
-from widthwise.experiments.sweep import read_sweep
 from widthwise.files import write_atomic
-from widthwise.recipe.recipe import Recipe, load_recipe
+from widthwise.recipe.recipe import load_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.analysis import Analysis
 from widthwise.records.certificate import Demonstration
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
-from widthwise.records.record import StoredRecord
+from widthwise.records.quantities import QUANTITY
+from widthwise.records.record import StoredRecord, finite
 from widthwise.records.scaling import ScalingLaws
-from widthwise.runs.analyse import N_TOKENS, analyse, write_analysis
+from widthwise.runs.analyse import N_TOKENS, analyse
 from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.environment import command_line
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
@@ -62,10 +59,10 @@ MODELS, POINTS = "models", "points"
 a law is in a folder named after the quantity of its x axis."""
 
 
-class Work(Config, ABC):
-    """An experiment of a bundled recipe, in a folder of its own."""
+class Work(Config):
+    """An experiment of a bundled recipe, in a folder of its own: the models of a compare, sweep or ladder section."""
 
-    record: ClassVar[type[StoredRecord]]
+    record: ClassVar[type[StoredRecord]] = Outcome
     """The record that it writes."""
     tiny_overrides: ClassVar[tuple[str, ...]] = ()
     """Overrides that its kind adds to TINY."""
@@ -99,40 +96,16 @@ class Work(Config, ABC):
         return self.model_copy(update=changes)
 
     @property
-    @abstractmethod
+    def plan(self) -> Experiment:
+        """The experiment. Raises UserError if `compare` would refuse it."""
+        plan, refusal = read_all(self.path, self.overrides)
+        if refusal is not None:
+            raise UserError(refusal)
+        return plan
+
+    @property
     def workload(self) -> str:
         """The amount of work, in words. Raises UserError for a recipe that cannot be trained."""
-
-    @abstractmethod
-    def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        """Train the unfinished runs. Returns the folders that have a report."""
-
-    def measured(self, folder: Path) -> Measurements | None:
-        """Return the numbers in the folder, by the rows of the item; None if there are none. Raises UserError for a
-        broken record."""
-        found = self.found(folder)
-        return None if found is None else self.numbers(found).called(self.rows)
-
-    def found(self, folder: Path) -> Any:
-        """Return the record in the folder, or None."""
-        return self.record.read(folder) if (folder / self.record.file_name).is_file() else None
-
-    @abstractmethod
-    def numbers(self, record: Any) -> Measurements:
-        """Return the numbers of such a record."""
-
-
-class _TrainingWork(Work):
-    """Models of a recipe with a compare, sweep or ladder section."""
-
-    reader: ClassVar[Callable[[Path, Sequence[str]], Experiment]] = read_plan
-
-    @property
-    def plan(self) -> Experiment:
-        return type(self).reader(self.path, self.overrides)
-
-    @property
-    def workload(self) -> str:
         plan = self.plan
         if plan.axes is None:
             return plan.in_words
@@ -147,31 +120,38 @@ class _TrainingWork(Work):
         return plan
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
+        """Train the unfinished runs, and write the record. Returns the folders that have a report."""
         self.train(folder, observer, n_jobs)
         return [folder]
 
+    def measured(self, folder: Path) -> Measurements | None:
+        """Return the numbers in the folder, by the rows of the item; None if there are none. Raises UserError for a
+        broken record."""
+        if not (folder / self.record.file_name).is_file():
+            return None
+        return replace(self.numbers(self.record.read(folder)), rows=self.rows)
+
     def numbers(self, record: Any) -> Measurements:
-        return from_variants(record)
+        """Return the numbers of such a record, by its own names."""
+        values = {own.name: {name: each.of_variant(own) for name, each in QUANTITY.items()} for own in record.variants}
+        return Measurements(values, len(record.seeds), [own.cost.params["total"] for own in record.variants])
 
 
-class ComparisonWork(_TrainingWork):
+class ComparisonWork(Work):
     """A comparison, as it is."""
 
     kind: Literal["compare"] = "compare"
-    record = Outcome
     tiny_overrides = ("compare.seeds=[1]",)
 
 
-class SweepWork(_TrainingWork):
+class SweepWork(Work):
     """A sweep, as it is."""
 
     kind: Literal["sweep"] = "sweep"
-    record = Outcome
     tiny_overrides = ("sweep.seeds=[1]",)
-    reader = read_sweep
 
 
-class AnalysisWork(_TrainingWork):
+class AnalysisWork(Work):
     """A comparison whose models are analysed on held-out text."""
 
     kind: Literal["analysis"] = "analysis"
@@ -190,14 +170,19 @@ class AnalysisWork(_TrainingWork):
         models = folder / MODELS
         plan = self.train(models, observer, n_jobs)
         paths = [models / run_path(*key) for key in plan.order]
-        write_analysis(analyse(paths, n_tokens=self.n_tokens, observer=observer), folder)
+        analyse(paths, n_tokens=self.n_tokens, observer=observer).write(folder)
         return [models, folder]
 
     def numbers(self, record: Analysis) -> Measurements:
-        return from_analysis(record, self.read)
+        return of_runs(
+            {
+                model.name: {key: place.read(model, record.thresholds) for key, place in self.read.items()}
+                for model in record.models
+            }
+        )
 
 
-class EvaluationWork(_TrainingWork):
+class EvaluationWork(Work):
     """A comparison whose models read held-out text and answer questions made from it.
 
     Those of a seed are compared with the baseline's of the same seed.
@@ -221,7 +206,10 @@ class EvaluationWork(_TrainingWork):
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         models = folder / MODELS
         plan = self.train(models, observer, n_jobs)
-        asked = self._asked(plan.reference, folder, observer)
+        documents = [each.text for each in held_out_text(open_data(plan.reference.data, observer.preparing))]
+        write_atomic(folder / TEXT, "\n".join(documents).encode()[: self.n_text_bytes].decode(errors="ignore"))
+        questions = write_questions(documents, self.n_items, folder)
+        asked = EvaluationConfig(texts=(str(folder / TEXT),), task_files=tuple(map(str, questions)))
         paths, baseline = {key: str(models / run_path(*key)) for key in plan.order}, str(plan.baseline)
         evaluations = [evaluate_run(path, asked, observer.message) for path in paths.values()]
         beside = {path: paths[baseline, seed] for (name, seed), path in paths.items() if name != baseline}
@@ -229,24 +217,26 @@ class EvaluationWork(_TrainingWork):
         models_table(evaluations, differences, command_line()).write(folder)
         return [models, folder]
 
-    def _asked(self, recipe: Recipe, folder: Path, observer: Observer) -> EvaluationConfig:
-        """Write text and questions, from the documents that no run has been trained on."""
-        documents = [document.text for document in held_out_text(open_data(recipe.data, observer.preparing))]
-        write_atomic(folder / TEXT, "\n".join(documents).encode()[: self.n_text_bytes].decode(errors="ignore"))
-        files = write_questions(documents, self.n_items, folder)
-        return EvaluationConfig(texts=(str(folder / TEXT),), task_files=tuple(map(str, files)))
-
     def numbers(self, record: EvaluationTable) -> Measurements:
-        return from_table(record, self.read)
+        cells = {
+            row.name: {(column.name, column.metric): cell.value for column, cell in zip(record.columns, row.cells)}
+            for row in record.rows
+        }
+        return of_runs(
+            {
+                run: {
+                    key: place.times * finite(own.get((place.column, place.metric))) for key, place in self.read.items()
+                }
+                for run, own in cells.items()
+            }
+        )
 
 
-class LadderWork(_TrainingWork):
+class LadderWork(Work):
     """A ladder, and laws through its sizes."""
 
     kind: Literal["ladder"] = "ladder"
-    record = ScalingLaws
     tiny_overrides = ("ladder.seeds=[1]", "ladder.tokens_per_param=0.005")
-    reader = read_ladder
     over: tuple[str, ...] = ("training_flops",)
     """Quantities of the x axes, one law over each."""
 
@@ -259,13 +249,10 @@ class LadderWork(_TrainingWork):
             fit_groups(gathered, POINTS, command).write(folder / x)
         return [points, *(folder / x for x in self.over)]
 
-    def found(self, folder: Path) -> Mapping[str, ScalingLaws] | None:
-        """Return quantity of the x axis -> the laws over it."""
-        there = [x for x in self.over if (folder / x / ScalingLaws.file_name).is_file()]
-        return {x: ScalingLaws.read(folder / x) for x in there} or None
-
-    def numbers(self, record: Mapping[str, ScalingLaws]) -> Measurements:
-        return from_laws(record)
+    def measured(self, folder: Path) -> Measurements | None:
+        """Return the numbers of the laws that were fitted."""
+        there = {x: ScalingLaws.read(folder / x) for x in self.over if (folder / x / ScalingLaws.file_name).is_file()}
+        return replace(from_laws(there), rows=self.rows) if there else None
 
 
 class DemonstrationWork(Work):
@@ -285,12 +272,13 @@ class DemonstrationWork(Work):
         return f"{n} expansions of a model of {n_params:,.0f} parameters, {len(self.seeds)} seeds"
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        recipe, without_eps = (load_recipe(self.path, (*self.overrides, *more)) for more in ((), WITHOUT_EPS))
-        demonstrate(recipe, without_eps, self.expansions, self.seeds, observer).write(folder)
+        demonstrate(self.path, self.overrides, self.expansions, self.seeds, observer).write(folder)
         return []
 
     def numbers(self, record: Demonstration) -> Measurements:
-        return from_demonstration(record)
+        found = record.expansions
+        values = {name: {key: over_seeds(own) for key, own in each.quantities.items()} for name, each in found.items()}
+        return Measurements(values, len(record.seeds), [each.params for each in found.values()])
 
 
 AnyWork = Annotated[
