@@ -10,6 +10,7 @@ import numpy as np
 from widthwise.config_io import UserError, nearest_hint
 from widthwise.evaluation.estimate import SampleEstimate, finite_or_none, mean, mean_of, ratio
 from widthwise.evaluation.paper_tasks import harness_answers, is_share
+from widthwise.records.evaluation import Answers
 
 MEAN_OVER_TEXTS = "mean over texts"
 """Name of the differences of means."""
@@ -177,14 +178,14 @@ def mean_differences(baseline: Record, other: Record) -> dict[str, SampleEstimat
     return found or None
 
 
-def task_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
+def task_differences(baseline: Record | Answers, other: Record | Answers) -> dict[str, SampleEstimate] | None:
     """Return other - baseline, records with the `items` and `fingerprint` of `TaskScores`; None for other questions."""
     if baseline["fingerprint"] != other["fingerprint"]:
         return None
     return {name: mean(np.array(values) - np.array(baseline["items"][name])) for name, values in other["items"].items()}
 
 
-def flips(baseline: Record, other: Record, metric: str) -> dict[str, Any] | None:
+def flips(baseline: Record | Answers, other: Record | Answers, metric: str) -> dict[str, Any] | None:
     """Return the items that only one model has right, both records of the same questions; None for other metrics.
 
     `gained`, `lost`: numbers, from 1, of the items that only the other, or only the baseline, has right. `p_value`:
