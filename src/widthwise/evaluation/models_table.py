@@ -5,11 +5,11 @@ of pairs: both models have answered the same questions (`one_sided`). It is of t
 which is its exponential.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from widthwise.evaluation.differences import MEAN_OVER_TEXTS
 from widthwise.evaluation.paper_tasks import UNITS, harness_answers, is_share
@@ -26,14 +26,27 @@ Evaluation = Mapping[str, Any]
 """A record of `runs.evaluate.evaluate_run`."""
 
 
-class _Column(NamedTuple):
+@dataclass(frozen=True)
+class _Column:
     """A column of the table, and the place of its numbers in an evaluation."""
 
     shown: TableColumn
+    part: str
+    """Key of an evaluation: texts, tasks, lm_eval, or suite."""
+    key: str
+    """Name of the text or task there."""
     on: str | None
     """Name of its answers among differences."""
-    scores: Callable[[Evaluation], Mapping[str, Mapping[str, Any]]]
-    """Returns metric -> value and stderr; empty if the model was not asked."""
+
+    def score(self, evaluation: Evaluation) -> Mapping[str, Any]:
+        """Return its value and stderr; empty if the model was not asked."""
+        if self.part == "suite":
+            suite = evaluation["suite"]
+            if self.key == AVERAGE:
+                return suite["average"] or {}
+            return next(row for row in suite["rows"] if row["name"] == self.key)
+        found = evaluation[self.part].get(self.key, {})
+        return (found if self.part == "lm_eval" else found.get("metrics", {})).get(self.shown.metric, {})
 
 
 def models_table(
@@ -85,8 +98,7 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str | None, str], Any]) -> TableCell:
-    metric = column.shown.metric
-    score = column.scores(evaluation).get(metric, {})
+    score, metric = column.score(evaluation), column.shown.metric
     tested = entries.get((column.on, TESTED.get(metric, metric)), {})
     own = entries.get((column.on, metric), {})
     return TableCell(
@@ -108,32 +120,23 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
         yield from found
     for name, task in first["tasks"].items():
         if name not in of_suite:
-            yield from _task_columns(name, name, "file", task["n_items"], first, partial(_metrics, "tasks", name))
-    for name in first["lm_eval"]:
-        on = harness_answers(name)
-        if on not in of_suite:
+            yield from _task_columns("tasks", name, name, task["metrics"], "file", task["n_items"])
+    for name, metrics in first["lm_eval"].items():
+        if harness_answers(name) not in of_suite:
             items = first["lm_eval_items"].get(name, {}).get("items", {})
             n_items = len(next(iter(items.values()), ())) or None
-            yield from _task_columns(
-                name, on, HARNESS, n_items, first, lambda each, name=name: each["lm_eval"].get(name, {})
-            )
+            yield from _task_columns("lm_eval", name, harness_answers(name), metrics, HARNESS, n_items)
     has_one_tokenizer = len({each["tokenizer"] for each in evaluations}) == 1
     metric = "token_perplexity" if has_one_tokenizer else "byte_perplexity"
     files = [Path(name).name for name in first["texts"]]
     for name, file in zip(first["texts"], files):
-        shown = TableColumn(name=name if files.count(file) > 1 else file, metric=metric, is_share=False, source="text")
-        yield _Column(shown, name, partial(_metrics, "texts", name))
-
-
-def _metrics(part: str, name: str, evaluation: Evaluation) -> Mapping[str, Mapping[str, Any]]:
-    return evaluation[part].get(name, {}).get("metrics", {})
+        shown = name if files.count(file) > 1 else file
+        yield _Column(TableColumn(name=shown, metric=metric, is_share=False, source="text"), "texts", name, name)
 
 
 def _suite_columns(evaluation: Evaluation) -> Iterator[_Column]:
     suite = evaluation["suite"]
-    average = suite["average"]
-    averaged = [] if average is None else [*average["tasks"], *average["missing"]]
-    last = max((i for i, row in enumerate(suite["rows"]) if row["name"] in averaged), default=None)
+    averaged = [] if suite["average"] is None else [*suite["average"]["tasks"], *suite["average"]["missing"]]
     n_items = {name: task["n_items"] for name, task in evaluation["tasks"].items()}
     for i, row in enumerate(suite["rows"]):
         shown = TableColumn(
@@ -144,29 +147,19 @@ def _suite_columns(evaluation: Evaluation) -> Iterator[_Column]:
             n_items=n_items.get(row["answers"]),
             paper_items=row["paper_items"],
         )
-        yield _Column(shown, row["answers"] or MEAN_OVER_TEXTS, partial(_of_row, i))
-        if i == last:
-            source = f"{average['n_tasks']} of {average['n_tasks_of_suite']} tasks"
+        yield _Column(shown, "suite", row["name"], row["answers"] or MEAN_OVER_TEXTS)
+        is_last = row["name"] in averaged and not any(each["name"] in averaged for each in suite["rows"][i + 1 :])
+        if is_last:
+            source = f"{suite['average']['n_tasks']} of {suite['average']['n_tasks_of_suite']} tasks"
             mean = TableColumn(name=AVERAGE, metric="average", is_share=True, source=source)
-            yield _Column(mean, suite["name"], lambda each: {"average": each["suite"]["average"] or {}})
-
-
-def _of_row(i: int, evaluation: Evaluation) -> Mapping[str, Mapping[str, Any]]:
-    row = evaluation["suite"]["rows"][i]
-    return {row["metric"]: row}
+            yield _Column(mean, "suite", AVERAGE, suite["name"])
 
 
 def _task_columns(
-    name: str,
-    on: str,
-    source: str,
-    n_items: int | None,
-    first: Evaluation,
-    scores: Callable[[Evaluation], Mapping[str, Mapping[str, Any]]],
+    part: str, name: str, on: str, metrics: Mapping[str, Any], source: str, n_items: int | None
 ) -> Iterator[_Column]:
     """Yield its normalised accuracy, or else its first share, and its perplexities."""
-    metrics = scores(first)
     shares = sorted((metric for metric in metrics if metric.partition(",")[0] in UNITS), key=lambda m: m != "acc_norm")
     for metric in [*shares[:1], *(each for each in PERPLEXITIES if each in metrics)]:
         shown = TableColumn(name=name, metric=metric, is_share=is_share(metric), source=source, n_items=n_items)
-        yield _Column(shown, on, scores)
+        yield _Column(shown, part, name, on)
