@@ -76,7 +76,7 @@ class ScorerLM(TemplateLM):
         return self.scorer.tokenizer.id
 
     def get_model_info(self) -> dict[str, Any]:
-        """The description that the harness stores with the results."""
+        """Return the description that the harness stores with the results."""
         parameters = list(self.scorer.model.parameters())
         n_parameters = sum(parameter.numel() for parameter in parameters)
         return {"model_num_parameters": n_parameters, "model_dtype": str(parameters[0].dtype)}

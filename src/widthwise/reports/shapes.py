@@ -40,7 +40,7 @@ def width_figures(
 
 
 def _stream(cost: CostSummary) -> int:
-    """Width of the stream; files of older versions omit it, their models have no slots."""
+    """Return the width of the stream; files of older versions omit it, their models have no slots."""
     return cost.stream_width or max(cost.d_model, *cost.widths)
 
 
