@@ -12,7 +12,7 @@ from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tin
 
 from widthwise.config_io import UserError
 from widthwise.evaluation.local_tasks import TaskScores, encode_task, load_task, score_task
-from widthwise.evaluation.paper_tasks import VARIABLE_WIDTH
+from widthwise.evaluation.paper_tasks import SUITES
 
 FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
 LONG = 120
@@ -163,9 +163,9 @@ def test_a_file_without_items_or_with_too_long_an_answer_is_refused(tmp_path: Pa
 
 
 def test_published_files_are_read_and_hold_as_many_items_as_the_paper_counts() -> None:
-    for task in VARIABLE_WIDTH.tasks:
-        if task.local is not None and task.local.stem != "hellaswag" and task.metric != "perplexity":
-            path = shared_file(f"{task.local.stem}.jsonl")
+    for task in SUITES["variable-width"].tasks:
+        if task.file not in (None, "hellaswag") and task.metric != "perplexity":
+            path = shared_file(f"{task.file}.jsonl")
             assert len(load_task(path).items) == task.n_items
             found = _scores(path, tiny_scorer(max_length=500, batch_size=2), limit=2)
             assert all(np.isfinite(values).all() for values in found.items.values())

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.paper_tasks import HOURGLASS, SUITES, VARIABLE_WIDTH, missing_parts, plan_suite, suite_table
+from widthwise.evaluation.paper_tasks import SUITES, missing_parts, plan_suite, suite_table
+
+VARIABLE_WIDTH, HOURGLASS = SUITES["variable-width"], SUITES["hourglass"]
 
 ROW_OF_2B = {"ARC-C": 33.0, "ARC-E": 59.5, "BoolQ": 59.4, "COPA": 76.0, "HellaSwag": 55.9, "LAMBADA": 55.4,
              "OBQA": 33.8, "PIQA": 73.3, "RACE": 34.3, "SciQ": 79.5, "WinoGrande": 57.0}  # fmt: skip

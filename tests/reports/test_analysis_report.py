@@ -10,8 +10,7 @@ from fake_comparison import token_widths
 from page_section import captions, change, labels, reported, rows_of
 
 from widthwise.records.analysis import Analysis
-from widthwise.reports.analysis import findings
-from widthwise.reports.analysis_tables import exit_curve
+from widthwise.reports.analysis import exit_curve, findings
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.writing import write_report
 

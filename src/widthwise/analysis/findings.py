@@ -1,14 +1,15 @@
 """An analysis in words, and as a long table with one number a row."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from widthwise.data.extras import require
 from widthwise.files import write_atomic
-from widthwise.records.analysis import Activations, AnalysedModel, Analysis
+from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
 
 MIDDLE = (0.25, 0.75)
@@ -27,20 +28,28 @@ def sentence(models: Sequence[AnalysedModel], threshold: float) -> str:
 
 
 def _line(model: AnalysedModel, beside: AnalysedModel | None, threshold: float) -> str:
-    measures: dict[str, Callable[[AnalysedModel], float | None]] = {
-        "the normalised matrix entropy of the stream": _entropy,
-        "the participation ratio over d_ff": _participation_share,
-        f"the share of activations beyond {threshold:g}": _density,
+    measures = {
+        "the normalised matrix entropy of the stream": ("stream", "entropy"),
+        "the participation ratio over d_ff": ("units", "participation_share"),
+        f"the share of activations beyond {threshold:g}": ("units", "density"),
     }
     clauses = [
-        f"{name} is {own:.3f}{_compared(own, None if beside is None else value(beside))}"
-        for name, value in measures.items()
-        if (own := value(model)) is not None
+        f"{name} is {own:.3f}{_compared(own, None if beside is None else _of_middle(beside, *place))}"
+        for name, place in measures.items()
+        if (own := _of_middle(model, *place)) is not None
     ]
     against = "" if beside is None else f", beside {beside.name}"
     valleys = [f"{each.name} {_valley(each)}" for each in (model, beside) if each is not None]
     measured = f"In the middle half of the layers of {model.name}{against}: {'; '.join(clauses)}."
     return f"{measured} Over all layers the stream of {', that of '.join(valleys)}."
+
+
+def _of_middle(model: AnalysedModel, part: str, key: str) -> float | None:
+    """Return the mean over the middle layers, which include a single layer; None if all of them are unknown."""
+    low, high = (fraction * model.n_layers for fraction in MIDDLE)
+    values = [finite(getattr(each, key)) for each in getattr(model, part) if low <= each.depth <= max(1, high)]
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else None
 
 
 def _compared(own: float, other: float | None) -> str:
@@ -53,90 +62,39 @@ def _compared(own: float, other: float | None) -> str:
 
 
 def _valley(model: AnalysedModel) -> str:
-    valley = model.valley
-    if valley is None:
+    if (valley := model.valley) is None:
         return "has no compression valley"
-    drop, rise = valley.drop, valley.rise
-    return f"falls by {drop:.3f} of that entropy into a valley after layer {valley.depth} and rises by {rise:.3f}"
-
-
-def _entropy(model: AnalysedModel) -> float | None:
-    return _of_middle({entry.depth: entry.entropy for entry in model.stream}, model)
-
-
-def _participation_share(model: AnalysedModel) -> float | None:
-    def of_layer(entries: Sequence[Activations]) -> float | None:
-        if any(entry.participation is None for entry in entries):
-            return None
-        return sum(finite(entry.participation) for entry in entries) / sum(entry.d_ff for entry in entries)
-
-    return _of_middle({layer: of_layer(entries) for layer, entries in _layers(model).items()}, model)
-
-
-def _density(model: AnalysedModel) -> float | None:
-    return _of_middle(
-        {
-            layer: float(np.mean([finite(share) for entry in entries for share in entry.utilisation]))
-            for layer, entries in _layers(model).items()
-        },
-        model,
-    )
-
-
-def _layers(model: AnalysedModel) -> dict[int, list[Activations]]:
-    """The feed-forward blocks of each layer."""
-    layers: dict[int, list[Activations]] = {}
-    for entry in model.activations:
-        layers.setdefault(entry.layer, []).append(entry)
-    return layers
-
-
-def _of_middle(by_layer: Mapping[int, float | None], model: AnalysedModel) -> float | None:
-    """Return the mean over the middle layers, which include a single layer; None if all of them are unknown."""
-    low, high = (fraction * len(model.widths) for fraction in MIDDLE)
-    known = [value for layer, value in by_layer.items() if low <= layer <= max(1, high) and value is not None]
-    return float(np.mean(known)) if known else None
+    fall = f"falls by {valley.drop:.3f} of that entropy into a valley after layer {valley.depth}"
+    return f"{fall} and rises by {valley.rise:.3f}"
 
 
 COLUMNS = ("model", "measure", "layer", "block", "index", "value")
-OF_BLOCKS = ("dead_share", "participation", "participation_share")
-OF_STREAM = ("rank", "entropy", "participation")
-OF_LENS = ("target_log_prob", "entropy", "kl_to_next")
-OF_SINKS = ("first_token_share", "norm_ratio")
+MEASURES = {
+    "activations": ("dead_share", "participation", "participation_share", "density", "utilisation"),
+    "stream": ("rank", "entropy", "participation"),
+    "logit_lens": ("target_log_prob", "entropy", "kl_to_next"),
+    "block_exits": ("target_log_prob",),
+    "sinks": ("first_token_share", "norm_ratio", "heads"),
+}
+"""Part of a model -> its numbers, and its lists of numbers."""
 
-Row = tuple[str, str, int, int | None, int | None, float | None]
 
-
-def rows(analysis: Analysis) -> Iterator[Row]:
+def rows(analysis: Analysis) -> Iterator[tuple[str, str, int, int | None, int | None, float | None]]:
     """Yield model, measure, layer (depth for `stream.` and `logit_lens.` measures), block, index, value.
 
     block: of activations and exits inside a layer, else None. index: from 0, the threshold of a density, the unit of a
     utilisation, or the head, else None. value: None if undefined.
     """
     for model in analysis.models:
-        for measure, layer, block, index, value in _of_model(model):
-            yield model.name, measure, layer, block, index, None if value is None else float(value)
-
-
-def _of_model(model: AnalysedModel) -> Iterator[tuple[str, int, int | None, int | None, float | None]]:
-    for entry in model.activations:
-        layer, block = entry.layer, entry.block
-        for key in OF_BLOCKS:
-            yield f"activations.{key}", layer, block, None, getattr(entry, key)
-        for key in ("density", "utilisation"):
-            for index, value in enumerate(getattr(entry, key)):
-                yield f"activations.{key}", layer, block, index, value
-    for part, keys in (("stream", OF_STREAM), ("logit_lens", OF_LENS)):
-        for entry in getattr(model, part):
-            for key in keys:
-                yield f"{part}.{key}", entry.depth, None, None, getattr(entry, key)
-    for entry in model.block_exits:
-        yield "block_exits.target_log_prob", entry.layer, entry.block, None, entry.target_log_prob
-    for entry in model.sinks:
-        for key in OF_SINKS:
-            yield f"sinks.{key}", entry.layer, None, None, getattr(entry, key)
-        for index, value in enumerate(entry.heads):
-            yield "sinks.heads", entry.layer, None, index, value
+        for part, keys in MEASURES.items():
+            for entry in getattr(model, part):
+                layer = entry.depth if hasattr(entry, "depth") else entry.layer
+                for key in keys:
+                    found = getattr(entry, key)
+                    indexed = enumerate(found) if isinstance(found, Sequence) else [(None, found)]
+                    for index, value in indexed:
+                        known = None if value is None else float(value)
+                        yield model.name, f"{part}.{key}", layer, getattr(entry, "block", None), index, known
 
 
 def check_parquet() -> None:

@@ -51,7 +51,7 @@ class ActivationMeter:
         """(d_ff,) fp64, sums of squares."""
 
     def add(self, activations: Tensor) -> None:
-        """Adds n tokens. activations: (n, d_ff)."""
+        """Add n tokens. activations: (n, d_ff)."""
         for rows in activations.split(ROWS_AT_ONCE):
             size = rows.to(torch.promote_types(rows.dtype, torch.float32)).abs()
             self._n_tokens += len(size)
@@ -90,7 +90,7 @@ class MatrixEntropy:
         self._n_tokens = 0
 
     def add(self, states: Tensor) -> None:
-        """Adds n tokens. states: (n, width)."""
+        """Add n tokens. states: (n, width)."""
         for rows in states.split(ROWS_AT_ONCE):
             # In fp64 throughout: a few huge coordinates are usual, and would drown the others in rounding.
             wide = rows.double()
@@ -206,7 +206,7 @@ class BlockExits:
 
 
 def _log_probs(logits: Tensor) -> Tensor:
-    """Log probabilities, computed in fp32 or wider."""
+    """Return log probabilities, computed in fp32 or wider."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 

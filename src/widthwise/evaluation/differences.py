@@ -10,6 +10,7 @@ import numpy as np
 from widthwise.config_io import UserError, nearest_hint
 from widthwise.evaluation.estimate import SampleEstimate, finite_or_none, mean, mean_of, ratio
 from widthwise.evaluation.paper_tasks import harness_answers, is_share
+from widthwise.records.evaluation import Answers
 
 MEAN_OVER_TEXTS = "mean over texts"
 """Name of the differences of means."""
@@ -47,23 +48,14 @@ def all_differences(
     beside: from `baselines_of`; by_step: compare checkpoints of the same step; otherwise each run has one evaluation.
     """
 
-    def key(run: str, step: int | None) -> tuple[str, int | None]:
-        return run, step if by_step else None
-
-    known = {key(each["run"], each["step"]): each for each in evaluations}
+    known = {(each["run"], each["step"] if by_step else None): each for each in evaluations}
     found = []
     for each in evaluations:
-        baseline = known.get(key(beside.get(each["run"], ""), each["step"]))
+        baseline = known.get((beside.get(each["run"], ""), each["step"] if by_step else None))
         if baseline is not None:
-            found.append(
-                {
-                    "run": each["run"],
-                    "step": each["step"],
-                    "baseline": baseline["run"],
-                    "baseline_step": baseline["step"],
-                    "differences": evaluation_differences(baseline, each),
-                }
-            )
+            place = {"run": each["run"], "step": each["step"]}
+            place |= {"baseline": baseline["run"], "baseline_step": baseline["step"]}
+            found.append({**place, "differences": evaluation_differences(baseline, each)})
     return found
 
 
@@ -134,8 +126,8 @@ def text_differences(baseline: Record, other: Record) -> dict[str, SampleEstimat
         if np.array_equal(before[length], after[length])
     }
     if "nats_per_token" in found:
-        perplexities = [record["metrics"]["token_perplexity"]["value"] for record in (baseline, other)]
-        found["token_perplexity"] = _perplexity_difference(baseline, other, *perplexities)
+        ends = [record["metrics"]["token_perplexity"]["value"] for record in (baseline, other)]
+        found["token_perplexity"] = _perplexity_difference(baseline, other, *ends)
     return found
 
 
@@ -151,7 +143,7 @@ def _perplexity_difference(
         return SampleEstimate(math.nan, math.nan)
     one, two = _blocks(baseline), _blocks(other)
     linear = ratio(after * two["nats"] - before * one["nats"], one["n_tokens"])
-    return SampleEstimate(after - before, linear.stderr, linear.df)
+    return linear._replace(value=after - before)
 
 
 def mean_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
@@ -173,18 +165,18 @@ def mean_differences(baseline: Record, other: Record) -> dict[str, SampleEstimat
         ends = [each["metrics"]["exp_mean_nats_per_token"]["value"] for each in means]
         linear = mean_of([_perplexity_difference(*pair, *ends) for pair in texts])
         value = math.nan if None in ends else ends[1] - ends[0]
-        found["exp_mean_nats_per_token"] = SampleEstimate(value, linear.stderr, linear.df)
+        found["exp_mean_nats_per_token"] = linear._replace(value=value)
     return found or None
 
 
-def task_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
+def task_differences(baseline: Record | Answers, other: Record | Answers) -> dict[str, SampleEstimate] | None:
     """Return other - baseline, records with the `items` and `fingerprint` of `TaskScores`; None for other questions."""
     if baseline["fingerprint"] != other["fingerprint"]:
         return None
     return {name: mean(np.array(values) - np.array(baseline["items"][name])) for name, values in other["items"].items()}
 
 
-def flips(baseline: Record, other: Record, metric: str) -> dict[str, Any] | None:
+def flips(baseline: Record | Answers, other: Record | Answers, metric: str) -> dict[str, Any] | None:
     """Return the items that only one model has right, both records of the same questions; None for other metrics.
 
     `gained`, `lost`: numbers, from 1, of the items that only the other, or only the baseline, has right. `p_value`:
@@ -234,5 +226,4 @@ def average_difference(
     value = averages[1]["value"] - averages[0]["value"]
     if None in estimates:
         return SampleEstimate(value, math.nan)
-    found = mean_of([each for each in estimates if each is not None])
-    return SampleEstimate(value, found.stderr, found.df)
+    return mean_of([each for each in estimates if each is not None])._replace(value=value)

@@ -76,7 +76,7 @@ class ScorerLM(TemplateLM):
         return self.scorer.tokenizer.id
 
     def get_model_info(self) -> dict[str, Any]:
-        """The description that the harness stores with the results."""
+        """Return the description that the harness stores with the results."""
         parameters = list(self.scorer.model.parameters())
         n_parameters = sum(parameter.numel() for parameter in parameters)
         return {"model_num_parameters": n_parameters, "model_dtype": str(parameters[0].dtype)}
@@ -96,24 +96,20 @@ class ScorerLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         lengths = [len(context) + len(continuation) for _, context, continuation in requests]
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
-            for indices in _parts(lengths, BATCHES_AT_ONCE * self.batch_size):
-                found = self.scorer.continuations([requests[index][1:] for index in indices])
-                for index, continuation in zip(indices, found):
-                    answers[index] = (continuation.log_likelihood, continuation.is_greedy)
-                    self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
-                bar.update(len(indices))
+        for indices in _parts(lengths, BATCHES_AT_ONCE * self.batch_size, "loglikelihood", disable_tqdm):
+            found = self.scorer.continuations([requests[index][1:] for index in indices])
+            for index, continuation in zip(indices, found):
+                answers[index] = (continuation.log_likelihood, continuation.is_greedy)
+                self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         answers = [0.0] * len(requests)
         documents = [self.tok_encode(request.args[0]) for request in requests]
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood_rolling requests") as bar:
-            for indices in _parts([len(document) for document in documents], self.batch_size):
-                for index, nats in zip(indices, self.scorer.rolling([documents[index] for index in indices])):
-                    answers[index] = -float(nats.sum())
-                    self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, answers[index])
-                bar.update(len(indices))
+        for indices in _parts(list(map(len, documents)), self.batch_size, "loglikelihood_rolling", disable_tqdm):
+            for index, nats in zip(indices, self.scorer.rolling([documents[index] for index in indices])):
+                answers[index] = -float(nats.sum())
+                self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, answers[index])
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -125,15 +121,13 @@ class ScorerLM(TemplateLM):
         for index, arguments in enumerate(cast(tuple[Any, ...], request.args) for request in requests):
             given = {"max_gen_toks" if key in ALIASES else key: value for key, value in arguments[1].items()}
             groups.setdefault(parse(GenerationOptions, given, "generation_kwargs"), []).append(index)
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
-            for options, members in groups.items():
-                for part in _parts([len(prompts[index]) for index in members], self.batch_size):
-                    indices = [members[position] for position in part]
-                    texts = self._continue([prompts[index] for index in indices], options)
-                    for index, text in zip(indices, texts):
-                        answers[index] = text
-                        self.cache_hook.add_partial("generate_until", requests[index].args, text)
-                    bar.update(len(indices))
+        for options, members in groups.items():
+            lengths = [len(prompts[index]) for index in members]
+            for part in _parts(lengths, self.batch_size, "generate_until", disable_tqdm):
+                indices = [members[position] for position in part]
+                for index, text in zip(indices, self._continue([prompts[index] for index in indices], options)):
+                    answers[index] = text
+                    self.cache_hook.add_partial("generate_until", requests[index].args, text)
         return answers
 
     def _continue(self, prompts: list[list[int]], options: GenerationOptions) -> list[str]:
@@ -148,20 +142,11 @@ class ScorerLM(TemplateLM):
             raise UserError(
                 f"max_gen_toks: got {options.max_gen_toks}; must be less than max_length = {self.max_length}"
             )
-        sampling, scorer = options.sampling, self.scorer
         # From the generator that the harness seeds, so that further batches and repetitions draw otherwise.
-        seed = int(torch.randint(2**31, ())) if sampling.temperature else 0
-        cut = [prompt[-room:] for prompt in prompts]
-        return continue_until(
-            model,
-            scorer.tokenizer,
-            cut,
-            options.stops,
-            options.max_gen_toks,
-            sampling,
-            seed,
-            scorer.autocast_dtype,
-        )
+        seed = int(torch.randint(2**31, ())) if options.sampling.temperature else 0
+        cut, n_new, scorer = [prompt[-room:] for prompt in prompts], options.max_gen_toks, self.scorer
+        how = options.sampling, seed, scorer.autocast_dtype
+        return continue_until(model, scorer.tokenizer, cut, options.stops, n_new, *how)
 
 
 def continue_until(
@@ -202,7 +187,11 @@ def continue_until(
     return texts
 
 
-def _parts(lengths: Sequence[int], n: int) -> Iterator[list[int]]:
-    """Yield indices, the longest first, n at a time."""
+def _parts(lengths: Sequence[int], n: int, title: str, disable_bar: bool) -> Iterator[list[int]]:
+    """Yield indices, the longest first, n at a time, and show on a bar how many are done."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    return (order[start : start + n] for start in range(0, len(order), n))
+    with tqdm(total=len(order), disable=disable_bar, desc=f"Running {title} requests") as bar:
+        for start in range(0, len(order), n):
+            part = order[start : start + n]
+            yield part
+            bar.update(len(part))

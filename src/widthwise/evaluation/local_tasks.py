@@ -45,16 +45,17 @@ class Item(Config):
     @property
     @abstractmethod
     def answer(self) -> str:
-        """The text of the correct answer."""
+        """Text of the correct answer."""
 
     @property
-    @abstractmethod
     def chance(self) -> float:
-        """The accuracy of guessing at random."""
+        """Accuracy of guessing at random."""
+        n_choices = len(self.pairs(""))
+        return 1 / n_choices if n_choices > 1 else 0.0
 
     @abstractmethod
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
-        """Contexts and continuations to be scored."""
+        """Return the contexts and continuations to be scored: one for each choice."""
 
     @abstractmethod
     def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
@@ -82,19 +83,11 @@ class Item(Config):
 class _Choice(Item):
     gold: int
 
-    @property
-    @abstractmethod
-    def options(self) -> Sequence[str]:
-        """The texts to choose from."""
-
-    @property
-    def chance(self) -> float:
-        return 1 / len(self.options)
-
     @pydantic.model_validator(mode="after")
     def _check_gold(self) -> "_Choice":
-        if not 0 <= self.gold < len(self.options):
-            raise ValueError(f"gold: got {self.gold}; must be from 0 to {len(self.options) - 1}")
+        n_choices = len(self.pairs(""))
+        if not 0 <= self.gold < n_choices:
+            raise ValueError(f"gold: got {self.gold}; must be from 0 to {n_choices - 1}")
         return self
 
 
@@ -103,10 +96,6 @@ class MultipleChoice(_Choice):
 
     query: str
     choices: Annotated[tuple[Text, ...], Field(min_length=2)]
-
-    @property
-    def options(self) -> Sequence[str]:
-        return self.choices
 
     @property
     def answer(self) -> str:
@@ -144,10 +133,6 @@ class Schema(_Choice):
     continuation: Text
 
     @property
-    def options(self) -> Sequence[str]:
-        return self.context_options
-
-    @property
     def answer(self) -> str:
         return self.continuation
 
@@ -180,10 +165,6 @@ class Cloze(Item):
     @property
     def answer(self) -> str:
         return self.continuation
-
-    @property
-    def chance(self) -> float:
-        return 0.0
 
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         return [(self.context + delimiter, self.continuation)]

@@ -1,11 +1,12 @@
 """`analysis.json`: internals of trained models over one text; and those that runs record."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 import pydantic
 
-from widthwise.records.record import Known, Number, Record, StoredRecord
+from widthwise.records.record import Known, Number, Record, StoredRecord, finite
 
 
 class LayerWidths(Record):
@@ -95,15 +96,6 @@ class VirtualWidth(Record):
     """True if coefficients depend on the token."""
     sites: Sequence[SiteSlots] = pydantic.Field(min_length=1)
 
-    @pydantic.model_validator(mode="after")
-    def _sizes_agree(self) -> Self:
-        for i, site in enumerate(self.sites):
-            if not len(site.reach) == len(site.reach_sd) == i + 1:
-                raise ValueError(f"sites.{i}.reach: expected {i + 1} weights, one for each source")
-            if {len(site.read), len(site.carry), len(site.write)} != {self.n_slots}:
-                raise ValueError(f"sites.{i}: expected tables of n_slots = {self.n_slots} rows")
-        return self
-
 
 class Activations(Record):
     """The hidden units of one gated map of a layer's feed-forward, over all tokens."""
@@ -121,11 +113,44 @@ class Activations(Record):
     """Effective number of units that carry the energy: (sum of energies)^2 / sum of squared energies."""
     participation_share: Known
 
-    @pydantic.model_validator(mode="after")
-    def _one_entry_per_unit(self) -> Self:
-        if len(self.utilisation) != self.d_ff:
-            raise ValueError(f"utilisation: got {len(self.utilisation)} entries for d_ff = {self.d_ff}")
-        return self
+
+class LayerUnits(NamedTuple):
+    """All hidden units of a layer's feed-forward, those of several maps taken together; a number is NaN if unknown."""
+
+    depth: int
+    """The layer, from 1."""
+    d_ff: int
+    utilisation: Sequence[float]
+    """Share of tokens for which each unit is active, the most used first."""
+    density: float
+    """Share of the activations beyond the threshold of utilisation."""
+    densities: Sequence[float]
+    """Share of the activations beyond each of `Analysis.thresholds`."""
+    dead_share: float
+    participation: float
+    """Effective numbers of units, added over the maps."""
+    participation_share: float
+
+    @classmethod
+    def of(cls, layer: int, maps: Sequence[Activations]) -> "LayerUnits":
+        d_ff = sum(each.d_ff for each in maps)
+
+        def mean(shares: Sequence[float | None]) -> float:
+            return sum(finite(share) * each.d_ff for share, each in zip(shares, maps)) / d_ff
+
+        utilisation = sorted((finite(share) for each in maps for share in each.utilisation), reverse=True)
+        densities = [mean(shares) for shares in zip(*(each.density for each in maps))]
+        participation = sum(finite(each.participation) for each in maps)
+        return cls(
+            layer,
+            d_ff,
+            utilisation,
+            float(np.mean(utilisation)),
+            densities,
+            mean([each.dead_share for each in maps]),
+            participation,
+            participation / d_ff,
+        )
 
 
 class StreamState(Record):
@@ -168,6 +193,10 @@ class Sink(Record):
     heads: Sequence[Known]
     norm_ratio: Known
     """Norm of the first token's state over the mean of the others'."""
+
+    @property
+    def depth(self) -> int:
+        return self.layer
 
     @property
     def strongest_head(self) -> float | None:
@@ -218,6 +247,14 @@ class AnalysedModel(Record):
         return len(self.widths)
 
     @property
+    def units(self) -> Sequence[LayerUnits]:
+        """Hidden units of each layer whose feed-forward was measured, first to last."""
+        maps: dict[int, list[Activations]] = {}
+        for each in self.activations:
+            maps.setdefault(each.layer, []).append(each)
+        return [LayerUnits.of(layer, own) for layer, own in sorted(maps.items())]
+
+    @property
     def depth_of_valley(self) -> float:
         """The smaller of the two slopes of the compression valley; 0 without one."""
         return 0.0 if self.valley is None else min(self.valley.drop, self.valley.rise)
@@ -228,21 +265,6 @@ class AnalysedModel(Record):
         by_depth = {point.depth: point.entropy for point in self.logit_lens}
         before, last = by_depth.get(round(0.75 * self.n_layers)), by_depth.get(self.n_layers)
         return None if before is None or last is None else before - last
-
-    @pydantic.model_validator(mode="after")
-    def _layers_exist(self) -> Self:
-        numbers = {
-            "activations": [each.layer for each in self.activations],
-            "stream": [each.depth for each in self.stream],
-            "logit_lens": [each.depth for each in self.logit_lens],
-            "block_exits": [each.layer for each in self.block_exits],
-            "sinks": [each.layer for each in self.sinks],
-        }
-        for key, layers in numbers.items():
-            beyond = [layer for layer in layers if layer > self.n_layers]
-            if beyond:
-                raise ValueError(f"{key}: got layer {beyond[0]} of a model of {self.n_layers} layers")
-        return self
 
 
 class AnalysedText(Record):
@@ -277,15 +299,3 @@ class Analysis(StoredRecord):
             if model.run is not None and model.tokens is not None:
                 found.setdefault(model.run, []).append(model)
         return {run: sorted(own, key=lambda model: model.tokens or 0) for run, own in found.items() if len(own) > 1}
-
-    @pydantic.model_validator(mode="after")
-    def _models_agree(self) -> Self:
-        names = [model.name for model in self.models]
-        if len(set(names)) < len(names):
-            raise ValueError("models: two have the same name")
-        for model in self.models:
-            for each in model.activations:
-                if len(each.density) != len(self.thresholds):
-                    n_entries = f"got {len(each.density)} entries for {len(self.thresholds)} thresholds"
-                    raise ValueError(f"models: {model.name}: density of layer {each.layer}: {n_entries}")
-        return self

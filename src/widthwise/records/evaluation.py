@@ -1,7 +1,7 @@
 """Scores of checkpoints: `evaluations/step_STEP-REQUEST.json` of one, `evaluation_table.json` of several."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import pydantic
 
@@ -97,15 +97,3 @@ class EvaluationTable(StoredRecord):
     rows: Sequence[TableRow] = pydantic.Field(min_length=1)
     remarks: Sequence[str] = ()
     """Missing parts of a suite, and why."""
-
-    @pydantic.model_validator(mode="after")
-    def _is_rectangular(self) -> Self:
-        names = [row.name for row in self.rows]
-        if len(set(names)) < len(names):
-            raise ValueError("rows: two have the same name")
-        for row in self.rows:
-            if len(row.cells) != len(self.columns):
-                raise ValueError(f"rows: {row.name} has {len(row.cells)} cells for {len(self.columns)} columns")
-            if row.baseline is not None and row.baseline not in names:
-                raise ValueError(f"rows: {row.name} is compared with {row.baseline!r}, which is none of them")
-        return self

@@ -1,25 +1,15 @@
 """The page of an analysis, whose figures show all models together; of runs over the tokens of their checkpoints."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+import math
+from collections.abc import Mapping, Sequence
 
 import altair as alt
 import numpy as np
 
-from widthwise.records.analysis import AnalysedModel, Analysis
+from widthwise.records.analysis import AnalysedModel, Analysis, LayerUnits
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.analysis_tables import (
-    DepthAxis,
-    LayerUnits,
-    checkpoints_table,
-    counterpart,
-    exit_curve,
-    layer_table,
-    layers_of,
-    means,
-    summary_table,
-)
+from widthwise.reports.analysis_tables import Part, by_depth, checkpoints_table, layer_table, means, summary_table
 from widthwise.reports.charts import Figure, Style, styles
 from widthwise.reports.curves import Bundle, Curve, curve_figure, thin
 from widthwise.reports.dynamic_width import dynamic_width_section
@@ -31,24 +21,24 @@ N_SHOWN = 5
 """Checkpoints of a run that a figure over layers shows: more lines could not be told apart."""
 N_POINTS = 100
 """Points of a curve over hidden units, in a small figure."""
-Values = Callable[[AnalysedModel], dict[int, float]]
-"""Layer or depth -> value."""
+Looks = Mapping[str, Style]
 
 
 def analysis_page(whole: Analysis) -> Page:
     """Return the page; of runs with many checkpoints it shows some in the figures over layers, all in tables."""
     analysis = with_some_checkpoints(whole)
     runs, models, text = list(whole.courses), analysis.models, analysis.text
-    names = [model.name for model in models]
-    looks = styles(names, names[0] if len(names) > 1 else None)
-    of_runs = styles(runs, runs[0] if len(runs) > 1 else None)
     by_name = {model.name: model for model in models}
+    looks, of_runs = (styles(names, names[0] if len(names) > 1 else None) for names in (list(by_name), runs))
     n_left_out = len(whole.models) - len(models)
     beyond = f"{analysis.utilisation_threshold:g}"
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
     subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
     when = ", in the course of training" if runs else ""
-    stream, lens = (_depth_figures(models, looks, figures) for figures in (_STREAM, _LENS))
+    figures = {
+        part: [figure for row in rows if (figure := _depth_figure(models, looks, beyond, part, *row)) is not None]
+        for part, rows in _DEPTH_FIGURES.items()
+    }
     return Page(
         "analysis",
         whole.title,
@@ -57,7 +47,7 @@ def analysis_page(whole: Analysis) -> Page:
             f"What {'do' if len(subjects) > 1 else 'does'} {sequence(subjects)} do inside{when}, on "
             f"{si(text.n_tokens)} tokens of {clean(text.source)} in windows of {text.seq_len}?"
         ),
-        first=[*stream, *lens[:1]][:2],
+        first=[*figures["stream"], *figures["logit_lens"][:1]][:2],
         sections=(
             section(
                 "Means over layers",
@@ -77,29 +67,16 @@ def analysis_page(whole: Analysis) -> Page:
                 "Feed-forward activations",
                 note("feed-forward-activations"),
                 _density_figure(analysis, looks),
-                *_depth_figures(models, looks, _activations(beyond)),
+                *figures["units"],
             ),
             section(
                 "Use of every hidden unit",
                 note("use-of-every-hidden-unit", beyond=beyond),
-                *_utilisation_figures(analysis, looks),
+                *_utilisation_figures(models, looks),
             ),
-            section(
-                "Residual stream",
-                note("residual-stream"),
-                *stream,
-            ),
-            section(
-                "Logit lens",
-                note("logit-lens"),
-                *lens,
-                _exit_figure(models, looks),
-            ),
-            section(
-                "Attention sinks",
-                note("attention-sinks", even=even, seq_len=text.seq_len),
-                *_depth_figures(models, looks, _SINKS),
-            ),
+            section("Residual stream", note("residual-stream"), *figures["stream"]),
+            section("Logit lens", note("logit-lens"), *figures["logit_lens"], _exit_figure(models, looks)),
+            section("Attention sinks", note("attention-sinks", even=even, seq_len=text.seq_len), *figures["sinks"]),
             dynamic_width_section(by_name, looks),
             virtual_width_section(by_name, looks),
             section("Every layer", *(layer_table(model, whole.utilisation_threshold).folded for model in whole.models)),
@@ -154,73 +131,67 @@ def with_some_checkpoints(analysis: Analysis) -> Analysis:
     return analysis.with_changes(models=[model for model in analysis.models if model.name not in left_out])
 
 
-def _of_units(value: Callable[[LayerUnits], float]) -> Values:
-    return lambda model: {layer: value(units) for layer, units in layers_of(model).items()}
-
-
-def _of_depths(part: Literal["stream", "logit_lens"], key: str) -> Values:
-    return lambda model: {each.depth: finite(getattr(each, key)) for each in getattr(model, part)}
-
-
-def _of_sinks(key: str) -> Values:
-    return lambda model: {each.layer: finite(getattr(each, key)) for each in model.sinks}
-
-
-Figures = Mapping[str, tuple[str, str, Values]]
-"""Title -> key, title of the y axis, and values."""
-
-
-def _activations(beyond: str) -> Figures:
-    return {
-        f"Activations beyond {beyond}, by layer": (
-            "units-0",
-            "share of the activations",
-            _of_units(lambda units: units.density),
+_DEPTH_FIGURES: Mapping[Part, Sequence[tuple[str, str, str, str]]] = {
+    "units": (
+        ("density", "units-0", "Activations beyond {}, by layer", "share of the activations"),
+        ("participation", "units-1", "Effective number of units", "participation ratio"),
+        ("participation_share", "units-2", "Effective number of units over d_ff", "participation ratio / d_ff"),
+        ("dead_share", "units-3", "Units that are never active", "share of the units"),
+    ),
+    "stream": (
+        ("entropy", "entropy", "Matrix entropy", "matrix entropy / log(rank)"),
+        ("participation", "stream-participation", "Participation ratio of the stream", "participation ratio"),
+    ),
+    "logit_lens": (
+        (
+            "target_log_prob",
+            "lens-target_log_prob",
+            "Log-probability of the target",
+            "log-probability, nats",
         ),
-        "Effective number of units": ("units-1", "participation ratio", _of_units(lambda units: units.participation)),
-        "Effective number of units over d_ff": (
-            "units-2",
-            "participation ratio / d_ff",
-            _of_units(lambda units: units.participation_share),
-        ),
-        "Units that are never active": ("units-3", "share of the units", _of_units(lambda units: units.dead_share)),
-    }
-
-
-_STREAM: Figures = {
-    "Matrix entropy": ("entropy", "matrix entropy / log(rank)", _of_depths("stream", "entropy")),
-    "Participation ratio of the stream": (
-        "stream-participation",
-        "participation ratio",
-        _of_depths("stream", "participation"),
+        ("kl_to_next", "lens-kl_to_next", "Change to the next layer", "symmetrised KL, nats"),
+        ("entropy", "lens-entropy", "Entropy of the prediction", "entropy, nats"),
+    ),
+    "sinks": (
+        ("first_token_share", "sinks", "Attention to the first token", "share of the attention"),
+        ("norm_ratio", "norm-ratio", "Size of the first token's state", "norm / mean norm of the others"),
     ),
 }
-_LENS: Figures = {
-    "Log-probability of the target": (
-        "lens-target_log_prob",
-        "log-probability, nats",
-        _of_depths("logit_lens", "target_log_prob"),
-    ),
-    "Change to the next layer": ("lens-kl_to_next", "symmetrised KL, nats", _of_depths("logit_lens", "kl_to_next")),
-    "Entropy of the prediction": ("lens-entropy", "entropy, nats", _of_depths("logit_lens", "entropy")),
-}
-_SINKS: Figures = {
-    "Attention to the first token": ("sinks", "share of the attention", _of_sinks("first_token_share")),
-    "Size of the first token's state": ("norm-ratio", "norm / mean norm of the others", _of_sinks("norm_ratio")),
-}
+"""Part of a model -> its numbers, each with the key, title and y axis of its figure."""
 
 
-def _depth_figures(models: Sequence[AnalysedModel], looks: Mapping[str, Style], figures: Figures) -> list[Figure]:
-    """Return figures with one line per model, without those of which no model has any value."""
-    axis, found = DepthAxis.of(models), []
-    for title, (key, y_title, values) in figures.items():
-        curves = {model.name: axis.curve(model, values(model)) for model in models}
-        curves = {name: curve for name, curve in curves.items() if not curve.is_empty}
-        if curves:
-            parts = [f"{shorten(name, 40)} {_extremes(curve)}" for name, curve in curves.items()]
-            label = f"{y_title} by {axis.name}. {'; '.join(parts)}."
-            found.append(_lines(key, title, label, curves, looks, axis.name, y_title))
-    return found
+def _are_differently_deep(models: Sequence[AnalysedModel]) -> bool:
+    """Return True where depths are fractions of the layers."""
+    return len({model.n_layers for model in models}) > 1
+
+
+def _depth_figure(
+    models: Sequence[AnalysedModel],
+    looks: Looks,
+    beyond: str,
+    part: Part,
+    number: str,
+    key: str,
+    title: str,
+    y_title: str,
+) -> Figure | None:
+    """Return one line per model; None where no model has any value."""
+    is_fraction = _are_differently_deep(models)
+    x_title = "layers passed, as a share of all" if is_fraction else "layer"
+    curves, parts = {}, []
+    for model in models:
+        values = {depth: finite(value) for depth, value in by_depth(model, part, number).items()}
+        depths = np.array(list(values), dtype=float) / (model.n_layers if is_fraction else 1)
+        curve = Curve(depths, np.array(list(values.values()), dtype=float))
+        if not curve.is_empty:
+            curves[model.name] = curve
+            low, high = int(np.nanargmin(curve.y)), int(np.nanargmax(curve.y))
+            ends = [f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (low, high)]
+            parts.append(f"{shorten(model.name, 40)} from {ends[0]} to {ends[1]}")
+    if not curves:
+        return None
+    axes = charts.x("x", x_title, format="~g"), charts.y("y", y_title)
+    return _lines(key, title.format(beyond), f"{y_title} by {x_title}. {'; '.join(parts)}.", curves, looks, *axes)
 
 
 def _lines(
@@ -228,47 +199,51 @@ def _lines(
     title: str,
     label: str,
     curves: Mapping[str, Curve],
-    looks: Mapping[str, Style],
-    x_title: str,
-    y_title: str,
-    log: bool = False,
+    looks: Looks,
+    x: alt.X,
+    y: alt.Y,
+    is_small: bool = False,
 ) -> Figure:
-    """Return a line with markers for each model."""
+    """Return a line for each model, with markers but in a small figure."""
     own = {name: looks[name] for name in curves}
     rows = [
         {"name": clean(name), "x": float(a), "y": float(b)}
         for name, curve in curves.items()
         for a, b in zip(curve.x, curve.y)
     ]
-    axes = {"x": charts.x("x", x_title, log=log, format="~g"), "y": charts.y("y", y_title)}
-    tip = charts.tips(name="|model", x=f",.3~f|{x_title}", y=f".4f|{y_title}")
-    base = charts.chart(rows).encode(**axes, tooltip=tip)
-    layers = alt.layer(
-        base.mark_line().encode(**charts.coloured(own, "color", "strokeDash")),
-        base.mark_point(size=34).encode(**charts.coloured(own, "color", "shape")),
-    )
-    return Figure(key, title, label, layers, own)
+    tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y['title']}")
+    base = charts.chart(rows).encode(x=x, y=y, tooltip=tip)
+    lines = base.mark_line().encode(**charts.coloured(own, "color", "strokeDash"))
+    if is_small:
+        return Figure(key, title, label, lines, own, height=190, is_small=True)
+    markers = base.mark_point(size=34).encode(**charts.coloured(own, "color", "shape"))
+    return Figure(key, title, label, alt.layer(lines, markers), own)
 
 
-def _extremes(curve: Curve) -> str:
-    low, high = int(np.nanargmin(curve.y)), int(np.nanargmax(curve.y))
-    return f"from {si(curve.y[low])} at {tick(curve.x[low])} to {si(curve.y[high])} at {tick(curve.x[high])}"
-
-
-def _exit_figure(models: Sequence[AnalysedModel], looks: Mapping[str, Style]) -> Figure | None:
+def _exit_figure(models: Sequence[AnalysedModel], looks: Looks) -> Figure | None:
     curves = {model.name: curve for model in models if (curve := exit_curve(model)) is not None}
     exits = [Bundle(name, looks[name], [curve], curve) for name, curve in curves.items()]
     return curve_figure("exits", "Loss of an early exit", exits, "forward FLOPs per token", "loss, nats")
 
 
-def _density_figure(analysis: Analysis, looks: Mapping[str, Style]) -> Figure | None:
+def exit_curve(model: AnalysedModel) -> Curve | None:
+    """Return the loss where the model ends after a layer or a block, over the FLOPs by then; None if unknown."""
+    if model.exit_flops is None:
+        return None
+    exits = [(model.exit_flops[each.depth], finite(each.target_log_prob)) for each in model.logit_lens]
+    if (of_blocks := model.block_exit_flops) is not None:
+        exits += [(of_blocks[e.layer - 1][e.block - 1], finite(e.target_log_prob)) for e in model.block_exits]
+    flops, log_probs = np.array(sorted(exits), dtype=float).T
+    return Curve(flops, -log_probs)
+
+
+def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
     """Return the share of activations over thresholds, over all units of all layers."""
     thresholds = np.array(analysis.thresholds)
     curves = {}
     for model in analysis.models:
-        if layers := list(layers_of(model).values()):
-            sizes = np.array([units.d_ff for units in layers])
-            shares = np.array([[units.density_at(i) for i in range(len(thresholds))] for units in layers])
+        if model.units:
+            sizes, shares = (np.array([getattr(own, key) for own in model.units]) for key in ("d_ff", "densities"))
             curves[model.name] = Curve(thresholds, sizes @ shares / sizes.sum())
     if not curves:
         return None
@@ -276,69 +251,47 @@ def _density_figure(analysis: Analysis, looks: Mapping[str, Style]) -> Figure | 
     values = "; ".join(f"{shorten(name, 40)} {fixed(float(curve.y[middle]), 3)}" for name, curve in curves.items())
     label = f"Share of the activations beyond a threshold, from {thresholds[0]:g} to {thresholds[-1]:g}."
     label += f" At {thresholds[middle]:g}: {values}."
-    axes = ("threshold of the magnitude", "share beyond", bool(thresholds.min() > 0))
-    return _lines("density", "Activations beyond a threshold", label, curves, looks, *axes)
+    x = charts.x("x", "threshold of the magnitude", log=bool(thresholds.min() > 0), format="~g")
+    return _lines("density", "Activations beyond a threshold", label, curves, looks, x, charts.y("y", "share beyond"))
 
 
-def _utilisation_figures(analysis: Analysis, looks: Mapping[str, Style]) -> list[Figure]:
+def _utilisation_figures(models: Sequence[AnalysedModel], looks: Looks) -> list[Figure]:
     """Return one small picture a layer of the deepest model; of others the layer that stands there."""
-    units = {model.name: layers_of(model) for model in analysis.models}
-    n_layers = max(model.n_layers for model in analysis.models)
-    found = []
+    units = {model.name: {own.depth: own for own in model.units} for model in models}
+    n_layers = max(model.n_layers for model in models)
+    x, y = charts.x("x", "units, the most used first", (0, 1)), charts.y("y", "share of the tokens", (0, 1))
+    figures = []
     for layer in range(1, n_layers + 1):
-        shown = {
-            model.name: units[model.name][own]
-            for model in analysis.models
-            if (own := counterpart(layer, n_layers, model)) in units[model.name]
-        }
-        if shown:
-            found.append(_utilisation_figure(layer, _layer_title(layer, analysis.models, shown), shown, looks))
-    return found
+        places = {model.name: math.ceil(layer * model.n_layers / n_layers) for model in models}
+        shown = {name: units[name][place] for name, place in places.items() if place in units[name]}
+        if not shown:
+            continue
+        curves, parts = {}, []
+        for name, own in shown.items():
+            ranks = (np.arange(own.d_ff) + 0.5) / own.d_ff
+            curves[name] = thin(Curve(ranks, np.array(own.utilisation)), N_POINTS)
+            use = f"median unit {np.median(own.utilisation):.3f}, {own.dead_share:.1%} never active"
+            parts.append(f"{shorten(name, 40)}, layer {own.depth}: {use}")
+        title = _layer_title(layer, n_layers, models, shown)
+        label = f"{clean(title)}: how often each hidden unit is active. {'; '.join(parts)}."
+        figures.append(_lines(f"utilisation-{layer}", title, label, curves, looks, x, y, is_small=True))
+    return figures
 
 
-def _layer_title(layer: int, models: Sequence[AnalysedModel], shown: Mapping[str, LayerUnits]) -> str:
+def _layer_title(layer: int, n_layers: int, models: Sequence[AnalysedModel], shown: Mapping[str, LayerUnits]) -> str:
     """Return the number of a layer, and of which models whose layers differ it is the first of the narrowest."""
     narrowest = [
-        model.name
+        shorten(model.name, 30)
         for model in models
         if model.name in shown
         and len(set(model.widths)) > 1
-        and model.widths.index(min(model.widths)) == shown[model.name].layer - 1
+        and model.widths.index(min(model.widths)) == shown[model.name].depth - 1
     ]
-    title = f"Layer {layer}"
-    if DepthAxis.of(models).is_fraction:
-        title += f" of {max(model.n_layers for model in models)}"
-    return title + (f": narrowest of {sequence([shorten(name, 30) for name in narrowest])}" if narrowest else "")
+    title = f"Layer {layer} of {n_layers}" if _are_differently_deep(models) else f"Layer {layer}"
+    return title + (f": narrowest of {sequence(narrowest)}" if narrowest else "")
 
 
-def _utilisation_figure(layer: int, title: str, shown: Mapping[str, LayerUnits], looks: Mapping[str, Style]) -> Figure:
-    curves = {}
-    for name, units in shown.items():
-        ranks = (np.arange(len(units.utilisation)) + 0.5) / len(units.utilisation)
-        curves[name] = thin(Curve(ranks, units.utilisation), N_POINTS)
-    parts = [
-        f"{shorten(name, 40)}, layer {units.layer}: median unit {np.median(units.utilisation):.3f}, "
-        f"{units.dead_share:.1%} never active"
-        for name, units in shown.items()
-    ]
-    label = f"{clean(title)}: how often each hidden unit is active. {'; '.join(parts)}."
-    across, up = charts.x("x", "units, the most used first", (0, 1)), charts.y("y", "share of the tokens", (0, 1))
-    own = {name: looks[name] for name in curves}
-    rows = [{"name": clean(n), "x": float(a), "y": float(b)} for n, c in curves.items() for a, b in zip(c.x, c.y)]
-    chart = (
-        charts.chart(rows)
-        .mark_line()
-        .encode(
-            x=across,
-            y=up,
-            tooltip=charts.tips(name="|model", x=".2f|rank", y=".3f"),
-            **charts.coloured(own, "color", "strokeDash"),
-        )
-    )
-    return Figure(f"utilisation-{layer}", title, label, chart, own, height=190, is_small=True)
-
-
-def _course_figures(analysis: Analysis, looks: Mapping[str, Style]) -> list[Figure]:
+def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
     """Return a figure for each mean over layers, with a line for each run over the tokens of its checkpoints."""
     figures = []
     for i, mean in enumerate(means(analysis)):
@@ -348,4 +301,4 @@ def _course_figures(analysis: Analysis, looks: Mapping[str, Style]) -> list[Figu
             curve = Curve(tokens, np.array([mean.value(model) for model in models]))
             bundles.append(Bundle(run, looks[run], [curve], curve))
         figures.append(curve_figure(f"course-{i}", capital(mean.title), bundles, "tokens", mean.title))
-    return [figure for figure in figures if figure is not None]
+    return figures

@@ -1,12 +1,14 @@
 """The widths that dynamic-width layers chose token by token: a histogram for each layer, and tables."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import altair as alt
 
 from widthwise.records.analysis import AnalysedModel, TokenWidths
 from widthwise.records.run import RunResult
 from widthwise.reports import charts
+from widthwise.reports.analysis_tables import model_columns
 from widthwise.reports.charts import CARD, INK, Figure, Style
 from widthwise.reports.formats import MISSING, clean, fixed, shorten, si
 from widthwise.reports.page import Section, note, section
@@ -47,14 +49,9 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Figur
     opacity = alt.Opacity("shade:Q", scale=alt.Scale(domain=[0, 1], range=[0.12, 1]), legend=None)
     bars = alt.Chart(charts.table_of(bins)).mark_bar(fill=style.colour, height=alt.RelativeBandSize(0.8))
     dots = alt.Chart(charts.table_of(means)).mark_point(fill=INK, stroke=CARD, size=34)
+    of_bins = charts.tips(layer="", low=".2f", high=".2f", share=".3f")
     layers = alt.layer(
-        bars.encode(
-            x=across,
-            x2="high:Q",
-            y=up,
-            opacity=opacity,
-            tooltip=charts.tips(layer="", low=".2f", high=".2f", share=".3f"),
-        ),
+        bars.encode(x=across, x2="high:Q", y=up, opacity=opacity, tooltip=of_bins),
         dots.encode(x="mean:Q", y=up, tooltip=charts.tips(layer="", mean=".3f|mean fraction of d_ff")),
     )
     shown = ", ".join(f"layer {layer.layer} {layer.mean:.2f}" for layer in widths.layers)
@@ -62,20 +59,20 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Figur
     return Figure(key, clean(name), label, layers, height=50 + 22 * len(order), is_small=True)
 
 
+_FLOPS = ("full", "asked", "bucketed", "executed")
+
+
 def _summary(found: Mapping[str, TokenWidths]) -> Table:
-    rows = [
-        ["mean fraction of d_ff", *(fixed(w.mean_fraction, 4) for w in found.values())],
-        ["share of the variance between tokens", *(fixed(w.token_variance_share, 3) for w in found.values())],
-        *(
-            [f"feed-forward FLOPs per token, {kind}", *(_flops(w, kind) for w in found.values())]
-            for kind in ("full", "asked", "bucketed", "executed")
-        ),
-        ["held-out tokens looked at", *(si(w.n_tokens) for w in found.values())],
-    ]
-    return Table("Dynamic width", ["Quantity", *map(clean, found)], rows, sortable=False)
+    quantities: dict[str, Callable[[TokenWidths], str]] = {
+        "mean fraction of d_ff": lambda widths: fixed(widths.mean_fraction, 4),
+        "share of the variance between tokens": lambda widths: fixed(widths.token_variance_share, 3),
+        **{f"feed-forward FLOPs per token, {kind}": partial(_flops, kind) for kind in _FLOPS},
+        "held-out tokens looked at": lambda widths: si(widths.n_tokens),
+    }
+    return model_columns("Dynamic width", found, quantities)
 
 
-def _flops(widths: TokenWidths, kind: str) -> str:
+def _flops(kind: str, widths: TokenWidths) -> str:
     value, full = widths.flops_per_token.get(kind), widths.flops_per_token.get("full")
     return MISSING if value is None else si(value) + (f" ({value / full:.3f})" if full and kind != "full" else "")
 
@@ -85,29 +82,22 @@ _HEADERS = ("mean", "sd", "min", "max", "at floor", "at ceiling", "dead units", 
 
 
 def _layer_table(name: str, widths: TokenWidths) -> Table:
-    rows = [[str(layer.layer), *(fixed(getattr(layer, number), 3) for number in _NUMBERS)] for layer in widths.layers]
+    rows = [[str(layer.layer), *(fixed(layer[number], 3) for number in _NUMBERS)] for layer in widths.layers]
     return Table(f"Dynamic width of {clean(name)} by layer", ["Layer", *_HEADERS], rows)
 
 
-def _token_tables(found: Mapping[str, TokenWidths]) -> list[Table]:
-    """Return losses at forced widths, and mean widths by kind of token; one column per model."""
-    forced = {
-        name: {f"{fixed(each.fraction, 3)} of d_ff": each.loss for each in widths.forced}
-        for name, widths in found.items()
-    }
-    groups = {
-        name: {f"frequency decile {i}": mean for i, mean in enumerate(widths.by_frequency_decile, start=1)}
-        | {clean(kind): mean for kind, mean in widths.by_token_class.items()}
-        for name, widths in found.items()
-    }
-    return [
-        *_side_by_side("Held-out loss at forced widths", "every token uses", forced),
-        *_side_by_side("Mean fraction of d_ff by kind of token; decile 1 are the most frequent", "tokens", groups),
-    ]
-
-
-def _side_by_side(caption: str, row_title: str, columns: Mapping[str, Mapping[str, float | None]]) -> list[Table]:
-    """Return one table, or none if it would be empty."""
-    names = dict.fromkeys(name for column in columns.values() for name in column)
-    rows = [[name, *(fixed(column.get(name), 4) for column in columns.values())] for name in names]
-    return [Table(caption, [row_title, *map(clean, columns)], rows)] if rows else []
+def _token_tables(found: Mapping[str, TokenWidths]) -> Iterator[Table]:
+    """Yield losses at forced widths, and mean widths by kind of token, of which there are any; one column per model."""
+    forced, kinds = [], []
+    for widths in found.values():
+        forced.append({f"{fixed(each.fraction, 3)} of d_ff": each.loss for each in widths.forced})
+        deciles = enumerate(widths.by_frequency_decile, start=1)
+        by_class = {clean(kind): mean for kind, mean in widths.by_token_class.items()}
+        kinds.append({f"frequency decile {i}": mean for i, mean in deciles} | by_class)
+    for caption, row_title, columns in (
+        ("Held-out loss at forced widths", "every token uses", forced),
+        ("Mean fraction of d_ff by kind of token; decile 1 are the most frequent", "tokens", kinds),
+    ):
+        names = dict.fromkeys(name for column in columns for name in column)
+        if rows := [[name, *(fixed(column.get(name), 4) for column in columns)] for name in names]:
+            yield Table(caption, [row_title, *map(clean, found)], rows)

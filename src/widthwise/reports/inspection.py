@@ -18,7 +18,7 @@ COSTS = {
 
 
 def layer_table(summary: dict[str, Any]) -> Table:
-    """The sizes and costs of every layer, from an inspection."""
+    """Return the sizes and costs of every layer, from an inspection."""
     rows = [
         [
             *(str(row[name]) for name in SIZES),
@@ -32,7 +32,7 @@ def layer_table(summary: dict[str, Any]) -> Table:
 
 
 def cost_table(summary: dict[str, Any]) -> Table:
-    """The whole model next to its baseline, from an inspection. Parts that no model has are left out."""
+    """Return the whole model next to its baseline, from an inspection, without parts that no model has."""
     own = CostSummary.model_validate(summary)
     baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
     header = ["", f"model\n{_kind(own)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]

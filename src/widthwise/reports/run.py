@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from widthwise.config_io import UserError
 from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
@@ -59,6 +61,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     listed = listed_runs(named)
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
+    commands = dict.fromkeys(run.environment.get("command") for run in runs)
     scores, differences = newest_tables(named)
     return Page(
         "run" if len(runs) == 1 else "runs",
@@ -79,23 +82,10 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
                 text_table(results),
                 task_table(results),
             ),
-            section(
-                "Curves",
-                *curves,
-                note("curves"),
-            ),
-            section(
-                "Norms of layers",
-                *_norm_figures(named),
-                note("norms-of-layers"),
-            ),
+            section("Curves", *curves, note("curves")),
+            section("Norms of layers", *_norm_figures(named), note("norms-of-layers")),
             section("Samples", *_samples(named)),
-            section(
-                "Evaluated",
-                scores,
-                differences,
-                differences and note("evaluated"),
-            ),
+            section("Evaluated", scores, differences, differences and note("evaluated")),
             section("Evaluations over training", *course_parts(named, looks)),
             growth_section({name: [run] for name, run in named.items()}, looks),
             dynamic_width_section(results, looks),
@@ -111,7 +101,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section("Environment", *_environments(named)),
             section(
                 "How to reproduce",
-                *(Code(command) for command in dict.fromkeys(filter(None, map(_command, runs)))),
+                *(Code(command) for command in commands if isinstance(command, str) and command),
                 *(
                     Code(each.config_yaml, f"{n}: resolved recipe, {each.path}/config.yaml")
                     for n, each in named.items()
@@ -154,64 +144,43 @@ def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
     where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs laid over each other"
     if not listed:
         return f"{where}."
-    rest = "Results and costs appear when training ends."
-    if len(runs) == 1:
-        return f"{where}. {state_sentence(*listed.values())} {rest}"
-    return f"{where}. {len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished. {rest}"
-
-
-def _command(run: Run) -> str | None:
-    """Return the command that began the run, if it is recorded."""
-    command = run.environment.get("command")
-    return command if isinstance(command, str) else None
+    state = f"{len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished."
+    state = state_sentence(*listed.values()) if len(runs) == 1 else state
+    return f"{where}. {state} Results and costs appear when training ends."
 
 
 def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Figure | None]:
+    def over_steps(key: str, title: str, curves: Mapping[str, Curve], crop: bool = True) -> Figure | None:
+        bundles = [Bundle(name, looks[name], [curve], curve) for name, curve in curves.items()]
+        grown = growth_steps(named[name] for name in curves)
+        return curve_figure(key, title, bundles, "step", title[:1].lower() + title[1:], crop, grown)
+
     for event, key, title, crop in _CURVES:
-        yield _over_steps(
-            f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, named, looks, crop
-        )
+        yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
     heads = {name: further_heads(run) for name, run in named.items()}
     for depth in range(1, 1 + max(map(len, heads.values()))):
         own = {name: found[depth - 1] for name, found in heads.items() if len(found) >= depth}
-        yield _over_steps(f"mtp-{depth}", f"Held-out loss, {depth} after the next", own, named, looks)
+        yield over_steps(f"mtp-{depth}", f"Held-out loss, {depth} after the next", own)
     for key, entry, title in _BY_NAME:
         found: dict[str, dict[str, Curve]] = {}
         for name, run in named.items():
             for subject, curve in by_name(run, key, entry).items():
                 found.setdefault(clean(subject), {})[name] = curve
         for subject, own in found.items():
-            figure_key = f"{key}-{entry}-{subject}".replace("_", "-")
-            yield _over_steps(figure_key, title.format(subject), own, named, looks)
-
-
-def _over_steps(
-    key: str,
-    title: str,
-    curves: Mapping[str, Curve],
-    named: Mapping[str, Run],
-    looks: Mapping[str, Style],
-    crop: bool = True,
-) -> Figure | None:
-    bundles = [Bundle(name, looks[name], [curve], curve) for name, curve in curves.items()]
-    grown = growth_steps(named[name] for name in curves)
-    return curve_figure(key, title, bundles, "step", title[:1].lower() + title[1:], crop, grown)
+            yield over_steps(f"{key}-{entry}-{subject}".replace("_", "-"), title.format(subject), own)
 
 
 def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
     """Yield figures with a curve for each layer, or for some of many, of the runs that recorded norms."""
     for i, (name, run) in enumerate(named.items()):
+        norms = [record for record in run.metrics if record.get("event") == "norms"]
         for key, title in _NORMS.items():
-            n_layers = max(
-                (len(each.get(key) or ()) for each in run.metrics if each.get("event") == "norms"), default=0
-            )
-            if n_layers:
-                curves = {f"layer {n}": of_layer(run, "norms", key, n) for n in layer_ticks(n_layers)}
-                looks = styles(curves)
-                bundles = [Bundle(layer, looks[layer], [curve], curve) for layer, curve in curves.items()]
-                shown = title if len(named) == 1 else f"{name}: {title.lower()}"
-                grown = growth_steps([run])
-                yield curve_figure(f"{key.replace('_', '-')}-{i}", shown, bundles, "step", title.lower(), growths=grown)
+            n_layers = max((len(record.get(key) or ()) for record in norms), default=0)
+            curves = {f"layer {n}": of_layer(run, "norms", key, n) for n in (layer_ticks(n_layers) if n_layers else ())}
+            looks = styles(curves)
+            bundles = [Bundle(layer, looks[layer], [curve], curve) for layer, curve in curves.items()]
+            shown, grown = title if len(named) == 1 else f"{name}: {title.lower()}", growth_steps([run])
+            yield curve_figure(f"{key.replace('_', '-')}-{i}", shown, bundles, "step", title.lower(), growths=grown)
 
 
 def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
@@ -221,20 +190,15 @@ def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
             found = [(record["step"], record["text"]) for record in run.samples if record["prompt"] == prompt]
             title = f"“{shorten(prompt, 60)}”" if prompt else "The beginning of a document"
             yield Text([title if len(named) == 1 else f"{clean(name)}: {title}"], is_quiet=False)
-            yield from (Code(prompt + text, f"step {step:,}") for step, text in _spread(found)[::-1])
+            shown = {round(i) for i in np.linspace(0, len(found) - 1, N_SHOWN)}
+            yield from (Code(prompt + found[i][1], f"step {found[i][0]:,}") for i in sorted(shown, reverse=True))
     yield note("samples")
-
-
-def _spread(texts: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return at most N_SHOWN of them, the first and the last included."""
-    if len(texts) <= N_SHOWN:
-        return texts
-    return [texts[round(i * (len(texts) - 1) / (N_SHOWN - 1))] for i in range(N_SHOWN)]
 
 
 def _environments(named: Mapping[str, Run]) -> list[Table]:
     """Return one table if all runs share an environment, otherwise one per run."""
-    first = next(iter(named.values())).environment
-    if all(run.environment == first for run in named.values()):
+    environments = {name: run.environment for name, run in named.items()}
+    first = next(iter(environments.values()))
+    if all(each == first for each in environments.values()):
         return [tables.environment_table(first)]
-    return [tables.environment_table(run.environment, name) for name, run in named.items()]
+    return [tables.environment_table(each, name) for name, each in environments.items()]

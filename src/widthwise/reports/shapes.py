@@ -10,7 +10,7 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.run import RunResult
 from widthwise.reports import charts
 from widthwise.reports.charts import GRID, MUTED, Figure, Style
-from widthwise.reports.formats import clean, fixed, hidden_widths, shorten
+from widthwise.reports.formats import capital, clean, fixed, hidden_widths, shorten
 
 MOST_MAPS = 8
 """Blocks of a feed-forward that are drawn; where one layer has more, such as many experts, one of them is drawn."""
@@ -40,7 +40,7 @@ def width_figures(
 
 
 def _stream(cost: CostSummary) -> int:
-    """Width of the stream; files of older versions omit it, their models have no slots."""
+    """Return the width of the stream; files of older versions omit it, their models have no slots."""
     return cost.stream_width or max(cost.d_model, *cost.widths)
 
 
@@ -68,14 +68,11 @@ def _figure(
             start, height = layer - 0.02 + i * 0.42 / len(drawn), 0.36 / len(drawn)
             label = f"layer {layer}: hidden {hidden_widths(maps)}{chosen}"
             light += [_bar(each * units, start, height, label) for each in (1, *([] if share is None else [share]))]
-    slots = cost.n_slots or 1
-    ground = [_bar(stream, 0.5, n_layers, f"stream {stream}{_slots(cost)}")]
-    thin = 0.004 * widest
-    edges = [
-        _bar(thin, 0.5, n_layers, "")
-        | {"left": (slot / slots - 0.5) * stream, "right": (slot / slots - 0.5) * stream + thin}
-        for slot in range(1, slots)
-    ]
+    slots, thin = cost.n_slots or 1, 0.004 * widest
+    stream_words = f"stream {stream}" + (f": {slots} slots of {cost.slot_width}" if slots > 1 else "")
+    ground = [_bar(stream, 0.5, n_layers, stream_words)]
+    ends = [(slot / slots - 0.5) * stream for slot in range(1, slots)]
+    edges = [_bar(thin, 0.5, n_layers, "") | {"left": end, "right": end + thin} for end in ends]
     named = [
         {"layer": n - 0.22, "width": cost.widths[n - 1], "at": 0.53 * widest} for n in _layers_to_label(cost.widths)
     ]
@@ -83,37 +80,27 @@ def _figure(
     across = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[-0.52 * widest, 0.62 * widest], nice=False))
     ticks = alt.Axis(values=layer_ticks(n_layers), format="d", grid=False, title="layer (1 reads the tokens)")
     up = alt.Y("low:Q", axis=ticks, scale=alt.Scale(domain=[0.3, most + 0.7], nice=False))
-
-    def bars(rows: list[dict[str, Any]], colour: str, opacity: float) -> alt.Chart:
-        made = alt.Chart(charts.table_of(rows)).mark_rect(fill=colour, opacity=opacity)
-        return made.encode(x=across, x2="right:Q", y=up, y2="high:Q", tooltip=charts.tips(label="|"))
-
-    layers = [bars(ground, GRID, 0.55)]
-    if edges:
-        layers.append(bars(edges, MUTED, 1.0))
-    layers.append(bars(strong, style.colour, 1.0))
-    if light:
-        layers.append(bars(light, style.colour, 0.4))
-    layers.append(
-        alt.Chart(charts.table_of(named)).mark_text(align="left").encode(x="at:Q", y="layer:Q", text="width:N")
-    )
+    layers = [
+        alt.Chart(charts.table_of(rows))
+        .mark_rect(fill=colour, opacity=opacity)
+        .encode(x=across, x2="right:Q", y=up, y2="high:Q", tooltip=charts.tips(label="|"))
+        for rows, colour, opacity in (
+            (ground, GRID, 0.55),
+            (edges, MUTED, 1.0),
+            (strong, style.colour, 1.0),
+            (light, style.colour, 0.4),
+        )
+        if rows
+    ]
+    numbers = alt.Chart(charts.table_of(named)).mark_text(align="left")
+    layers.append(numbers.encode(x="at:Q", y="layer:Q", text="width:N"))
     label = (
         f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
         f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}. {_hidden(cost)}"
-        f"Stream {stream}{_slots(cost)}."
+        f"{capital(stream_words)}."
     )
-    return Figure(
-        key,
-        f"{clean(name)}, d_model {cost.d_model}",
-        label,
-        alt.layer(*layers),
-        height=60 + min(300, 22 * most),
-        is_small=True,
-    )
-
-
-def _slots(cost: CostSummary) -> str:
-    return f": {cost.n_slots} slots of {cost.slot_width}" if (cost.n_slots or 1) > 1 else ""
+    title, height = f"{clean(name)}, d_model {cost.d_model}", 60 + min(300, 22 * most)
+    return Figure(key, title, label, alt.layer(*layers), height=height, is_small=True)
 
 
 def _hidden(cost: CostSummary) -> str:

@@ -10,6 +10,7 @@ from widthwise.records.analysis import AnalysedModel, SiteSlots, VirtualWidth
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.reports import charts
+from widthwise.reports.analysis_tables import model_columns
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Style
 from widthwise.reports.curves import Bundle, Curve, curve_figure
 from widthwise.reports.formats import TIMES, clean, fixed, shorten, si
@@ -28,32 +29,24 @@ def virtual_width_section(
     if not found:
         return None
     top = float(max(np.nanmax(_proportions(each)) for each in found.values()))
-    reach = [_reach_figure(f"reach-{i}", name, each, looks[name], top) for i, (name, each) in enumerate(found.items())]
-    slots = [
-        _slot_figure(f"slots-{i}-{part}", name, each, looks[name], title, of_site)
-        for i, (name, each) in enumerate(found.items())
-        for part, (title, of_site) in _SLOT_MAPS.items()
-    ]
+    spectra = [each for each in found.items() if each[1].sites[0].spectrum is not None]
     return section(
         "Virtual width",
         note("virtual-width"),
-        *reach,
+        *(_reach_figure(f"reach-{i}", name, each, looks[name], top) for i, (name, each) in enumerate(found.items())),
         _distance_figure(found, looks),
-        _spectrum_figure("carry", "Carries of single sublayers", "spectral radius", found, looks, "radius"),
-        _spectrum_figure(
-            "carry-product",
-            "Carries of all sublayers so far",
-            "spectral radius of the product",
-            found,
-            looks,
-            "product_radius",
-        ),
+        _spectrum_figure("carry", "radius", found, looks),
+        _spectrum_figure("carry-product", "product_radius", found, looks),
         note("reach"),
         _summary(found),
         note("slots"),
-        *slots,
+        *(
+            _slot_figure(f"slots-{i}-{part}", name, each, looks[name], part)
+            for i, (name, each) in enumerate(found.items())
+            for part in _SLOT_MAPS
+        ),
         *(_site_table(name, each).folded for name, each in found.items()),
-        *(_carry_table(name, each).folded for name, each in found.items() if each.sites[0].spectrum is not None),
+        *(_carry_table(name, each).folded for name, each in spectra),
     )
 
 
@@ -72,7 +65,7 @@ def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: f
     grid = _proportions(width)
     across, up = ["embedding", *_labels(width.sites[:-1])], _labels(width.sites)
     # By roots: where one source outweighs the others by far, these still differ.
-    chart = _shade(grid, across, up, style, "sqrt", top, "weight / mean of the row")
+    chart = _shade(grid, across, up, style, alt.Scale(type="sqrt", domain=[0, top]), "weight / mean of the row")
     chart = chart.encode(
         x=alt.X("across:O", sort=across, title="layer that wrote (0: embedding)", axis=_layer_axis(width, 1)),
         y=alt.Y("up:O", sort=up[::-1], title="layer that reads", axis=_layer_axis(width)),
@@ -91,48 +84,39 @@ def _labels(sites: Sequence[SiteSlots]) -> list[str]:
 
 def _layer_axis(width: VirtualWidth, n_before: int = 0) -> alt.Axis:
     """Return an axis that numbers layers, from 1, at the first of their sublayers; 0 is the embedding before them."""
-    shown = set(layer_ticks(len(dict.fromkeys(site.name.rpartition(".")[0] for site in width.sites))))
-    numbers: dict[str, int] = {"embedding": 0} if n_before else {}
-    seen: list[str] = []
+    firsts: dict[str, str] = {}
     for site in width.sites:
-        if (layer := site.name.rpartition(".")[0]) not in seen:
-            seen.append(layer)
-            if len(seen) in shown and not (n_before and len(seen) == 1):  # 1 would stand too close to 0
-                numbers[clean(site.name)] = len(seen)
+        firsts.setdefault(site.name.rpartition(".")[0], clean(site.name))
+    numbers: dict[str, int] = {"embedding": 0} if n_before else {}
+    for n, name in enumerate(firsts.values(), start=1):
+        if n in layer_ticks(len(firsts)) and not (n_before and n == 1):  # 1 would stand too close to 0
+            numbers[name] = n
     text = "".join(f"datum.value == {name!r} ? '{number}' : " for name, number in numbers.items()) + "''"
     return alt.Axis(values=list(numbers), labelExpr=text, labelAngle=0, grid=False)
 
 
-def _row_norms(table: Sequence[Sequence[float]] | Grid) -> Grid:
-    return np.linalg.norm(np.asarray(table), axis=1)
+_SLOT_MAPS = {"read": "read from slots", "write": "written to slots", "carry": "moved between slots"}
+"""Table of a site -> what its map shows."""
 
 
-_SLOT_MAPS: dict[str, tuple[str, Callable[[SiteSlots], Grid]]] = {
-    "read": ("read from slots", lambda site: _row_norms(site.read)),
-    "write": ("written to slots", lambda site: _row_norms(site.write)),
-    "carry": ("moved between slots", lambda site: _row_norms(np.array(site.carry) - np.eye(len(site.carry)))),
-}
-"""Part -> what its map shows, and its numbers for each slot."""
-
-
-def _slot_figure(
-    key: str, name: str, width: VirtualWidth, style: Style, title: str, of_site: Callable[[SiteSlots], Grid]
-) -> Figure:
+def _slot_figure(key: str, name: str, width: VirtualWidth, style: Style, part: str) -> Figure:
     """Return one row per slot, slot 1 at the bottom; one column per sublayer."""
-    grid = np.stack([of_site(site) for site in width.sites], axis=1)
+    kept = np.eye(width.n_slots) if part == "carry" else 0.0
+    grid = np.stack([np.linalg.norm(np.array(site[part]) - kept, axis=1) for site in width.sites], axis=1)
     across, up = _labels(width.sites), [str(slot) for slot in range(1, len(grid) + 1)]
-    chart = _shade(grid, across, up, style, "linear", float(grid.max()) or 1.0, "norm of the coefficients")
+    scale = alt.Scale(type="linear", domain=[0, float(grid.max()) or 1.0])
     ticks = list(map(str, layer_ticks(width.n_slots)))
-    chart = chart.encode(
+    chart = _shade(grid, across, up, style, scale, "norm of the coefficients").encode(
         x=alt.X("across:O", sort=across, title="layer", axis=_layer_axis(width)),
         y=alt.Y("up:O", sort=up[::-1], title="slot", axis=alt.Axis(values=ticks, grid=False)),
     )
+    title = _SLOT_MAPS[part]
     label = f"{title}, {shorten(name, 60)}: norms of the mean coefficients, from {grid.min():.2f} to {grid.max():.2f}."
     return Figure(key, f"{clean(name)}: {title}", label, chart, height=60 + 20 * width.n_slots, is_small=True)
 
 
 def _shade(
-    grid: Grid, across: Sequence[str], up: Sequence[str], style: Style, scale: str, top: float, words: str
+    grid: Grid, across: Sequence[str], up: Sequence[str], style: Style, scale: alt.Scale, words: str
 ) -> alt.Chart:
     """Return one cell per number, from transparent to the full colour; NaN is left out."""
     cells = [
@@ -140,113 +124,98 @@ def _shade(
         for (row, column), value in np.ndenumerate(grid)
         if np.isfinite(value)
     ]
-    shade = alt.Scale(type=scale, domain=[0, top], range=[0, 1])  # pyright: ignore[reportArgumentType]
+    scale["range"] = [0, 1]
     made = alt.Chart(charts.table_of(cells)).mark_rect(fill=style.colour)
     tip = charts.tips(up="|reader", across="|at", value=f".3f|{words}")
-    return made.encode(opacity=alt.Opacity("value:Q", scale=shade, legend=None), tooltip=tip)
+    return made.encode(opacity=alt.Opacity("value:Q", scale=scale, legend=None), tooltip=tip)
 
 
 def _distance_figure(found: Mapping[str, VirtualWidth], looks: Mapping[str, Style]) -> Figure | None:
     deepest = max(found.values(), key=lambda width: len(width.sites))
-    bundles = [_bundle("equal weights", BASELINE_STYLE, [site.plain_distance for site in deepest.sites])]
-    bundles += [_bundle(name, looks[name], [each.mean_distance for each in own.sites]) for name, own in found.items()]
+    bundles = [_bundle("equal weights", BASELINE_STYLE, deepest, "plain_distance")]
+    bundles += [_bundle(name, looks[name], own, "mean_distance") for name, own in found.items()]
     title = "Distance over which sublayers read"
     return curve_figure("reach-distance", title, bundles, "layer that reads", "mean distance in layers")
 
 
-def _bundle(name: str, style: Style, values: Sequence[float | None]) -> Bundle:
-    curve = Curve(1 + np.arange(len(values)) / 2, np.array(list(map(finite, values))))
+def _spectrum_figure(
+    key: str, number: str, found: Mapping[str, VirtualWidth], looks: Mapping[str, Style]
+) -> Figure | None:
+    """Return None for results of versions that did not look."""
+    bundles = [_bundle(name, looks[name], width, number) for name, width in found.items()]
+    if number == "radius":
+        return curve_figure(key, "Carries of single sublayers", bundles, "layer", "spectral radius")
+    return curve_figure(key, "Carries of all sublayers so far", bundles, "layer", "spectral radius of the product")
+
+
+def _bundle(name: str, style: Style, width: VirtualWidth, number: str) -> Bundle:
+    values = [finite(_of_site(site, number)) for site in width.sites]
+    curve = Curve(1 + np.arange(len(values)) / 2, np.array(values))
     return Bundle(name, style, [curve], curve)
 
 
-def _spectrum_figure(
-    key: str, title: str, y_title: str, found: Mapping[str, VirtualWidth], looks: Mapping[str, Style], of: str
-) -> Figure | None:
-    """Return None for results of versions that did not look."""
-    bundles = [
-        _bundle(name, looks[name], [_of_spectrum(site, of) for site in width.sites]) for name, width in found.items()
-    ]
-    return curve_figure(key, title, bundles, "layer", y_title)
+_SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
 
 
-def _of_spectrum(site: SiteSlots, of: str) -> float | None:
-    return None if site.spectrum is None else site.spectrum[of]
+def _of_site(site: SiteSlots, number: str) -> float | None:
+    """Return a number of a sublayer, or of the spectrum of its carry; None if unknown."""
+    if number in _SPECTRUM:
+        return None if site.spectrum is None else site.spectrum[number]
+    return site[number]
 
 
 def _summary(found: Mapping[str, VirtualWidth]) -> Table:
-    def mean(values: list[float | None]) -> str:
-        known = [value for value in values if value is not None]
-        return fixed(float(np.mean(known)) if known else None, 3)
+    def mean(number: str) -> Callable[[VirtualWidth], str]:
+        return lambda width: _mean([_of_site(site, number) for site in width.sites])
 
-    rows: list[tuple[str, Callable[[VirtualWidth], str]]] = [
-        (f"slots {TIMES} slot width", lambda width: f"{width.n_slots} {TIMES} {width.slot_width}"),
-        ("mean distance in layers", lambda width: mean([site.mean_distance for site in width.sites])),
-        ("mean distance with equal weights", lambda width: mean([site.plain_distance for site in width.sites])),
-        (
-            "weight of the embedding / mean of the row, mean over sublayers",
-            lambda width: mean(_proportions(width)[:, 0].tolist()),
+    quantities: dict[str, Callable[[VirtualWidth], str]] = {
+        f"slots {TIMES} slot width": lambda width: f"{width.n_slots} {TIMES} {width.slot_width}",
+        "mean distance in layers": mean("mean_distance"),
+        "mean distance with equal weights": mean("plain_distance"),
+        "weight of the embedding / mean of the row, mean over sublayers": lambda width: _mean(
+            _proportions(width)[:, 0].tolist()
         ),
-        (
-            "weight of the last n_slots writers / weight of all, mean over sublayers (hard window)",
-            lambda width: mean([site.window_share for site in width.sites]),
+        "weight of the last n_slots writers / weight of all, mean over sublayers (hard window)": mean("window_share"),
+        "distance of carries and writes from 0 or 1, mean (0: hard routing)": mean("gate_distance"),
+        "spectral radius of a carry, mean over sublayers": mean("radius"),
+        "spectral radius, norm of the product of all carries": lambda width: ", ".join(
+            fixed(_of_site(width.sites[-1], number), 3) for number in ("product_radius", "product_norm")
         ),
-        (
-            "distance of carries and writes from 0 or 1, mean (0: hard routing)",
-            lambda width: mean([site.gate_distance for site in width.sites]),
-        ),
-        (
-            "spectral radius of a carry, mean over sublayers",
-            lambda width: mean([_of_spectrum(site, "radius") for site in width.sites]),
-        ),
-        (
-            "spectral radius, norm of the product of all carries",
-            lambda width: ", ".join(
-                fixed(_of_spectrum(width.sites[-1], of), 3) for of in ("product_radius", "product_norm")
-            ),
-        ),
-        ("standard deviation of a weight between tokens / its mean", lambda width: fixed(_variation(width), 3)),
-        ("held-out tokens looked at", lambda width: si(width.n_tokens)),
-    ]
-    cells = [[title, *map(value, found.values())] for title, value in rows]
-    return Table("Use of the stream", ["Quantity", *map(clean, found)], cells, sortable=False)
+        "standard deviation of a weight between tokens / its mean": _variation,
+        "held-out tokens looked at": lambda width: si(width.n_tokens),
+    }
+    return model_columns("Use of the stream", found, quantities)
 
 
-def _variation(width: VirtualWidth) -> float | None:
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return fixed(float(np.mean(known)) if known else None, 3)
+
+
+def _variation(width: VirtualWidth) -> str:
     weights = sum(sum(site.reach) for site in width.sites)
-    return sum(sum(site.reach_sd) for site in width.sites) / weights if weights else None
+    return fixed(sum(sum(site.reach_sd) for site in width.sites) / weights if weights else None, 3)
 
 
 def _site_table(name: str, width: VirtualWidth) -> Table:
     header = ["Sublayer", "embedding", "sublayer before", "largest", "distance", "with equal weights"]
-    header += [f"sd of {part}" for part in _SLOT_MAPS]
     rows = [
         [
             clean(site.name),
-            fixed(site.reach[0], 3),
-            fixed(site.reach[-1], 3),
-            fixed(max(site.reach), 3),
-            fixed(site.mean_distance, 2),
-            fixed(site.plain_distance, 2),
+            *(fixed(weight, 3) for weight in (site.reach[0], site.reach[-1], max(site.reach))),
+            *(fixed(distance, 2) for distance in (site.mean_distance, site.plain_distance)),
             *(fixed(max(site.sd.get(part, []), default=None), 3) for part in _SLOT_MAPS),
         ]
         for site in width.sites
     ]
     caption = f"Sublayers of {clean(name)}: weights of what they read; sd: of the slot that differs most between tokens"
-    return Table(caption, header, rows)
+    return Table(caption, [*header, *(f"sd of {part}" for part in _SLOT_MAPS)], rows)
 
 
 def _carry_table(name: str, width: VirtualWidth) -> Table:
     header = ["Sublayer", "last n_slots / all", "distance from 0 or 1"]
     header += ["radius of the carry", "norm", "radius of the product so far", "norm"]
-    rows = [
-        [
-            clean(site.name),
-            fixed(site.window_share, 3),
-            fixed(site.gate_distance, 3),
-            *(fixed(_of_spectrum(site, of), 3) for of in ("radius", "norm", "product_radius", "product_norm")),
-        ]
-        for site in width.sites
-    ]
-    return Table(
-        f"Carries of {clean(name)}: spectral radius and norm; how hard its windows and gates are", header, rows
-    )
+    numbers = ("window_share", "gate_distance", *_SPECTRUM)
+    rows = [[clean(site.name), *(fixed(_of_site(site, number), 3) for number in numbers)] for site in width.sites]
+    caption = f"Carries of {clean(name)}: spectral radius and norm; how hard its windows and gates are"
+    return Table(caption, header, rows)
