@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from widthwise.bundled import recipe_path
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.records.cost import Plan
 from widthwise.reports.formats import counted, duration, si
 from widthwise.reports.table import Table
-from widthwise.yaml_io import dump_yaml
+from widthwise.yaml_io import dump_yaml, recipe_path
 
 DEVICE, WITHOUT = "Device", "Without a recipe"
 

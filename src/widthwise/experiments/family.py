@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.equal_loss import LossCurve, validations_of
 from widthwise.experiments.experiment import seeded
@@ -26,6 +25,7 @@ from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.trained import Source
 from widthwise.training.observer import Observer
 from widthwise.training.state import Spent, inherited
+from widthwise.yaml_io import recipe_name
 
 
 @dataclass(frozen=True)

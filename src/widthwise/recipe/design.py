@@ -9,10 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from widthwise.bundled import recipe_name, recipes_folder
 from widthwise.config_io import UserError, parse
 from widthwise.files import new_folder, read_text, write_atomic
-from widthwise.merging import difference, merge
 from widthwise.model.attention import in_groups
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe
@@ -22,7 +20,7 @@ from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.search import SearchResult, search
 from widthwise.shape.search_space import SearchSpace, ShapeRequest
 from widthwise.shape.template import QUANTITIES, ModelTemplate
-from widthwise.yaml_io import dump_yaml, read_recipe
+from widthwise.yaml_io import difference, dump_yaml, merge, read_recipe, recipe_name, recipes_folder
 
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from widthwise.config_io import UserError, parse
-from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe
-from widthwise.yaml_io import apply_overrides
+from widthwise.yaml_io import apply_overrides, merge
 
 WIDTH_PER_LAYER = 40
 HEAD_DIM = 64

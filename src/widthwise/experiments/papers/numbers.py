@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import pydantic
 
-from widthwise.bundled import papers_folder, recipe_path
 from widthwise.config_io import Config
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.recipes import describes_several, read_all
@@ -27,6 +26,7 @@ from widthwise.records.quantities import OF_MODELS, QUANTITY
 from widthwise.records.record import Number, finite
 from widthwise.records.scaling import LawName, ScalingLaws
 from widthwise.runs.rank_memory import Layout, ShardedModel
+from widthwise.yaml_io import papers_folder, recipe_path
 
 DIFFERENCE = "difference"
 DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}
