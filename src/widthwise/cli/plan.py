@@ -63,8 +63,7 @@ def plan(
     `widthwise plan --params 350M --device 24GB`
     """
     from widthwise.experiments.recipes import read_one
-    from widthwise.recipe.design import ShapeRequest, parse_quantity, shape_section
-    from widthwise.recipe.family import Family
+    from widthwise.recipe.design import Family, ShapeRequest, parse_quantity, shape_section
     from widthwise.runs.devices import Device
     from widthwise.runs.plan import Planner
     from widthwise.runs.proposal import Request, propose

@@ -13,8 +13,8 @@ from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import SeedRuns, load_result, variant_of
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sentences import difference_sentence, too_few_validations
-from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.recipe.schedule import FlopBudget
 from widthwise.records.comparison import Alone, Family, FamilyControl, FamilyMember, FamilySize
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.record import finite

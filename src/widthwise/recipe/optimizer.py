@@ -53,11 +53,11 @@ class AdamWConfig(Config):
         return round(1 / (1 - max(self.betas)))
 
     @property
-    def factors(self) -> dict[str, float]:
-        """The factors of `scaled`."""
-        return self.scaled
+    def adamw(self) -> "AdamWConfig":
+        """Itself, as Muon has one."""
+        return self
 
-    def with_factors(self, factors: dict[str, float]) -> "AdamWConfig":
+    def with_scaled(self, factors: dict[str, float]) -> "AdamWConfig":
         """The same with another `scaled`."""
         return self.model_copy(update={"scaled": factors})
 
@@ -134,14 +134,9 @@ class MuonConfig(Config):
         """Steps that its slowest average looks back."""
         return max(round(1 / (1 - self.momentum)), self.adamw.settling_steps)
 
-    @property
-    def factors(self) -> dict[str, float]:
-        """The factors of `adamw.scaled`."""
-        return self.adamw.scaled
-
-    def with_factors(self, factors: dict[str, float]) -> "MuonConfig":
+    def with_scaled(self, factors: dict[str, float]) -> "MuonConfig":
         """The same with another `adamw.scaled`."""
-        return self.model_copy(update={"adamw": self.adamw.with_factors(factors)})
+        return self.model_copy(update={"adamw": self.adamw.with_scaled(factors)})
 
     def hidden_matrices(self, model: "Decoder") -> "tuple[torch.nn.Parameter, ...]":
         """The parameters that a step needs whole, and keeps the momentum of alone."""
@@ -150,11 +145,14 @@ class MuonConfig(Config):
 
     def build(self, model: "Decoder") -> "MuonAndAdamW":
         """Both, each with one parameter group per `ParameterGroup` that is its own. Raises as `AdamWConfig.build`."""
-        from widthwise.recipe.optimizers import MuonAndAdamW, muon_for
+        from torch.optim import Muon
+
+        from widthwise.model.shards import is_sharded
+        from widthwise.recipe.optimizers import MuonAndAdamW, ShardedMuon
 
         with mistakes_at("optimizer.adamw"):
             groups = self.adamw.groups(model)
-        muon = muon_for(model)(
+        muon = (ShardedMuon if is_sharded(model.embedding.weight) else Muon)(
             [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices],
             lr=self.lr,
             momentum=self.momentum,

@@ -12,7 +12,7 @@ from pydantic import Field
 from widthwise.computing import ActivationCheckpointing, Precision
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.flop_budget import Steps
+from widthwise.recipe.schedule import Steps
 from widthwise.recipe.width_training import NestedConfig, WidthBudgetConfig
 from widthwise.sizes import Count, VocabSize
 
