@@ -137,11 +137,6 @@ class SearchSpace(Config):
         return self.aspect or (ANY if self.n_layers else ASPECT)
 
     @property
-    def ratio_limits(self) -> tuple[float, float]:
-        """Least and largest d_hidden / d_model."""
-        return self.ratio_range or ANY
-
-    @property
     def costs(self) -> tuple[CostName, ...]:
         """The costs in which candidates are compared: all but the matched one, which differs by rounding alone."""
         return tuple(name for name in get_args(CostName) if name != self.match)
