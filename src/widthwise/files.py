@@ -25,10 +25,10 @@ HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turns an OSError of the block into a UserError that names the file being read; checks that it is a plain file."""
+def reading(path: Path, most: int | None = None) -> Iterator[None]:
+    """Turns an OSError of the block into a UserError that names the file being read, after `check_plain_file`."""
     try:
-        check_plain_file(path)
+        check_plain_file(path, most)
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -45,12 +45,10 @@ def check_plain_file(path: Path, most: int | None = None) -> None:
 def read_text(path: Path, most: int | None = None) -> str:
     """The text of a file. Raises UserError where it is missing, unreadable or not UTF-8, and as `check_plain_file`."""
     try:
-        check_plain_file(Path(path), most)
-        return Path(path).read_text(encoding="utf-8")
+        with reading(Path(path), most):
+            return Path(path).read_text(encoding="utf-8")
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text") from None
     except ValueError as error:  # a zero byte in the path
@@ -131,7 +129,7 @@ class Leftover(NamedTuple):
     name: str
     """The name that it was to get."""
     is_ours: bool
-    """Whether it was written on this host, so that its process has certainly ended."""
+    """True if it was written on this host, so that its process has certainly ended."""
 
 
 def leftovers(folder: Path) -> Iterator[Leftover]:

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,14 @@ def shape_section(request: ShapeRequest) -> dict[str, Any]:
     """Return the `model.shape` section of the new recipe. Raises UserError for an option the kind does not have."""
     schedule = SCHEDULES.get(request.kind)
     layer_key, width_key = (schedule.layer_key, schedule.ratio_key) if schedule else (None, None)
-    asked = {layer_key: request.turn_layer, width_key: request.turn_width, "quantum": request.quantum}
-    if request.kind in (*SCHEDULES, "uniform"):
-        for option, value, key in (
-            ("--turn-layer", request.turn_layer, layer_key),
-            ("--turn-width", request.turn_width, width_key),
-        ):
-            if value is not None and key is None:
-                raise UserError(f"{option}: got {value}; shape kind '{request.kind}' has none")
-    solved = {} if request.kind == "uniform" else {"match": request.match, "rounding": request.rounding}
-    given = {key: value for key, value in asked.items() if key and value is not None}
-    return {"kind": request.kind, **given, **solved}
+    section: dict[str, Any] = {"kind": request.kind}
+    turn = (("--turn-layer", request.turn_layer, layer_key), ("--turn-width", request.turn_width, width_key))
+    for option, value, key in (*turn, ("--quantum", request.quantum, "quantum")):
+        if value is not None and key is None and request.kind in (*SCHEDULES, "uniform"):
+            raise UserError(f"{option}: got {value}; shape kind '{request.kind}' has none")
+        if value is not None and key is not None:
+            section[key] = value
+    return section | ({} if request.kind == "uniform" else {"match": request.match, "rounding": request.rounding})
 
 
 def design_recipe(
@@ -137,6 +135,7 @@ def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
     budget = parse_quantity(request.budget)
     quantum = math.lcm(request.quantum or template.attention.quantum, template.residual.d_model_quantum)
 
+    @cache
     def miss(n_quanta: int) -> float:
         sized = template.uniform().model_copy(update={"d_model": n_quanta * quantum})
         return OF_MODELS[request.match].of_cost(cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len)) - budget

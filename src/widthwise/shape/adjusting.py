@@ -144,8 +144,4 @@ def closest_size(miss: Callable[[int], float], start: int, sizes: range, toleran
 
 def _least(sizes: Iterable[int], miss: Callable[[int], float]) -> int:
     """The first of those with the least miss."""
-    return min((size for size in sizes if size > 0), key=lambda size: _distance(miss(size)))
-
-
-def _distance(miss: float) -> float:
-    return math.inf if math.isnan(miss) else abs(miss)
+    return min((size for size in sizes if size > 0), key=lambda size: (math.isnan(miss(size)), abs(miss(size))))
