@@ -207,7 +207,7 @@ def _describe(error: pydantic.ValidationError, data: Any = None) -> str:
 
 
 def _place(mistake: Any, data: Any) -> tuple[str, ...]:
-    """Where a mistake of pydantic stands; those of a value that has none of several types stand at one place.
+    """The place of a mistake of pydantic; those of a value that has none of several types stand at one place.
 
     Of its location the keys of the data: union tags and type names are none. data: None where they are unknown.
     """
@@ -233,7 +233,7 @@ def shortened(value: Any) -> str:
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two pieces of plain data differ: the dotted path, and the value on each side, None where it has none."""
+    """Differences of two pieces of plain data: the dotted path, and the value on each side, None where it has none."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
             yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))

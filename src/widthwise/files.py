@@ -21,7 +21,7 @@ MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
 HASHED_BYTES_AT_ONCE = 2**22
 HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
-"""Whose process numbers these are: machines and containers that share a folder number their own."""
+"""This host, part of the name of a process: machines and containers that share a folder number their own."""
 
 
 @contextmanager
@@ -114,11 +114,11 @@ def _inside(name: str) -> str:
 
 
 PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
-"""How a manifest names another file: by a path that stays inside the manifest's own folder."""
+"""The name of another file in a manifest: a path that stays inside the manifest's own folder."""
 
 
 def _temporary(path: Path) -> Path:
-    """Where a file or folder is written before it gets its name; nobody else writes there."""
+    """The path at which a file or folder is written before it gets its name; nobody else writes there."""
     return path.with_name(f".{path.name}.{HOST}-{os.getpid()}.{secrets.token_hex(4)}")
 
 

@@ -89,7 +89,7 @@ class Rewarmup(Pace):
 
 
 class _Moment(Config):
-    """When a model grows, and into what: a class of its own, so that recipes are written with this first."""
+    """The moment of a growth and its changes: a class of its own, so that recipes are written with this first."""
 
     at_step: pydantic.PositiveInt | None = None
     """Steps done before the growth; give this or `at_tokens`."""
@@ -104,7 +104,7 @@ class GrowthEvent(GrowthChoices, _Moment):
     """The model becomes a larger one between two steps, and goes on with its weights and the optimizer's state."""
 
     preserve: bool = True
-    """Whether constants stay those that keep the function. false: attention scale, divisors of norms and frequencies of
+    """Keep the constants that keep the function. false: attention scale, divisors of norms and frequencies of
     rotation become those of the larger model's recipe, so that the loss jumps: to show what growth costs without."""
 
     @pydantic.model_validator(mode="after")
@@ -159,7 +159,7 @@ class Phase:
     model: ModelConfig
     """The model with every layer written out."""
     growth: Growth | None
-    """How the model grew out of the one before; None for the first."""
+    """The growth out of the model before; None for the first."""
 
     @property
     def n_steps(self) -> int:

@@ -29,12 +29,11 @@ class AdamWConfig(Config):
     weight_decay: pydantic.NonNegativeFloat = 0.1
     """Weight decay of the matrices; see the next three options for the rest."""
     decays_embedding: bool = True
-    """Whether the embedding decays, and with it a tied head and learned positions; OLMo 2: no. A head of its own always
-    does."""
+    """Decay the embedding, and with it a tied head and learned positions; OLMo 2: no. A head of its own always does."""
     decays_gains: bool = False
-    """Whether the gains of the norms decay; OLMo 2: yes."""
+    """Decay the gains of the norms; OLMo 2: yes."""
     decays_scales: bool = True
-    """Whether the scales of dynamic hyper-connections decay, as the paper's words can be read; false keeps decay from
+    """Decay the scales of dynamic hyper-connections, as the paper's words can be read; false keeps decay from
     switching the dynamics off."""
     lr_follows_layer_width: bool = False
     """Multiply the rate of a layer's matrices by model.d_model / (the layer's width)."""
@@ -119,7 +118,7 @@ class MuonConfig(Config):
     """Learning rate of hidden matrices; model.init.width_multiplier does not divide it."""
     momentum: UpToOne = 0.95
     nesterov: bool = True
-    """Whether a step looks ahead: the gradient joins the momentum once more."""
+    """Look ahead: the gradient joins the momentum once more."""
     weight_decay: pydantic.NonNegativeFloat = 0.1
     """Weight decay of hidden matrices."""
     adjust_lr: Literal["original", "match_rms_adamw"] = "original"

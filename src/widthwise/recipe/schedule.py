@@ -42,7 +42,7 @@ class PowerSchedule(_Schedule):
 
     kind: Literal["power"] = "power"
     a: pydantic.PositiveFloat | None = None
-    """Where not given, tokens per step / 1024: what the variable-width paper uses at every size."""
+    """Tokens per step / 1024 where not given: what the variable-width paper uses at every size."""
     b: pydantic.NegativeFloat = -0.566
     c: pydantic.PositiveInt | None = None
     """Tokens a step counts for; the recipe's batch_size * seq_len where not given."""

@@ -110,7 +110,7 @@ NEIGHBOURS = 4
 """Sizes on either side of the nearest that are looked at, because rounded widths can make costs fall where they should
 rise."""
 LARGEST = 2**40
-"""Where the search ends if nothing that grows meets the budget."""
+"""The size at which the search ends if nothing that grows meets the budget."""
 
 
 def nearest_size(miss: Callable[[int], float], start: int) -> int:

@@ -128,13 +128,13 @@ class SolvedShape(LayerShape, ABC):
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size, and whole
     slots of hyper-connections."""
     match: Match = "params"
-    """What equals the uniform model's: matrix parameters (the paper; those of the layers alone are the same, because
-    embedding and head do not change), those of them that one token uses, forward FLOPs at seq_len, the same with half
-    the context, or KV bytes."""
+    """The quantity that equals the uniform model's: matrix parameters (the paper; those of the layers alone are the
+    same, because embedding and head do not change), those of them that one token uses, forward FLOPs at seq_len, the
+    same with half the context, or KV bytes."""
     rounding: Literal["nearest", "balanced"] = "nearest"
     """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
     endpoints: Literal["slim", "full", "full_matched"] = "slim"
-    """Whether first-layer inputs and last-layer outputs stop at d_model (the paper) or span the layer. With `full` the
+    """First-layer inputs and last-layer outputs stop at d_model (slim, the paper) or span the layer. With `full` the
     widths are those of slim ends (its release, which costs more than the uniform model); with `full_matched` they are
     solved for the full ones."""
 
@@ -205,8 +205,8 @@ class ScheduledShape(SolvedShape):
 
     schedule: ClassVar[Schedule]
     progression: Progression = "geometric"
-    """How widths run between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference,
-    which its footnote 2 found to be worse."""
+    """Widths between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference, which
+    its footnote 2 found to be worse."""
 
     def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
         # The schedule knows which fields of the subclass place its turn.
