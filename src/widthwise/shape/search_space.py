@@ -35,7 +35,7 @@ GRIDS = {"paper": Grid(1, 1, None, 0.001), "hardware": Grid(128, 64, (64, 128), 
 
 ANY = (0.0, math.inf)
 ASPECT = (100.0, 250.0)
-"""Default where n_layers is left open: d_model / n_layers where the hourglass paper's Figure 4 has its lowest losses."""
+"""Default where n_layers is open: d_model / n_layers where the hourglass paper's Figure 4 has its lowest losses."""
 
 
 class ShapeRequest(Config):
