@@ -96,21 +96,14 @@ class AdamWConfig(Config):
         return AdamW(described, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of s, s^3 and s^5 by which an iteration maps a singular value s, from the post cited in `MuonConfig`."""
-NEWTON_SCHULZ_STEPS = 5
-"""Iterations: they map singular values between 0.01 and 1 to between 0.68 and 1.14."""
-NEWTON_SCHULZ_EPS = 1e-7
-"""Smallest norm by which a matrix is divided before."""
-
-
 class MuonConfig(Config):
     """Momentum of hidden matrices made orthogonal before each step; AdamW for all else.
 
     Hidden matrices lead from one hidden state to another. All else is the embedding, the head, gains and biases, the
     coefficients of hyper-connections and of mixtures of slots, maps to coefficients, to widths or to scores of experts,
     and the matrices of experts: those stand several in one parameter, and would be made orthogonal to each other.
-    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+    The iteration is torch's own: five steps with the coefficients of the source, which map singular values between 0.01
+    and 1 to between 0.68 and 1.14. Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
     """
 
     kind: Literal["muon"] = "muon"
@@ -151,15 +144,9 @@ class MuonConfig(Config):
 
         with mistakes_at("optimizer.adamw"):
             groups = self.adamw.groups(model)
+        hidden = [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices]
         muon = (ShardedMuon if is_sharded(model.embedding.weight) else Muon)(
-            [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices],
-            lr=self.lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            ns_coefficients=NEWTON_SCHULZ,
-            eps=NEWTON_SCHULZ_EPS,
-            ns_steps=NEWTON_SCHULZ_STEPS,
-            adjust_lr_fn=self.adjust_lr,
+            hidden, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, adjust_lr_fn=self.adjust_lr
         )
         return MuonAndAdamW(muon, self.adamw.of([g for g in groups if not g.are_hidden_matrices], self.lr))
 
