@@ -45,4 +45,5 @@ from widthwise.shape.search_space import SearchSpace as SearchSpace
 from widthwise.shape.template import ModelTemplate as ModelTemplate
 from widthwise.training.tracked import tracked as tracked
 
+__all__: list[str]
 __version__: str
