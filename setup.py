@@ -7,7 +7,7 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithRecipes(build_py):
-    """An editable install needs no copy: there, the recipes are read where they are (widthwise/bundled.py)."""
+    """An editable install needs no copy: there, the recipes are read where they are (widthwise/yaml_io.py)."""
 
     def run(self) -> None:
         super().run()

@@ -17,8 +17,8 @@ from harness import RESULTS, ROOT, environment
 from train_many import Order, order, train_on
 
 from widthwise.files import write_atomic
-from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.yaml_io import merge
 
 
 class Layout(NamedTuple):

@@ -27,10 +27,9 @@ from workloads import DTYPES
 from widthwise.computing import Precision
 from widthwise.config_io import parse
 from widthwise.data.loader import Loader
-from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe
 from widthwise.training.train_state import TrainState
-from widthwise.yaml_io import read_recipe
+from widthwise.yaml_io import merge, read_recipe
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 VARIANTS = ("uniform", "x", "hourglass", "dynamic", "virtual")

@@ -4,8 +4,7 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from widthwise.merging import merge
-from widthwise.yaml_io import read_recipe
+from widthwise.yaml_io import merge, read_recipe
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 T = TypeVar("T")

@@ -10,10 +10,9 @@ from thinned import hard_but
 from widthwise.cli.main import app
 from widthwise.config_io import parse, to_data
 from widthwise.experiments.compare import read_plan
-from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.train import train
-from widthwise.yaml_io import parse_yaml, read_recipe, to_yaml
+from widthwise.yaml_io import merge, parse_yaml, read_recipe, to_yaml
 
 ROOT = Path(__file__).parent.parent
 TOY = {

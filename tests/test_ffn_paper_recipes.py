@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from widthwise.bundled import recipe_path
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.matching import matched_ratio
-from widthwise.merging import merge
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, load_recipe
+from widthwise.yaml_io import merge, recipe_path
 
 ROOT = Path(__file__).parent.parent
 PAPER = json.loads((ROOT / "tests" / "data_files" / "hourglass_tables.json").read_text())

@@ -1,7 +1,12 @@
-"""A recipe's YAML holds plain data and nothing else; files inherit from each other, and overrides come last."""
+"""A recipe's YAML holds plain data and nothing else; files inherit from each other, and overrides come last.
+
+A change laid over a recipe: another kind, or another sort of data, replaces what was said of the one before.
+"""
 
 import copy
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from boxes import Blue, Box, Item, Red, check_message, refusal
@@ -9,8 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.yaml_io import apply_overrides, parse_yaml, read_mapping, read_recipe, to_yaml
+from widthwise.recipe.design import copy_recipes
+from widthwise.yaml_io import (
+    apply_overrides,
+    difference,
+    merge,
+    parse_yaml,
+    read_mapping,
+    read_recipe,
+    recipe_name,
+    recipe_path,
+    recipes_folder,
+    to_yaml,
+)
 
+ROOT = Path(__file__).parents[1]
 LONG = "9" * 5000
 BAD = {
     "a key twice": ["a: 1\na: 2", "x: {a: 1, a: 2}", "x: [{b: {a: 1, a: 2}}]"],
@@ -143,3 +161,123 @@ class TestOverrides:
         paths = ["", "=", "=1", "a", "a..b=1", ".a=1", "a.=1", "x.y=1", "a=[1", "a=!!int x", f"a={LONG}"]
         for override in (*paths, "l.2=1", "l.-1=1", "l.x=1", "l.0.y=1", "empty.0=1", f"l.{LONG}=1"):
             refusal(self.applied, {"x": 3, "l": [1, 2], "empty": [], "n": {}}, override)
+
+
+CORPUS = {"corpus": "synthetic", "tokenizer": "bytes", "held_out": 0.1, "verify": "sizes"}
+PATH = {"path": "books", "corpus": None, "tokenizer": None, "held_out": None}
+MIXTURE = {"mixture": {"web": {"path": "web", "weight": 3, "verify": "sizes"}, "own": {**CORPUS, "weight": 2}}}
+SECTIONS = [CORPUS, PATH, MIXTURE]
+
+
+def test_another_kind_replaces_the_section():
+    base = {"f": {"kind": "a", "x": 1, "y": 2}}
+    assert merge(base, {"f": {"kind": "b", "z": 3}}) == {"f": {"kind": "b", "z": 3}}
+    assert merge(base, {"f": {"kind": "a", "x": 3}}) == {"f": {"kind": "a", "x": 3, "y": 2}}
+    assert merge(base, {"f": {"x": 3}}) == {"f": {"kind": "a", "x": 3, "y": 2}}
+    assert merge(base, {"f": None}) == {"f": None}
+    assert base == {"f": {"kind": "a", "x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "expected"),
+    [
+        *((before, after, after) for before, after in product(SECTIONS, SECTIONS)),
+        (CORPUS, {"corpus": "python-stdlib"}, {**CORPUS, "corpus": "python-stdlib"}),
+        (CORPUS, {"held_out": 0.2}, {**CORPUS, "held_out": 0.2}),
+        (PATH, {"path": "other", "verify": "sizes"}, {**PATH, "path": "other", "verify": "sizes"}),
+        (CORPUS, {"path": "books", "tokenizer": "bpe-300"}, {"path": "books", "tokenizer": "bpe-300"}),
+        ({"tokenizer": "bytes"}, {"path": "books"}, {"path": "books"}),
+        ({"tokenizer": "bytes"}, {"corpus": "synthetic"}, {"corpus": "synthetic", "tokenizer": "bytes"}),
+        (CORPUS, {"path": None, "mixture": None}, {**CORPUS, "path": None, "mixture": None}),
+        ({"corpus": "synthetic", "weight": 3}, {"path": "books"}, {"path": "books", "weight": 3}),
+        (
+            MIXTURE,
+            {"mixture": {"own": {"path": "books"}}},
+            {"mixture": {"web": MIXTURE["mixture"]["web"], "own": {"path": "books", "weight": 2}}},
+        ),
+    ],
+)
+def test_another_sort_of_source_replaces_the_one_before_and_the_same_sort_is_merged(before, change, expected):
+    """A weight is not of the source, and within a mixture a source is replaced alone."""
+    kept = copy.deepcopy(before)
+    assert merge({"data": before, "x": 1}, {"data": change}) == {"data": expected, "x": 1}
+    assert before == kept
+
+
+def test_the_difference_laid_over_the_old_gives_the_new():
+    for before, after in product(SECTIONS, SECTIONS):
+        old = {"data": before, "m": {"kind": "a", "x": 1, "y": {"z": 2}}}
+        for model in ({"kind": "a", "x": 1, "y": {"z": 3}}, {"kind": "b", "x": 1}):
+            new = {"data": after, "m": model, "n": 5}
+            assert merge(old, difference(old, new)) == new
+        assert difference(old, copy.deepcopy(old)) == {}
+
+
+def overridden(before: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    changed = copy.deepcopy({"data": before})
+    apply_overrides(changed, overrides)
+    return changed["data"]
+
+
+def test_an_override_that_names_another_source_replaces_it():
+    for before, override, expected in (
+        (CORPUS, "data.path=x", {"path": "x"}),
+        (MIXTURE, "data.path=x", {"path": "x"}),
+        (CORPUS, "data.mixture.web.path=x", {"mixture": {"web": {"path": "x"}}}),
+        (CORPUS, "data.mixture={web: {path: x}}", {"mixture": {"web": {"path": "x"}}}),
+        (CORPUS, "data.path=null", {**CORPUS, "path": None}),
+        (CORPUS, "data={held_out: 0.2}", {"held_out": 0.2}),
+        (PATH, "data.corpus=synthetic", {"corpus": "synthetic"}),
+    ):
+        assert overridden(before, override) == expected, override
+    assert overridden(MIXTURE, "data.mixture.own.path=x")["mixture"]["own"] == {"path": "x", "weight": 2}
+
+
+def test_overrides_are_one_change_whatever_their_order():
+    both = ("data.path=x", "data.tokenizer=bpe-300")
+    for overrides in (both, both[::-1]):
+        assert overridden(CORPUS, *overrides) == {"path": "x", "tokenizer": "bpe-300"}
+
+
+def test_a_child_recipe_takes_its_own_data(tmp_path):
+    (tmp_path / "parent.yaml").write_text("data: {corpus: synthetic, tokenizer: bytes}\nseq_len: 5")
+    (tmp_path / "child.yaml").write_text("extends: parent.yaml\ndata: {path: books}")
+    assert read_recipe(tmp_path / "child.yaml") == {"data": {"path": "books"}, "seq_len": 5}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder outside the repository."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_name_means_the_bundled_recipe_where_no_file_has_it(elsewhere: Path) -> None:
+    assert read_recipe("x_200m") == read_recipe(ROOT / "configs" / "x_200m.yaml")
+    (elsewhere / "x_200m").write_text("seq_len: 7\n")
+    assert read_recipe("x_200m") == {"seq_len": 7}
+    with pytest.raises(UserError, match="configs/x_200m: cannot be read"):
+        read_recipe("configs/x_200m")
+
+
+def test_a_recipe_extends_a_bundled_one_by_its_name(elsewhere: Path) -> None:
+    (elsewhere / "mine.yaml").write_text("extends: virtual_width_1.5x\nseq_len: 5\n")
+    assert read_recipe("mine.yaml") == {**read_recipe("virtual_width_1.5x"), "seq_len": 5}
+    (elsewhere / "virtual_width_1.5x").write_text("seq_len: 7\n")
+    assert read_recipe("mine.yaml") == {"seq_len": 5}
+
+
+def test_a_run_is_named_after_the_whole_name(elsewhere: Path) -> None:
+    for path in recipes_folder().glob("*.yaml"):
+        assert recipe_name(path.stem) == recipe_name(path) == path.stem
+        assert recipe_path(path.stem) == path
+
+
+def test_copies_are_the_recipes_and_replace_nothing(elsewhere: Path) -> None:
+    n_recipes = copy_recipes("configs")
+    for path in (ROOT / "configs").glob("*.yaml"):
+        assert (elsewhere / "configs" / path.name).read_bytes() == path.read_bytes()
+        n_recipes -= 1
+    assert n_recipes == 0
+    with pytest.raises(UserError, match="exists already"):
+        copy_recipes(Path("configs"))

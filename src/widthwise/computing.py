@@ -5,4 +5,4 @@ from typing import Literal
 Precision = Literal["fp32", "bf16"]
 """Type of the matrix products of a forward pass."""
 ActivationCheckpointing = Literal["none", "layer", "selective"]
-"""What the backward pass runs again instead of keeping it; see `model.recompute`."""
+"""Layers that the backward pass runs again instead of keeping; see `model.recompute`."""

@@ -4,10 +4,14 @@
 `to_data` turns it back.
 """
 
+import ast
 import difflib
+import inspect
 import json
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pydantic
@@ -40,7 +44,7 @@ def mistakes_at(path: str) -> Iterator[None]:
     try:
         yield
     except pydantic.ValidationError as error:
-        raise UserError(f"{path}.{_describe(error, _data_at_fault(error))}") from None
+        raise UserError(f"{path}.{_describe(error)}") from None
     except ValueError as error:
         raise UserError(f"{path}.{error}") from None
 
@@ -64,30 +68,56 @@ class Config(pydantic.BaseModel):
         unknown = [key for key in data if key not in cls.model_fields]
         if unknown:
             hint = nearest_hint(str(unknown[0]), cls.model_fields)
-            section = cls._section(data["kind"]) if "kind" in data else ""
-            context = {"key": str(unknown[0]), "hint": hint, "kind": str(data.get("kind")), "section": section}
-            raise PydanticCustomError("unknown_key", "unknown key; {hint}", context)
+            if "kind" not in data or hint.startswith("did you mean"):
+                raise _unknown_key(unknown[0], hint)
+            # Often the key belongs to the kind that its section had before an override named another.
+            more = ", ..." if any(field.is_required() for field in cls.model_fields.values()) else ""
+            raise _unknown_key(unknown[0], hint, f" of kind {data['kind']}", f"{{kind: {data['kind']}{more}}}")
         return {
             key: _of_default_kind(key, cls.model_fields[key].default, _frozen(value)) for key, value in data.items()
         }
 
     @classmethod
-    def _section(cls, kind: Any) -> str:
-        """The smallest section of this kind, as `{kind: uniform}`, with dots where more is required."""
-        more = ", ..." if any(field.is_required() for field in cls.model_fields.values()) else ""
-        return f"{{kind: {kind}{more}}}"
-
-    @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """With the docstring of each field as its description."""
-        from widthwise.attribute_docs import attribute_docs
-
         found = handler(schema)
         fields = handler.resolve_ref_schema(found).get("properties", {})
         for name, text in attribute_docs(cls).items():
             if name in fields:
                 fields[name].setdefault("description", text)
         return found
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """Attribute -> docstring below it, of the class and its bases, read from its source, as the JSON schema needs it.
+
+    An attribute declared anew leaves that of the base behind; a class whose source is unavailable, as one typed into a
+    shell, has none. pydantic's `use_attribute_docstrings` gives the same, but reads every class when it is declared,
+    which takes longer than all else that `inspect` does.
+    """
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        for name in vars(each).get("__annotations__", ()):
+            found.pop(name, None)
+        found |= _own_docs(each)
+    return found
+
+
+def _own_docs(cls: type) -> dict[str, str]:
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    assert isinstance(node, ast.ClassDef)
+    return {
+        attribute.target.id: inspect.cleandoc(below.value.value)
+        for attribute, below in pairwise(node.body)
+        if isinstance(attribute, ast.AnnAssign)
+        and isinstance(attribute.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
 
 
 def options_of(mixin: type[Config], config: Config) -> dict[str, Any]:
@@ -116,9 +146,15 @@ def _of_default_kind(name: str, default: Any, value: Any) -> Any:
         return value
     kind = fields["kind"].default
     if unknown := [str(key) for key in value if key not in fields]:
-        context = {"section": name, "key": unknown[0], "kind": kind, "hint": nearest_hint(unknown[0], fields)}
-        raise PydanticCustomError("no_key_of_default_kind", "{key}", context)
+        hint = f"without a kind the section is of kind {kind}; {nearest_hint(unknown[0], fields)}"
+        raise _unknown_key(f"{name}.{unknown[0]}", hint)
     return {"kind": kind, **value}
+
+
+def _unknown_key(key: Any, hint: str, of: str = "", replacement: str = "") -> PydanticCustomError:
+    """An error for `_describe`. replacement: the smallest section of the kind that is wanted."""
+    context = {"key": str(key), "text": f"unknown key{of}; {hint}", "replacement": replacement}
+    return PydanticCustomError("unknown_key", "{text}", context)
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:
@@ -139,27 +175,26 @@ def parse(config_class: type[ConfigT], data: Any, where: str = "recipe") -> Conf
         raise UserError(f"{where}: holds a value that is not plain data ({error})") from None
 
 
-def _describe(error: pydantic.ValidationError, data: Any) -> str:
+def _describe(error: pydantic.ValidationError, data: Any = None) -> str:
     details = error.errors(include_url=False)
     first = details[0]
-    at, places = _place(first, data), {_place(each, data) for each in details}
+    at, places = _place(first, data), {_place(each, data) for each in details if data is not None}
     more = sum(place[: len(at)] != at[: len(place)] for place in places)  # not what holds the first, or is in it
     context = first.get("ctx", {})
-    path = _data_path(first["loc"], data)
-    value = first.get("input")
+    path = at[:-1] if first["type"] == "missing" else at
     match first["type"]:
         case "unknown_key":
-            text = f"{'.'.join([*path, context['key']])}: {_unknown_key('.'.join(path), **context)}"
+            section, replacement = ".".join(path), context["replacement"]
+            remedy = f"; to change the kind, replace the section: '{section}={replacement}'"
+            text = f"{'.'.join([*path, context['key']])}: {context['text']}{remedy * bool(path and replacement)}"
         case "missing":
-            text = f"{'.'.join([*path, str(first['loc'][-1])])}: is required but missing"
+            text = f"{'.'.join(at)}: is required but missing"
         case "union_tag_invalid":
             allowed = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
             tag = str(context["tag"])
             text = f"{'.'.join([*path, 'kind'])}: got {tag!r}; {nearest_hint(tag, allowed)}"
         case "unknown_kind":
             text = f"{'.'.join([*path, 'kind'])}: {first['msg']}"
-        case "no_key_of_default_kind":
-            text = f"{'.'.join([*path, context['section'], context['key']])}: {_not_of_default_kind(**context)}"
         case "union_tag_not_found":
             text = f"{'.'.join([*path, 'kind'])}: is required but missing"
         case "value_error" | "assertion_error":
@@ -167,41 +202,18 @@ def _describe(error: pydantic.ValidationError, data: Any) -> str:
             text = f"{'.'.join(path)}: {message}" if path else message
         case _:
             allowed = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-            text = f"{'.'.join(path) or 'the recipe'}: got {shortened(value)}; {allowed}"
+            text = f"{'.'.join(path) or 'the recipe'}: got {shortened(first.get('input'))}; {allowed}"
     return text + (f" (and {more} more mistake{'s' * (more > 1)})" if more else "")
 
 
 def _place(mistake: Any, data: Any) -> tuple[str, ...]:
-    """Where a mistake of pydantic stands; those of a value that has none of several types stand at one place."""
-    path = _data_path(mistake["loc"], data)
-    return (*path, str(mistake["loc"][-1])) if mistake["type"] == "missing" else tuple(path)
+    """The place of a mistake of pydantic; those of a value that has none of several types stand at one place.
 
-
-def _unknown_key(path: str, kind: str, section: str, hint: str, **_: str) -> str:
-    """Explain a wrong key: often it belongs to the kind that its section had before an override named another."""
-    if not section or hint.startswith("did you mean"):
-        return f"unknown key; {hint}"
-    remedy = f"; to change the kind, replace the section: '{path}={section}'" if path else ""
-    return f"unknown key of kind {kind}; {hint}{remedy}"
-
-
-def _not_of_default_kind(kind: str, hint: str, **_: str) -> str:
-    """Explain a wrong key of a section that names no kind."""
-    return f"unknown key; without a kind the section is of kind {kind}; {hint}"
-
-
-def _data_at_fault(error: pydantic.ValidationError) -> dict[Any, Any]:
-    """Where nothing is known of the data: that they have what pydantic names."""
-    first = error.errors(include_url=False)[0]
-    data: dict[Any, Any] = {}
-    for part in reversed(first["loc"][:-1] if first["type"] == "missing" else first["loc"]):
-        data = {part: data}
-    return data
-
-
-def _data_path(location: tuple[int | str, ...], data: Any) -> list[str]:
-    """Keeps the parts of a pydantic location that are keys of the data: union tags and type names are not."""
-    path: list[str] = []
+    Of its location the keys of the data: union tags and type names are none. data: None where they are unknown.
+    """
+    is_missing = mistake["type"] == "missing"
+    location = mistake["loc"][:-1] if is_missing else mistake["loc"]
+    path: list[str] = [str(part) for part in location] if data is None else []
     node = data
     for part in location:
         if isinstance(node, Mapping) and (part in node or str(part) in {str(key) for key in node}):
@@ -211,7 +223,7 @@ def _data_path(location: tuple[int | str, ...], data: Any) -> list[str]:
         else:
             continue
         path.append(str(part))
-    return path
+    return (*path, str(mistake["loc"][-1])) if is_missing else tuple(path)
 
 
 def shortened(value: Any) -> str:
@@ -221,7 +233,7 @@ def shortened(value: Any) -> str:
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two pieces of plain data differ: the dotted path, and the value on each side, None where it has none."""
+    """Differences of two pieces of plain data: the dotted path, and the value on each side, None where it has none."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
             yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))

@@ -21,14 +21,14 @@ MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
 HASHED_BYTES_AT_ONCE = 2**22
 HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
-"""Whose process numbers these are: machines and containers that share a folder number their own."""
+"""This host, part of the name of a process: machines and containers that share a folder number their own."""
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turns an OSError of the block into a UserError that names the file being read; checks that it is a plain file."""
+def reading(path: Path, most: int | None = None) -> Iterator[None]:
+    """Turns an OSError of the block into a UserError that names the file being read, after `check_plain_file`."""
     try:
-        check_plain_file(path)
+        check_plain_file(path, most)
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -45,12 +45,10 @@ def check_plain_file(path: Path, most: int | None = None) -> None:
 def read_text(path: Path, most: int | None = None) -> str:
     """The text of a file. Raises UserError where it is missing, unreadable or not UTF-8, and as `check_plain_file`."""
     try:
-        check_plain_file(Path(path), most)
-        return Path(path).read_text(encoding="utf-8")
+        with reading(Path(path), most):
+            return Path(path).read_text(encoding="utf-8")
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text") from None
     except ValueError as error:  # a zero byte in the path
@@ -116,11 +114,11 @@ def _inside(name: str) -> str:
 
 
 PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
-"""How a manifest names another file: by a path that stays inside the manifest's own folder."""
+"""The name of another file in a manifest: a path that stays inside the manifest's own folder."""
 
 
 def _temporary(path: Path) -> Path:
-    """Where a file or folder is written before it gets its name; nobody else writes there."""
+    """The path at which a file or folder is written before it gets its name; nobody else writes there."""
     return path.with_name(f".{path.name}.{HOST}-{os.getpid()}.{secrets.token_hex(4)}")
 
 
@@ -131,7 +129,7 @@ class Leftover(NamedTuple):
     name: str
     """The name that it was to get."""
     is_ours: bool
-    """Whether it was written on this host, so that its process has certainly ended."""
+    """True if it was written on this host, so that its process has certainly ended."""
 
 
 def leftovers(folder: Path) -> Iterator[Leftover]:

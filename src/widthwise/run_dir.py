@@ -38,11 +38,11 @@ from widthwise.records.run import OF_PROCESSES, Continuation, RunResult, changes
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "result.json", "holder")
-"""What only the process that holds the run writes."""
+"""Files that only the process that holds the run writes."""
 RECIPE = "recipe"
-"""Where environment.json keeps the recipe, so that a config.yaml that was changed later can be told what it was."""
+"""Key of the recipe in environment.json, so that a config.yaml that was changed later can be told what it was."""
 CONTINUED = "continued"
-"""Where environment.json says with what other settings the run was resumed, and when."""
+"""Key of the other settings with which the run was resumed, and the times, in environment.json."""
 
 
 class Seal(Config):

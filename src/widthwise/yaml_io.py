@@ -1,25 +1,28 @@
-"""YAML on one side, plain data on the other, with the inheritance and the overrides of recipes.
+"""Recipes as files: YAML on one side, plain data on the other, with inheritance and overrides.
 
-`read_recipe` turns a file and `a.b=c` overrides into one mapping; `to_yaml` writes a config as text that reads back
-equal.
+`read_recipe` turns a file, or the name of a recipe that comes with the package, and `a.b=c` overrides into one mapping;
+`merge` lays one piece of a recipe over another; `to_yaml` writes a config as text that reads back equal.
 """
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pydantic
 import yaml
 
-from widthwise.bundled import recipe_path
 from widthwise.config_io import UserError, to_data
 from widthwise.files import read_text
-from widthwise.merging import merge, replaced_keys
 
 MAX_RECIPE_BYTES = 2**20
 """The longest recipe that is read; those of the package have some thousands."""
+PACKAGE = Path(__file__).parent
+SOURCES = ("corpus", "path", "mixture")
+"""Keys that say where data come from; a section of data has one of them."""
+OF_A_SOURCE = ("tokenizer", "held_out", "verify")
+"""Keys that say more of the source that their section names."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -74,6 +77,36 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
         raise UserError(f"{where}: is not valid YAML{line} ({getattr(error, 'problem', None) or error})") from None
+
+
+def recipes_folder() -> Path:
+    """`configs`: of the installed package, or of the checkout that is imported."""
+    inside = PACKAGE / "configs"
+    return inside if inside.is_dir() else PACKAGE.parents[1] / "configs"
+
+
+def papers_folder() -> Path:
+    """The items of the papers, one file each, and in `recipes` those recipes that only they need."""
+    return recipes_folder() / "papers"
+
+
+def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
+    """The file that `name` means in the folder `beside`, or the recipe of that name that comes with the package.
+
+    A file that is there comes first; with neither, the path to the missing file is returned.
+    """
+    path = beside / name
+    if len(Path(name).parts) == 1 and not os.path.lexists(path):
+        for folder in (recipes_folder(), papers_folder() / "recipes"):
+            bundled = folder / f"{name}.yaml"
+            if os.path.isfile(bundled):  # of what no file can be called, this says that it is not there
+                return bundled
+    return path
+
+
+def recipe_name(path: Path | str) -> str:
+    """Return the name of a run of a recipe: `x_200m` for configs/x_200m.yaml, and for the bundled one of that name."""
+    return recipe_path(path).stem
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -160,6 +193,55 @@ def _index(node: dict[Any, Any] | list[Any], path: list[str]) -> Any:
     if isinstance(node, list) and (number is None or number >= len(node)):
         raise UserError(f"override of {'.'.join(path)}: expected an index from 0 to {len(node) - 1}, got {key!r}")
     return key if number is None else number
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`change` laid over `base`, recursively.
+
+    Mappings are merged key by key; lists and plain values replace. A mapping of another `kind` replaces the old one
+    whole, because the other kind's keys mean nothing to it. A mapping that takes data from elsewhere, as from a path in
+    the place of a corpus, replaces what the old one says of its source.
+    """
+    replaced = replaced_keys(base, change)
+    merged = {key: value for key, value in base.items() if key not in replaced}
+    for key, value in change.items():
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not _kinds_differ(old, value):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that `merge` lays over `old` to make it `new`."""
+    replaced = replaced_keys(old, new)
+    change: dict[str, Any] = {}
+    for key, value in new.items():
+        before = old.get(key)
+        if key in replaced or key not in old:
+            change[key] = value
+        elif before == value:
+            continue
+        elif isinstance(before, Mapping) and isinstance(value, Mapping) and not _kinds_differ(before, value):
+            change[key] = difference(before, value)
+        else:
+            change[key] = value
+    return change
+
+
+def replaced_keys(old: Mapping[str, Any], change: Mapping[str, Any]) -> set[str]:
+    """The keys that a change takes away from a section: those of its source of data, if it names another sort.
+
+    A section that names no source has the default corpus.
+    """
+    named = {key for key in SOURCES if change.get(key) is not None}
+    before = {key for key in SOURCES if old.get(key) is not None} or {"corpus"}
+    return {*SOURCES, *OF_A_SOURCE} if named and not named & before else set()
+
+
+def _kinds_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "kind" in old and "kind" in new and old["kind"] != new["kind"]
 
 
 def to_yaml(config: pydantic.BaseModel) -> str:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import parse
-from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
 
 WIDTHS = [12, 8, 4, 12]
 """Blocks of 4 that the sites write: 3, 3, 2, 2, 1, 1, 3, 2; the first reads 2 and the last writes 2."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from widthwise.config_io import parse
-from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
@@ -19,6 +18,7 @@ from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
 from widthwise.model.ffn.moe_module import MoE
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
 
 VOCAB_SIZE = 31
 SEQ_LEN = 9

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from widthwise.bundled import recipes_folder
+from widthwise.yaml_io import recipes_folder
 
 HEAVY = ("torch", "scipy", "altair", "vl_convert", "transformers")
 LATE = ("torch._dynamo", "scipy", "altair", "vl_convert", "transformers")

@@ -13,7 +13,7 @@ from widthwise.data.adopt import adopt
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.shards import ShardWriter
-from widthwise.merging import difference, merge
+from widthwise.yaml_io import difference, merge
 
 EOS = 256
 BOTH = {"mask_documents": True, "reset_positions": True}

@@ -15,7 +15,7 @@ from widthwise.data.documents import Corpus, Document
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare
 from widthwise.data.remote import cache_folder
-from widthwise.merging import merge
+from widthwise.yaml_io import merge
 
 SMOKE = {"corpus": "synthetic", "tokenizer": "bytes"}
 ONE_DOCUMENT = {"mask_documents": False, "reset_positions": False}

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from widthwise.cli.main import app
-from widthwise.merging import merge
+from widthwise.yaml_io import merge
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {

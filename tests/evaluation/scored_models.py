@@ -8,9 +8,9 @@ import torch
 from widthwise.config_io import parse
 from widthwise.data.tokenizer import ByteTokenizer
 from widthwise.evaluation.scorer import Scorer
-from widthwise.merging import merge
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
 
 TOKENIZER = ByteTokenizer()
 N_POSITIONS = 23

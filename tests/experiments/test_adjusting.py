@@ -12,12 +12,12 @@ from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.matching import LARGEST_MISMATCH, Change, matched_ratio
-from widthwise.merging import merge
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.residual.interface import RESIDUALS
 from widthwise.shape.adjusting import Knob
 from widthwise.shape.rounding import TOLERANCE
+from widthwise.yaml_io import merge
 
 load_plugins()
 FFNS = {

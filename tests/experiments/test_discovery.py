@@ -13,12 +13,12 @@ from widthwise.config_io import UserError, to_data
 from widthwise.experiments.discover import discover, plan_discovery, plan_of_rivals, rivals
 from widthwise.experiments.growing_parts import sizes_of
 from widthwise.experiments.matching import matched_quantity
-from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.discovery import Curve, DiscoveredShape, Discovery
 from widthwise.training.observer import SilentObserver
+from widthwise.yaml_io import merge
 
 RECIPE: dict[str, Any] = {
     **TINY,

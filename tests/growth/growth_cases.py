@@ -11,7 +11,6 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth.plan import GrowthPlan, plan_growth
-from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
@@ -20,6 +19,7 @@ from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
 
 VOCAB_SIZE = 17
 SEQ_LEN = 6

@@ -8,7 +8,7 @@ from growth_cases import shaped, small_model
 from widthwise.config_io import UserError
 from widthwise.growth.choices import NewSizes, resized
 from widthwise.growth.plan import plan_growth
-from widthwise.merging import merge
+from widthwise.yaml_io import merge
 
 DYNAMIC = {"kind": "dynamic", "d_ff": 10, "mask": {"kind": "soft", "temperature": 2.0}}
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5}

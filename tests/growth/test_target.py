@@ -26,9 +26,9 @@ from widthwise.config_io import UserError
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import plan_growth
 from widthwise.growth.target import grown_config
-from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.dynamic import DynamicConfig
+from widthwise.yaml_io import merge
 
 
 def grown(config: ModelConfig, expansion) -> ModelConfig:

@@ -6,11 +6,11 @@ import torch
 from hypothesis import strategies as st
 
 from widthwise.config_io import parse
-from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
 
 SEQ_LEN = 13
 D_MODEL = 20

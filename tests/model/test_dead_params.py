@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tests.model.model_cases import D_MODEL, SEQ_LEN, VARIANTS, WIDTHS
 from widthwise.config_io import UserError, parse
-from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
 
 
 def never_moved(config: ModelConfig) -> int:

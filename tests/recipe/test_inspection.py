@@ -3,10 +3,10 @@
 import pytest
 
 from widthwise.config_io import parse, to_data
-from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import layer_rows, ratios
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
 
 TEMPLATE = parse(
     ModelTemplate,

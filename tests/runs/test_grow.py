@@ -117,9 +117,9 @@ def test_constants_that_stay_are_told_changed_where_that_is_allowed_and_folded_b
     )
     assert baked["certificate"]["is_preserved"]
     name, factor = "layers.1.attention.w_k.weight", (12 / 8) ** 0.5
-    assert saved_recipe(RunDir(tmp_path / "baked")).optimizer.factors == pytest.approx({name: factor})
+    assert saved_recipe(RunDir(tmp_path / "baked")).optimizer.scaled == pytest.approx({name: factor})
     grown(Source.of(tmp_path / "baked"), tmp_path / "again", "model.layers.2.ffn.d_ff=110")
-    assert saved_recipe(RunDir(tmp_path / "again")).optimizer.factors == pytest.approx({name: factor})
+    assert saved_recipe(RunDir(tmp_path / "again")).optimizer.scaled == pytest.approx({name: factor})
     for folder in ("grown", "baked"):
         resume(tmp_path / folder)
     explicit, standard = (tensors(tmp_path / folder, "model")[name] for folder in ("grown", "baked"))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from widthwise.recipe.family import WIDTH_PER_LAYER, Family
+from widthwise.recipe.design import WIDTH_PER_LAYER, Family
 from widthwise.runs.devices import Device
 from widthwise.runs.plan import Planner
 from widthwise.runs.proposal import Proposal, Request, propose

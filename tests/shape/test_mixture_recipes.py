@@ -7,10 +7,9 @@ import pytest
 from quadratic_cost import ORACLE, RHO, QuadraticCost, params_cost
 
 from widthwise.config_io import parse
-from widthwise.merging import merge
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.shape.template import ModelTemplate, TemplateCost
-from widthwise.yaml_io import read_recipe
+from widthwise.yaml_io import merge, read_recipe
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = ORACLE["configs"]["MoE"]

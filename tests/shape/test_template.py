@@ -11,13 +11,12 @@ from quadratic_cost import QuadraticCost
 from thinned import every_pair
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.merging import merge
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.shape.rounding import round_nearest
 from widthwise.shape.schedule import SCHEDULES, solve_widths
 from widthwise.shape.template import QUANTITIES, ModelTemplate
-from widthwise.yaml_io import parse_yaml, read_recipe, to_yaml
+from widthwise.yaml_io import merge, parse_yaml, read_recipe, to_yaml
 
 ROOT = Path(__file__).parents[2]
 ORACLE = json.loads((ROOT / "tests" / "data_files" / "variable_width_oracle.json").read_text())

@@ -14,7 +14,6 @@ from thinned import in_turn
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
-from widthwise.merging import merge
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder
 from widthwise.model.residual.hyper_connections import site_cost
@@ -24,6 +23,7 @@ from widthwise.shape.search import search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.template import QUANTITIES, ModelTemplate, TemplateCost
 from widthwise.shape.totals import Sizes
+from widthwise.yaml_io import merge
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "virtual_width.md").read_text()

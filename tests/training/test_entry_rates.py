@@ -36,7 +36,7 @@ def weights_at(run: Path, step: int) -> dict[str, torch.Tensor]:
 def test_an_entry_moves_as_it_would_if_its_rate_were_that_of_all(overrides: str, done: int) -> None:
     """After two steps of the optimizer, so that it has moments. The weights decay."""
     recipe = tiny_recipe("model.shape={kind: uniform}", overrides, WIDER)
-    plan, pace = recipe.phases[1].growth.plan, Pace(10, 4, "new", freeze_steps=2)
+    plan, pace = recipe.phases[1].growth.plan, Pace(after_step=10, steps=4, of="new", freeze_steps=2)
     model = build(plan.new, seed=1)
     optimizer = recipe.optimizer.build(model)
 

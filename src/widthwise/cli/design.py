@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from widthwise.bundled import recipe_name
 from widthwise.cli.experiment import show_costs
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables, table_console
 from widthwise.config_io import Config, UserError
 from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.shape.search_space import ShapeRequest
+from widthwise.yaml_io import recipe_name
 
 if TYPE_CHECKING:
     from widthwise.explorer.answers import Answers

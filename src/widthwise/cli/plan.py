@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from widthwise.bundled import recipe_path
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.records.cost import Plan
 from widthwise.reports.formats import counted, duration, si
 from widthwise.reports.table import Table
-from widthwise.yaml_io import dump_yaml
+from widthwise.yaml_io import dump_yaml, recipe_path
 
 DEVICE, WITHOUT = "Device", "Without a recipe"
 
@@ -64,8 +63,7 @@ def plan(
     `widthwise plan --params 350M --device 24GB`
     """
     from widthwise.experiments.recipes import read_one
-    from widthwise.recipe.design import ShapeRequest, parse_quantity, shape_section
-    from widthwise.recipe.family import Family
+    from widthwise.recipe.design import Family, ShapeRequest, parse_quantity, shape_section
     from widthwise.runs.devices import Device
     from widthwise.runs.plan import Planner
     from widthwise.runs.proposal import Request, propose

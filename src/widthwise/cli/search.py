@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from pydantic import Field
 
-from widthwise.bundled import recipe_name
 from widthwise.cli.experiment import JobsOption, jobs_asked, run_and_report
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import TrackOption, training_progress
@@ -16,6 +15,7 @@ from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
 from widthwise.reports.table import Table
 from widthwise.shape.search_space import SearchSpace
+from widthwise.yaml_io import recipe_name
 
 SIZES = {
     "n_\nlayers": lambda row: str(row["n_layers"]),

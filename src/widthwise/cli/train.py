@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from widthwise.bundled import recipe_name
 from widthwise.cli.options import Changes, JsonOption, RunArgument
 from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json
@@ -13,6 +12,7 @@ from widthwise.config_io import Config, UserError
 from widthwise.records.run import RunResult
 from widthwise.reports.formats import fixed
 from widthwise.runs.environment import is_shared
+from widthwise.yaml_io import recipe_name
 
 DRY = "Dry run"
 

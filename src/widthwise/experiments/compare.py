@@ -8,7 +8,6 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
@@ -25,11 +24,10 @@ from widthwise.experiments.matching import (
 )
 from widthwise.experiments.statistics import TrendConfig
 from widthwise.files import listed
-from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
-from widthwise.yaml_io import read_recipe
+from widthwise.yaml_io import merge, read_recipe, recipe_name
 
 
 class CompareConfig(Config):

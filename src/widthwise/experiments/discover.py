@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pydantic
 
-from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.growing import GrowingMethod, GrowingSearch, Task
 from widthwise.files import read_text, write_atomic
-from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.recipe.train_section import Seeds
@@ -26,7 +24,7 @@ from widthwise.shape.profile import along
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.launch import interruption_adds
 from widthwise.training.observer import Observer
-from widthwise.yaml_io import dump_yaml, parse_yaml, read_recipe
+from widthwise.yaml_io import dump_yaml, merge, parse_yaml, read_recipe, recipe_name
 
 COMPARISON = "comparison"
 N_PERMUTED = 2

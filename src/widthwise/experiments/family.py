@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.equal_loss import LossCurve, validations_of
 from widthwise.experiments.experiment import seeded
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import SeedRuns, load_result, variant_of
 from widthwise.experiments.scheduler import Schedule, train_all
-from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.recipe.schedule import FlopBudget
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Alone, Family, FamilyControl, FamilyMember, Outcome
 from widthwise.records.record import finite
@@ -27,6 +26,7 @@ from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.trained import Source
 from widthwise.training.observer import Observer
 from widthwise.training.state import Spent, inherited
+from widthwise.yaml_io import recipe_name
 
 SIZE = "size"
 """Key of the values of a point: the name of the recipe, which a control shares with the grown model."""

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
@@ -24,13 +23,12 @@ from widthwise.experiments.matching import (
     quantity_of,
 )
 from widthwise.experiments.sweep import point_name
-from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
 from widthwise.runs.devices import Device
-from widthwise.yaml_io import read_recipe
+from widthwise.yaml_io import merge, read_recipe, recipe_name
 
 RUNG = "rung"
 """Name of a ladder's axis."""

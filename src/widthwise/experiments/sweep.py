@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
 from widthwise.data.extras import require
 from widthwise.experiments.axes import Axis, word
@@ -29,11 +28,10 @@ from widthwise.experiments.matching import (
     parts_of,
     quantity_of,
 )
-from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.shape.adjusting import Adjust
-from widthwise.yaml_io import apply_overrides, parse_yaml, read_recipe
+from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, recipe_name
 
 if TYPE_CHECKING:
     from optuna import Trial

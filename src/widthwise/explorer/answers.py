@@ -6,7 +6,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from widthwise.bundled import recipe_name
 from widthwise.explorer.setting import Setting, controls
 from widthwise.recipe.design import budget_met
 from widthwise.recipe.inspection import inspect_recipe
@@ -14,7 +13,7 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.reports.formats import MISSING, duration, si
 from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.reports.table import Table
-from widthwise.yaml_io import dump_yaml, read_recipe
+from widthwise.yaml_io import dump_yaml, read_recipe, recipe_name
 
 KEPT_BYTES = 32 * 2**20
 """Of answers of one sort that are remembered: a slider comes back to where it was."""

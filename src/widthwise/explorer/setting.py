@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, get_args
 import pydantic
 
 from widthwise.config_io import Config, UserError
-from widthwise.merging import merge
 from widthwise.model.attention import in_groups
 from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
 from widthwise.model.kinds import kind_of
@@ -15,6 +14,7 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
 
 MOST_LAYERS = 512
 """Counted in about a second. A recipe may have more, until the slider is moved."""

@@ -1,4 +1,4 @@
-"""Designing and searching a shape: from a base recipe and a request to new recipes; and recipes to start from."""
+"""New recipes: a shape designed or searched from a base recipe and a request, and recipes to start from."""
 
 import json
 import math
@@ -9,21 +9,41 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from widthwise.bundled import recipe_name, recipes_folder
 from widthwise.config_io import UserError, parse
 from widthwise.files import new_folder, read_text, write_atomic
-from widthwise.merging import difference, merge
 from widthwise.model.attention import in_groups
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.records.quantities import OF_MODELS
+from widthwise.shape.adjusting import nearest_size
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.search import SearchResult, search
 from widthwise.shape.search_space import SearchSpace, ShapeRequest
 from widthwise.shape.template import QUANTITIES, ModelTemplate
-from widthwise.yaml_io import dump_yaml, read_recipe
+from widthwise.yaml_io import apply_overrides, difference, dump_yaml, merge, read_recipe, recipe_name, recipes_folder
 
+WIDTH_PER_LAYER = 40
+HEAD_DIM = 64
+"""As in the siblings of the paper's recipes for hardware; d_model is a multiple of it."""
+PARAMS_PER_TOKEN_OF_STEP = 480
+WARMUP = 0.08
+FAMILY_MODEL: dict[str, Any] = {
+    "vocab_size": 32768,
+    "attention": {"head_dim": HEAD_DIM, "scale": "1/head_dim"},
+    "ffn": {"kind": "swiglu", "ratio": 4},
+    "residual": {"kind": "plain", "multiplier": 0.22},
+    "embedding_multiplier": 12,
+    "logit_multiplier": 0.125,
+    "init": {"std": 0.1, "width_multiplier": 8},
+}
+FAMILY_BASE: dict[str, Any] = {
+    "seq_len": 4096,
+    "data": {"corpus": "python-stdlib", "tokenizer": "bpe-32768"},
+    "optimizer": {"kind": "adamw", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
+    "schedule": {"kind": "power"},
+    "train": {"precision": "bf16", "compile": True},
+}
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
@@ -31,17 +51,14 @@ def shape_section(request: ShapeRequest) -> dict[str, Any]:
     """Return the `model.shape` section of the new recipe. Raises UserError for an option the kind does not have."""
     schedule = SCHEDULES.get(request.kind)
     layer_key, width_key = (schedule.layer_key, schedule.ratio_key) if schedule else (None, None)
-    asked = {layer_key: request.turn_layer, width_key: request.turn_width, "quantum": request.quantum}
-    if request.kind in (*SCHEDULES, "uniform"):
-        for option, value, key in (
-            ("--turn-layer", request.turn_layer, layer_key),
-            ("--turn-width", request.turn_width, width_key),
-        ):
-            if value is not None and key is None:
-                raise UserError(f"{option}: got {value}; shape kind '{request.kind}' has none")
-    solved = {} if request.kind == "uniform" else {"match": request.match, "rounding": request.rounding}
-    given = {key: value for key, value in asked.items() if key and value is not None}
-    return {"kind": request.kind, **given, **solved}
+    section: dict[str, Any] = {"kind": request.kind}
+    turn = (("--turn-layer", request.turn_layer, layer_key), ("--turn-width", request.turn_width, width_key))
+    for option, value, key in (*turn, ("--quantum", request.quantum, "quantum")):
+        if value is not None and key is None and request.kind in (*SCHEDULES, "uniform"):
+            raise UserError(f"{option}: got {value}; shape kind '{request.kind}' has none")
+        if value is not None and key is not None:
+            section[key] = value
+    return section | ({} if request.kind == "uniform" else {"match": request.match, "rounding": request.rounding})
 
 
 def design_recipe(
@@ -119,21 +136,14 @@ def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
     quantum = math.lcm(request.quantum or template.attention.quantum, template.residual.d_model_quantum)
 
     @cache
-    def cost(n_quanta: int) -> float:
+    def miss(n_quanta: int) -> float:
         sized = template.uniform().model_copy(update={"d_model": n_quanta * quantum})
-        return OF_MODELS[request.match].of_cost(cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len))
+        return OF_MODELS[request.match].of_cost(cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len)) - budget
 
-    if cost(1) > budget:
-        raise UserError(
-            f"--budget: {request.budget} is too small; {quantum} channels wide the model already has {cost(1):.4g}"
-        )
-    low, high = 1, 2
-    while cost(high) <= budget:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= budget else (low, middle)
-    return min(low, high, key=lambda n_quanta: abs(cost(n_quanta) - budget)) * quantum
+    if (excess := miss(1)) > 0:
+        has = f"{quantum} channels wide the model already has {budget + excess:.4g}"
+        raise UserError(f"--budget: {request.budget} is too small; {has}")
+    return nearest_size(miss, 1) * quantum
 
 
 def search_recipe(base: Path, overrides: Sequence[str], space: SearchSpace) -> SearchResult:
@@ -169,21 +179,16 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
     return list(contents)
 
 
-def _heads(row: dict[str, Any]) -> dict[str, Any]:
-    """The attention of a candidate, whatever the base's rule."""
-    width = None if row["d_attention"] == row["d_model"] else row["d_attention"]
-    return {"n_heads": row["n_heads"], "head_dim": None, "ratio": None, "d_attention": width}
-
-
 def _changes(row: dict[str, Any]) -> dict[str, Any]:
     """The model section of a candidate's recipe; null where the base may have a rule for a size that is given here."""
-    width = {"d_hidden": row["d_hidden"], "ratio": None, "multiple_of": 1}
+    d_attention = None if row["d_attention"] == row["d_model"] else row["d_attention"]
+    sizes = {"d_hidden": row["d_hidden"], "ratio": None, "multiple_of": 1}
     return {
         "d_model": row["d_model"],
         "n_layers": row["n_layers"],
         "shape": {"kind": "uniform"},
-        "attention": _heads(row),
-        "ffn": {"kind": "hourglass", "n_blocks": row["n_blocks"], **width},
+        "attention": {"n_heads": row["n_heads"], "head_dim": None, "ratio": None, "d_attention": d_attention},
+        "ffn": {"kind": "hourglass", "n_blocks": row["n_blocks"], **sizes},
     }
 
 
@@ -191,3 +196,43 @@ def copy_recipes(folder: Path | str) -> int:
     """Writes all of them into a new folder, and returns how many. Raises UserError where the folder is not free."""
     with new_folder(Path(folder)) as partial:
         return len([shutil.copyfile(recipe, partial / recipe.name) for recipe in recipes_folder().glob("*.yaml")])
+
+
+class Family:
+    """Models of all sizes with one recipe and some changes to it, that of the variable-width paper (arXiv:2606.18246).
+
+    Its four sizes, 200M to 2B, all have 40 coordinates of d_model for each layer, the same multipliers, warm-up for 8%
+    of the steps, and steps of a power of two of tokens, about one for every 480 parameters. `size` counts heads of the
+    uniform model.
+    """
+
+    def __init__(self, changes: Sequence[str], shape: dict[str, Any], n_devices: int):
+        """changes: a.b=c, as on the command line; shape: the `model.shape` section. Raises UserError."""
+        self._changes, self._shape, self._n_devices = changes, shape, n_devices
+        for change in changes:
+            if change.split("=")[0] in ("model.d_model", "model.n_layers", "train.steps"):
+                raise UserError(f"{change}: is what a plan without a recipe proposes; leave it out, or give a recipe")
+        parse(Recipe, self._data(1, shape, n_tokens=0, batch_size=n_devices), "proposal")
+
+    def uniform(self, size: int) -> Recipe:
+        """The uniform model, for one step."""
+        return parse(Recipe, self._data(size, {"kind": "uniform"}, n_tokens=0, batch_size=self._n_devices), "family")
+
+    def recipe(self, size: int, n_tokens: float, train: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+        """The shaped model on so many tokens, and its data for a file. train: changes to that section."""
+        uniform = self.uniform(size)
+        n_params = uniform.explicit_model.cost().params
+        tokens_per_step = 2 ** round(math.log2(n_params / PARAMS_PER_TOKEN_OF_STEP))
+        batch_size = self._n_devices * max(1, round(tokens_per_step / uniform.seq_len / self._n_devices))
+        data = merge(self._data(size, self._shape, n_tokens, batch_size), {"train": train})
+        return parse(Recipe, data, "proposal"), data
+
+    def _data(self, size: int, shape: dict[str, Any], n_tokens: float, batch_size: int) -> dict[str, Any]:
+        d_model = HEAD_DIM * size
+        sizes = {"d_model": d_model, "n_layers": max(1, round(d_model / WIDTH_PER_LAYER)), "shape": shape}
+        data = merge(
+            FAMILY_BASE, {"model": merge(FAMILY_MODEL, sizes), "train": {"steps": 1, "batch_size": batch_size}}
+        )
+        apply_overrides(data, self._changes)
+        n_steps = max(1, round(n_tokens / data["train"]["batch_size"] / data["seq_len"]))
+        return merge(data, {"train": {"steps": n_steps}, "schedule": {"warmup_steps": int(WARMUP * n_steps)}})

@@ -1,6 +1,6 @@
 """Growth in the course of a run: what a recipe says of it, and the models and rates that follow from it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -16,42 +16,50 @@ if TYPE_CHECKING:
     from widthwise.growth.plan import GrowthPlan
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Factors on the rates of the schedule after a growth. Steps are counted from 1."""
+class Pace(Config):
+    """Learning rates after a growth, as factors on those of the schedule. Steps are counted from 1."""
 
-    after_step: int
+    after_step: pydantic.NonNegativeInt
     """The step at which the model grew."""
-    rewarmup_steps: int
-    rewarmup_of: RewarmupOf = "all"
-    freeze_steps: int = 0
+    steps: pydantic.NonNegativeInt
+    """Steps over which rates rise linearly from 0 to those of the schedule."""
+    of: RewarmupOf = "all"
+    """The entries whose rates rise: all, or the new ones alone."""
+    freeze_steps: pydantic.NonNegativeInt = 0
+    """Steps in which the old entries stay as they are."""
+
+    @classmethod
+    def after(cls, step: int, choices: GrowthChoices, settling_steps: int, n_left: int, is_verb: bool = False) -> Self:
+        """The rates after a growth at a step that leaves so many; by default they rise for those that the optimizer
+        looks back. is_verb: the choices are options of `widthwise grow`. Raises UserError for more steps than are left.
+        """
+        steps = min(settling_steps, n_left) if choices.rewarmup_steps is None else choices.rewarmup_steps
+        for name, n_steps in (("rewarmup_steps", steps), ("freeze_steps", choices.freeze_steps)):
+            if n_steps > n_left:
+                option = f"--{name.replace('_', '-')}" if is_verb else name
+                raise UserError(f"{option}: got {n_steps}; the run has only {n_left} more steps")
+        return cls(after_step=step, steps=steps, of=choices.rewarmup_of, freeze_steps=choices.freeze_steps)
 
     def of_all(self, step: int) -> float:
         """The factor of every entry, old or new."""
-        return self._ramp(step) if self.rewarmup_of == "all" else 1.0
+        return self._ramp(step) if self.of == "all" else 1.0
 
     def of_new(self, step: int) -> float:
         """The further factor of new entries."""
-        return self._ramp(step) if self.rewarmup_of == "new" else 1.0
+        return self._ramp(step) if self.of == "new" else 1.0
 
     def of_old(self, step: int) -> float:
         """The further factor of old entries."""
         return 0.0 if 0 < step - self.after_step <= self.freeze_steps else 1.0
 
     def _ramp(self, step: int) -> float:
-        return ramp(step - self.after_step, self.rewarmup_steps)
+        n_done = step - self.after_step
+        return n_done / self.steps if 0 < n_done < self.steps else 1.0
 
     @property
     def end_apart(self) -> int:
         """The last step in which new and old entries may learn at different rates; `after_step` if there is none."""
-        return self.after_step + max(self.freeze_steps, self.rewarmup_steps if self.rewarmup_of == "new" else 0)
-
-    def check(self, n_left: int, what: str) -> Self:
-        """Itself. what: before the name of an option, in an error. Raises UserError for more steps than are left."""
-        for name in ("rewarmup_steps", "freeze_steps"):
-            if getattr(self, name) > n_left:
-                raise UserError(f"{spelt(name, what)}: got {getattr(self, name)}; the run has only {n_left} more steps")
-        return self
+        return self.after_step + max(self.freeze_steps, self.steps if self.of == "new" else 0)
 
     def check_next(self, start: int, next_growth: str) -> None:
         """Raises UserError if the model grows again while its new and old entries learn at different rates."""
@@ -62,30 +70,13 @@ class Pace:
             )
 
 
-def spelt(name: str, what: str) -> str:
-    """An option as a recipe has it, or on the command line, where `what` is `--`."""
-    return f"--{name.replace('_', '-')}" if what == "--" else f"{what}{name}"
-
-
-class Rewarmup(Config):
+class Rewarmup(Pace):
     """The rates after `widthwise grow`."""
 
-    after_step: pydantic.NonNegativeInt
-    """The step at which the model grew."""
-    steps: pydantic.NonNegativeInt
-    """Steps over which rates rise linearly from 0 to those of the schedule."""
-    of: RewarmupOf = "all"
-    """Whose rates: those of all entries, or of the new ones alone."""
-    freeze_steps: pydantic.NonNegativeInt = 0
-    """Steps in which the old entries stay as they are."""
     grown_from: ModelConfig | None = None
     """The model before, where old and new entries are told apart."""
     layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
     """For each layer the one of that model that it comes from, or null."""
-
-    @property
-    def pace(self) -> Pace:
-        return Pace(self.after_step, self.steps, self.of, self.freeze_steps)
 
     def plan(self, grown: ModelConfig) -> "GrowthPlan | None":
         """The growth of a model, as far as it tells which entries are new."""
@@ -97,23 +88,8 @@ class Rewarmup(Config):
         return plan_growth(self.grown_from, grown, align(self.grown_from, grown, self.layers))
 
 
-def usual_rewarmup(asked: int | None, settling_steps: int, n_left: int) -> int:
-    """Steps: those asked for, or those that the optimizer looks back, but no more than are left."""
-    return min(settling_steps, n_left) if asked is None else asked
-
-
-def factor_of_all(paces: Iterable[Pace], step: int) -> float:
-    """Return the factor on the rates of all entries at a step, counted from 1."""
-    return min((pace.of_all(step) for pace in paces), default=1.0)
-
-
-def ramp(n_done: int, n_steps: int) -> float:
-    """From 0 to 1 over n_steps; 1 before and behind them."""
-    return n_done / n_steps if 0 < n_done < n_steps else 1.0
-
-
 class _Moment(Config):
-    """When a model grows, and into what: a class of its own, so that recipes are written with this first."""
+    """The moment of a growth and its changes: a class of its own, so that recipes are written with this first."""
 
     at_step: pydantic.PositiveInt | None = None
     """Steps done before the growth; give this or `at_tokens`."""
@@ -128,7 +104,7 @@ class GrowthEvent(GrowthChoices, _Moment):
     """The model becomes a larger one between two steps, and goes on with its weights and the optimizer's state."""
 
     preserve: bool = True
-    """Whether constants stay those that keep the function. false: attention scale, divisors of norms and frequencies of
+    """Keep the constants that keep the function. false: attention scale, divisors of norms and frequencies of
     rotation become those of the larger model's recipe, so that the loss jumps: to show what growth costs without."""
 
     @pydantic.model_validator(mode="after")
@@ -165,7 +141,7 @@ class Growth:
                 "at_tokens": None,
                 "model": self.plan.new,
                 "layers": self.plan.correspondence.layers,
-                "rewarmup_steps": self.pace.rewarmup_steps,
+                "rewarmup_steps": self.pace.steps,
             }
         )
 
@@ -183,7 +159,7 @@ class Phase:
     model: ModelConfig
     """The model with every layer written out."""
     growth: Growth | None
-    """How the model grew out of the one before; None for the first."""
+    """The growth out of the model before; None for the first."""
 
     @property
     def n_steps(self) -> int:
@@ -198,36 +174,26 @@ def grown_phases(
     settling_steps: of the optimizer. Raises UserError `growth.0: ...` for an event that is out of order or whose growth
     would change the function.
     """
-    phases, n_steps = [first], first.end
-    for index, event in enumerate(events):
-        before = phases.pop()
-        start = event.step(tokens_per_step)
-        _check_moment(index, start, before.start, n_steps)
-        if before.growth is not None:
-            before.growth.pace.check_next(start, f"growth.{index}")
-        section = changed_section(before.section, event.model, f"growth.{index}.model")
-        with mistakes_at(f"growth.{index}"):
-            wanted = section.resolve(seq_len)
-        try:
-            rewarmup = usual_rewarmup(event.rewarmup_steps, settling_steps, n_steps - start)
-            pace = Pace(start, rewarmup, event.rewarmup_of, event.freeze_steps).check(n_steps - start, "")
-            growth = _planned(index, event, before.model, wanted, pace)
-        except UserError as error:
-            raise UserError(f"growth.{index}: {error}") from None
-        phases += [replace(before, end=start), Phase(start, n_steps, section, growth.plan.new, growth)]
-    return tuple(phases)
-
-
-def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
-    if start >= n_steps:
-        raise UserError(f"growth.{index}: comes after step {start}; must come before the last, {n_steps}")
-    if start <= earliest:
-        raise UserError(f"growth.{index}: comes after step {start}; the event before it came after step {earliest}")
-
-
-def _planned(index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, pace: Pace) -> Growth:
     from widthwise.growth.correspondence import align
     from widthwise.growth.plan import plan_growth, with_constants_of
 
-    plan = plan_growth(old, wanted, align(old, wanted, event.layers), event.new_layers)
-    return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)
+    phases, n_steps = [first], first.end
+    for index, event in enumerate(events):
+        before, start, where = phases.pop(), event.step(tokens_per_step), f"growth.{index}"
+        if start >= n_steps:
+            raise UserError(f"{where}: comes after step {start}; must come before the last, {n_steps}")
+        if start <= before.start:
+            raise UserError(f"{where}: comes after step {start}; the event before it came after step {before.start}")
+        if before.growth is not None:
+            before.growth.pace.check_next(start, where)
+        section = changed_section(before.section, event.model, f"{where}.model")
+        with mistakes_at(where):
+            wanted = section.resolve(seq_len)
+        try:
+            pace = Pace.after(start, event, settling_steps, n_steps - start)
+            plan = plan_growth(before.model, wanted, align(before.model, wanted, event.layers), event.new_layers)
+            growth = Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        phases += [replace(before, end=start), Phase(start, n_steps, section, growth.plan.new, growth)]
+    return tuple(phases)

@@ -29,12 +29,11 @@ class AdamWConfig(Config):
     weight_decay: pydantic.NonNegativeFloat = 0.1
     """Weight decay of the matrices; see the next three options for the rest."""
     decays_embedding: bool = True
-    """Whether the embedding decays, and with it a tied head and learned positions; OLMo 2: no. A head of its own always
-    does."""
+    """Decay the embedding, and with it a tied head and learned positions; OLMo 2: no. A head of its own always does."""
     decays_gains: bool = False
-    """Whether the gains of the norms decay; OLMo 2: yes."""
+    """Decay the gains of the norms; OLMo 2: yes."""
     decays_scales: bool = True
-    """Whether the scales of dynamic hyper-connections decay, as the paper's words can be read; false keeps decay from
+    """Decay the scales of dynamic hyper-connections, as the paper's words can be read; false keeps decay from
     switching the dynamics off."""
     lr_follows_layer_width: bool = False
     """Multiply the rate of a layer's matrices by model.d_model / (the layer's width)."""
@@ -53,11 +52,11 @@ class AdamWConfig(Config):
         return round(1 / (1 - max(self.betas)))
 
     @property
-    def factors(self) -> dict[str, float]:
-        """The factors of `scaled`."""
-        return self.scaled
+    def adamw(self) -> "AdamWConfig":
+        """Itself, as Muon has one."""
+        return self
 
-    def with_factors(self, factors: dict[str, float]) -> "AdamWConfig":
+    def with_scaled(self, factors: dict[str, float]) -> "AdamWConfig":
         """The same with another `scaled`."""
         return self.model_copy(update={"scaled": factors})
 
@@ -97,21 +96,14 @@ class AdamWConfig(Config):
         return AdamW(described, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of s, s^3 and s^5 by which an iteration maps a singular value s, from the post cited in `MuonConfig`."""
-NEWTON_SCHULZ_STEPS = 5
-"""Iterations: they map singular values between 0.01 and 1 to between 0.68 and 1.14."""
-NEWTON_SCHULZ_EPS = 1e-7
-"""Smallest norm by which a matrix is divided before."""
-
-
 class MuonConfig(Config):
     """Momentum of hidden matrices made orthogonal before each step; AdamW for all else.
 
     Hidden matrices lead from one hidden state to another. All else is the embedding, the head, gains and biases, the
     coefficients of hyper-connections and of mixtures of slots, maps to coefficients, to widths or to scores of experts,
     and the matrices of experts: those stand several in one parameter, and would be made orthogonal to each other.
-    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+    The iteration is torch's own: five steps with the coefficients of the source, which map singular values between 0.01
+    and 1 to between 0.68 and 1.14. Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
     """
 
     kind: Literal["muon"] = "muon"
@@ -119,7 +111,7 @@ class MuonConfig(Config):
     """Learning rate of hidden matrices; model.init.width_multiplier does not divide it."""
     momentum: UpToOne = 0.95
     nesterov: bool = True
-    """Whether a step looks ahead: the gradient joins the momentum once more."""
+    """Look ahead: the gradient joins the momentum once more."""
     weight_decay: pydantic.NonNegativeFloat = 0.1
     """Weight decay of hidden matrices."""
     adjust_lr: Literal["original", "match_rms_adamw"] = "original"
@@ -134,14 +126,9 @@ class MuonConfig(Config):
         """Steps that its slowest average looks back."""
         return max(round(1 / (1 - self.momentum)), self.adamw.settling_steps)
 
-    @property
-    def factors(self) -> dict[str, float]:
-        """The factors of `adamw.scaled`."""
-        return self.adamw.scaled
-
-    def with_factors(self, factors: dict[str, float]) -> "MuonConfig":
+    def with_scaled(self, factors: dict[str, float]) -> "MuonConfig":
         """The same with another `adamw.scaled`."""
-        return self.model_copy(update={"adamw": self.adamw.with_factors(factors)})
+        return self.model_copy(update={"adamw": self.adamw.with_scaled(factors)})
 
     def hidden_matrices(self, model: "Decoder") -> "tuple[torch.nn.Parameter, ...]":
         """The parameters that a step needs whole, and keeps the momentum of alone."""
@@ -150,19 +137,16 @@ class MuonConfig(Config):
 
     def build(self, model: "Decoder") -> "MuonAndAdamW":
         """Both, each with one parameter group per `ParameterGroup` that is its own. Raises as `AdamWConfig.build`."""
-        from widthwise.recipe.optimizers import MuonAndAdamW, muon_for
+        from torch.optim import Muon
+
+        from widthwise.model.shards import is_sharded
+        from widthwise.recipe.optimizers import MuonAndAdamW, ShardedMuon
 
         with mistakes_at("optimizer.adamw"):
             groups = self.adamw.groups(model)
-        muon = muon_for(model)(
-            [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices],
-            lr=self.lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            ns_coefficients=NEWTON_SCHULZ,
-            eps=NEWTON_SCHULZ_EPS,
-            ns_steps=NEWTON_SCHULZ_STEPS,
-            adjust_lr_fn=self.adjust_lr,
+        hidden = [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices]
+        muon = (ShardedMuon if is_sharded(model.embedding.weight) else Muon)(
+            hidden, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, adjust_lr_fn=self.adjust_lr
         )
         return MuonAndAdamW(muon, self.adamw.of([g for g in groups if not g.are_hidden_matrices], self.lr))
 

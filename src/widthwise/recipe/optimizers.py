@@ -1,20 +1,16 @@
-"""The optimizers as torch has them: which Muon, two as one, their rates, and what they keep."""
+"""The optimizers as torch has them: two as one, their rates and what they keep, and Muon on divided matrices."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from widthwise.model.decoder import Decoder
-from widthwise.model.shards import is_sharded
+from widthwise.model.shards import held, held_rows, whole, with_rows
 
-
-def muon_for(model: Decoder) -> type[torch.optim.Muon]:
-    """Muon for parameters as they are: whole, or divided among processes."""
-    if not is_sharded(model.embedding.weight):
-        return torch.optim.Muon
-    from widthwise.recipe.sharded_muon import ShardedMuon
-
-    return ShardedMuon
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor  # takes a second to import
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -49,3 +45,56 @@ def state_shapes(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[st
         for group in part.param_groups
         for parameter in group["params"]
     }
+
+
+class ShardedMuon(torch.optim.Muon):
+    """torch's Muon over parameters of which `fully_shard` has left each process some rows. All processes step together.
+
+    A matrix can only be made orthogonal whole. The momentum is kept by rows; of n processes that share a model each
+    gathers n matrices, makes one of them orthogonal and sends it to the others, so that the work is divided as well.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        assert closure is None
+        moved = [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        n_shards = moved[0][0].device_mesh.size(1) if moved else 1
+        for first in range(0, len(moved), n_shards):
+            self._move(moved[first : first + n_shards])
+
+    def _move(self, turn: "Sequence[tuple[DTensor, dict[str, Any]]]") -> None:
+        """Moves at most as many matrices as processes share them, each of which makes one orthogonal at that time."""
+        shards = turn[0][0].device_mesh.get_group(1)
+        rank, steps = dist.get_rank(shards), []
+        for owner, (parameter, group) in enumerate(turn):
+            update = whole(with_rows(parameter, self._update(parameter, group)))
+            steps.append(_step_along(update, group) if owner == rank else update)
+        for owner, ((parameter, group), step) in enumerate(zip(turn, steps)):
+            dist.broadcast(step, group=shards, group_src=owner)
+            own = held(parameter)
+            own.mul_(1 - group["lr"] * group["weight_decay"])
+            own.add_(step[held_rows(parameter)])
+
+    def _update(self, parameter: "DTensor", group: dict[str, Any]) -> Tensor:
+        """The momentum with the gradient taken in, by rows."""
+        assert parameter.grad is not None
+        state, gradient = self.state[parameter], held(parameter.grad)
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = with_rows(parameter, torch.zeros_like(gradient))
+        momentum = held(state["momentum_buffer"])
+        momentum.lerp_(gradient, 1 - group["momentum"])
+        return gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+
+
+def _step_along(update: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return the update of a whole matrix: torch's Muon, without momentum and decay, moves a matrix of zeros by it."""
+    moved = nn.Parameter(torch.zeros_like(update))
+    moved.grad = update
+    options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+    torch.optim.Muon([moved], weight_decay=0.0, momentum=0.0, nesterov=False, **options).step()
+    return moved.detach()

@@ -14,10 +14,9 @@ from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import chooses_width
-from widthwise.recipe.flop_budget import with_steps_solved
-from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, factor_of_all, grown_phases
-from widthwise.recipe.optimizer import MuonConfig, Optimizer
-from widthwise.recipe.schedule import Schedule
+from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases
+from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.schedule import ENDLESS, FlopBudget, Schedule
 from widthwise.recipe.train_section import TrainConfig, ValidationConfig
 from widthwise.run_dir import RunDir
 from widthwise.shape.template import ModelSection
@@ -47,7 +46,11 @@ class Recipe(Config):
     @pydantic.model_validator(mode="wrap")
     @classmethod
     def _solve_steps(cls, data: Any, read: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
-        return with_steps_solved(data, read)
+        budget = FlopBudget.of(data)
+        if budget is None:
+            return read(data)
+        endless = read({**data, "train": {**data["train"], "steps": ENDLESS}})
+        return read({**data, "train": {**data["train"], "steps": budget.steps(endless)}})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copied = super().model_copy(update=update, deep=deep)
@@ -82,13 +85,13 @@ class Recipe(Config):
 
     def optimizer_of(self, phase: Phase) -> Optimizer:
         """The optimizer of a phase: what growth multiplies learns at that multiple of the rate."""
-        factors = self.optimizer.factors
+        factors = self.optimizer.adamw.scaled
         for each in self.phases:
             if each.growth is not None and each.start <= phase.start:
                 from widthwise.growth.plan import grown_factors
 
                 factors = grown_factors(each.growth.plan, factors)
-        return self.optimizer.with_factors(factors)
+        return self.optimizer.with_scaled(factors)
 
     def learns_apart(self, phase: Phase) -> bool:
         """Return True if new and old entries of a phase's model learn at different rates in some of its steps."""
@@ -110,9 +113,8 @@ class Recipe(Config):
     def lr_factor(self, step: int) -> float:
         """Return the factor on the optimizer's rates at a step, counted from 1."""
         factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
-        growths = [phase.growth.pace for phase in self.phases if phase.growth is not None]
-        before = [] if self.rewarmup is None else [self.rewarmup.pace]
-        return factor * factor_of_all(growths, step) * factor_of_all(before, step)
+        growths = (phase.growth.pace.of_all(step) for phase in self.phases if phase.growth is not None)
+        return factor * min(growths, default=1.0) * (1.0 if self.rewarmup is None else self.rewarmup.of_all(step))
 
     def check(self) -> None:
         """Raises UserError where the parts do not fit together, so that training could not work or not finish."""
@@ -127,8 +129,7 @@ class Recipe(Config):
 
     def _check_lr_factors(self) -> None:
         """Check that the factors name something in the model of every phase."""
-        adamw = self.optimizer.adamw if isinstance(self.optimizer, MuonConfig) else self.optimizer
-        if len(self.phases) == 1 or not adamw.lr_factors:
+        if len(self.phases) == 1 or not self.optimizer.adamw.lr_factors:
             return
         from widthwise.model.decoder import blueprint
 
@@ -209,13 +210,10 @@ def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
                 "and `widthwise train --variant NAME` one of them"
             )
     train = data.get("train")
-    asked = {key: train[key] for key in ELSEWHERE if key in train} if isinstance(train, dict) else {}
-    if asked:
-        data = {**data, "train": {key: value for key, value in data["train"].items() if key not in asked}}
-    recipe = parse(Recipe, data, where)
-    if reason := refusal(asked, lambda: recipe.explicit_model):
-        raise UserError(f"{where}: {reason}")
-    return recipe
+    for key in train if isinstance(train, dict) else ():
+        if key in ELSEWHERE:
+            raise UserError(f"{where}: train.{key}: is not available: {ELSEWHERE[key]}; use train.shards")
+    return parse(Recipe, data, where)
 
 
 def saved_recipe(run: RunDir) -> Recipe:
@@ -231,25 +229,3 @@ ELSEWHERE = {
     "expert_parallel": "the experts of a layer are one tensor",
 }
 """Keys of a train section that other programs have, and why there are none here."""
-
-
-def refusal(asked: Mapping[str, Any], model: Callable[[], ModelConfig]) -> str | None:
-    """Why a recipe cannot have what it asks for under keys of ELSEWHERE, if it asks for any; 1 asks for nothing."""
-    for key, n in asked.items():
-        if n not in (None, 1):
-            reason = _undivided(n, model) if key == "tensor_parallel" else None
-            return f"train.{key}: got {n}; is not available: {reason or ELSEWHERE[key]}; use train.shards"
-    return None
-
-
-def _undivided(n: Any, model: Callable[[], ModelConfig]) -> str | None:
-    """The first size of a layer that n processes cannot share, in words; None where they could."""
-    if not isinstance(n, int) or n < 1:
-        return "it divides every matrix of a layer"
-    for number, layer in enumerate(model().layers, start=1):
-        if layer.attention.n_kv_heads % n:
-            return f"layer {number} has {layer.attention.n_kv_heads} key-value heads, which {n} does not divide"
-        for axis in layer.ffn.hidden_axes:
-            if getattr(layer.ffn, axis) % n:
-                return f"layer {number} has ffn.{axis} = {getattr(layer.ffn, axis)}, which {n} does not divide"
-    return None

@@ -1,12 +1,15 @@
-"""Learning-rate schedules: pure functions of the step, which counts from 1."""
+"""The number of steps of a run, and the learning rate of each: pure functions of the step, which counts from 1."""
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config, UserError, mistakes_at
+
+if TYPE_CHECKING:
+    from widthwise.recipe.recipe import Recipe
 
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 
@@ -39,7 +42,7 @@ class PowerSchedule(_Schedule):
 
     kind: Literal["power"] = "power"
     a: pydantic.PositiveFloat | None = None
-    """Where not given, tokens per step / 1024: what the variable-width paper uses at every size."""
+    """Tokens per step / 1024 where not given: what the variable-width paper uses at every size."""
     b: pydantic.NegativeFloat = -0.566
     c: pydantic.PositiveInt | None = None
     """Tokens a step counts for; the recipe's batch_size * seq_len where not given."""
@@ -108,3 +111,51 @@ class ConstantSchedule(_Schedule):
 Schedule = Annotated[
     PowerSchedule | CosineSchedule | WSDSchedule | ConstantSchedule, pydantic.Field(discriminator="kind")
 ]
+
+
+ENDLESS = 2**53
+"""Steps of a run while they are not known; more than any run makes, and exact as a float."""
+
+
+class FlopBudget(Config):
+    """A budget that may replace the number of steps in a recipe, whatever the model costs and however it grows."""
+
+    training_flops: pydantic.PositiveFloat
+    """Training FLOPs of the whole run, each phase of one that grows counted with its own model. The number of steps
+    follows, rounded to the nearest."""
+
+    @classmethod
+    def of(cls, data: Any) -> "FlopBudget | None":
+        """Return the budget in the data of a recipe; None where they give the steps themselves. Raises UserError."""
+        train = data.get("train") if isinstance(data, dict) else None
+        steps = train.get("steps") if isinstance(train, dict) else None
+        if not isinstance(steps, dict):
+            return None
+        with mistakes_at("train.steps"):
+            return cls.model_validate(steps)
+
+    def steps(self, recipe: "Recipe", step: int = 0, spent_flops: float = 0.0) -> int:
+        """The steps of a run that has spent so much at a step, and goes on as the recipe says. Raises UserError.
+
+        The number of steps in the recipe does not matter, as long as no growth comes after it.
+        """
+        last = recipe.phases[-1]
+        start = max(last.start, step)
+        before = spent_flops + recipe.training_flops_until(start) - recipe.training_flops_until(step)
+        per_token = recipe.train.flops_per_token(last.model, recipe.seq_len)
+        n_steps = round((self.training_flops - before) / (per_token * recipe.tokens_per_step))
+        if n_steps < 1:
+            raise UserError(
+                f"train.steps: got training_flops {self.training_flops:.4g}, which leave no step of the last model: "
+                f"those before step {start} take {before:.4g}"
+            )
+        return start + n_steps
+
+
+_AS_BUDGET = {"training_flops": {"type": "number", "exclusiveMinimum": 0}}
+_AS_STEPS_OR_BUDGET = [
+    {"type": "integer", "exclusiveMinimum": 0},
+    {"type": "object", "properties": _AS_BUDGET, "additionalProperties": False},
+]
+Steps = Annotated[pydantic.PositiveInt, pydantic.WithJsonSchema({"anyOf": _AS_STEPS_OR_BUDGET})]
+"""In a recipe that has been read always a number."""

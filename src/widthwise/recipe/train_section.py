@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from abc import ABC
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -12,64 +11,39 @@ from pydantic import Field
 from widthwise.computing import ActivationCheckpointing, Precision
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.flop_budget import Steps
+from widthwise.recipe.schedule import Steps
 from widthwise.recipe.width_training import NestedConfig, WidthBudgetConfig
 from widthwise.sizes import Count, VocabSize
 
 
-class _SpikePolicy(Config, ABC):
-    """Lets every step make its update, and a run that has diverged stop."""
-
-    looks_at_steps: ClassVar[bool] = False
-    """Whether `admits` is asked before each update, for which the step waits for the device."""
-
-    @property
-    def n_norms(self) -> int:
-        """Return the number of gradient norms that `admits` looks back on."""
-        return 0
-
-    def admits(self, grad_norm: float, earlier: Sequence[float]) -> bool:
-        """Return True if a step makes its update. earlier: norms of the last steps that made one, at most `n_norms`."""
-        return True
-
-    def endures(self, n_skipped: int) -> bool:
-        """Return True if a run continues after so many steps in a row without an update."""
-        return True
-
-
-class StopAtSpike(_SpikePolicy):
+class StopAtSpike(Config):
     """A run that has diverged stops; its last good checkpoint remains. Costs nothing."""
 
     kind: Literal["stop"] = "stop"
+    window_steps: ClassVar[int] = 0
+    max_skipped: ClassVar[int] = 0
 
 
-class SkipSpike(_SpikePolicy):
+class SkipSpike(Config):
     """A step whose gradient is not finite or far above the usual makes no update; its batch is passed over.
 
     Weights, optimizer state and width prices stay as they were; the learning rate goes on. Costs one wait for the
     device in each step, which otherwise runs ahead of it, and among several processes one message.
     """
 
-    looks_at_steps: ClassVar[bool] = True
     kind: Literal["skip"] = "skip"
     factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
-    """How many times the median norm of the last `window_steps` updates a gradient norm may be."""
+    """Multiple of the median norm of the last `window_steps` updates a gradient norm may be."""
     window_steps: Annotated[int, Field(gt=0, le=100_000)] = 100
     """Before there were so many updates, only norms that are not finite count; a model that has grown starts anew."""
     max_skipped: pydantic.PositiveInt = 5
     """Most steps in a row without an update; with one more the run stops."""
 
-    @property
-    def n_norms(self) -> int:
-        return self.window_steps
-
     def admits(self, grad_norm: float, earlier: Sequence[float]) -> bool:
+        """Return True if a step makes its update. earlier: norms of the last `window_steps` steps that made one."""
         if not math.isfinite(grad_norm):
             return not earlier  # a first step that is not finite says that something else is wrong
         return len(earlier) < self.window_steps or grad_norm <= self.factor * statistics.median(earlier)
-
-    def endures(self, n_skipped: int) -> bool:
-        return n_skipped <= self.max_skipped
 
 
 SpikePolicy = Annotated[StopAtSpike | SkipSpike, Field(discriminator="kind")]
@@ -118,14 +92,14 @@ class TrainConfig(Config):
     """Processes that hold one copy of the model and of the optimizer's state together, each its rows; 1: each holds
     all. Must divide the number of processes. It may be another when a run is resumed."""
     hang_seconds: pydantic.PositiveFloat = 1800
-    """How long a process waits for the others within a step before it says which one is missing, and ends."""
+    """Time that a process waits for the others within a step before it says which one is missing, and ends."""
     precision: Literal["auto", "fp32", "bf16"] = "bf16"
     """Type of the matrix products; weights and optimizer state are fp32. `auto`: bf16 if the machine that starts the
     run multiplies it clearly faster than fp32 (`runs.speed.faster_precision`), else fp32; predictions count bf16."""
     compile: bool = False
     """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """What the backward pass runs again instead of keeping it: no layer, every `layer`, or every second one."""
+    """Layers that the backward pass runs again instead of keeping it: no layer, every `layer`, or every second one."""
     seed: Seed = 42
     """Seed of the initial weights and of the data order."""
     max_grad_norm: pydantic.PositiveFloat = 1.0
@@ -133,7 +107,7 @@ class TrainConfig(Config):
     z_loss: pydantic.NonNegativeFloat = 0.0
     """Coefficient of the mean squared log-normaliser in the objective; never part of the reported loss."""
     width_budget: WidthBudgetConfig | None = None
-    """What dynamic-width layers pay for width, in the objective; never part of the reported loss."""
+    """Price that dynamic-width layers pay for width, in the objective; never part of the reported loss."""
     nested: NestedConfig | None = None
     """Further passes of every step at forced widths of the dynamic-width layers."""
     log_every: pydantic.PositiveInt = 10
@@ -149,21 +123,21 @@ class TrainConfig(Config):
     checkpoint_every: pydantic.PositiveInt | None = None
     """Steps between checkpoints; only at the end and on interruption where not given."""
     checkpoint_in_background: bool = False
-    """Whether training goes on while a checkpoint is written. Needs room for a copy of weights and optimizer state in
+    """Training goes on while a checkpoint is written. Needs room for a copy of weights and optimizer state in
     the machine's memory; pays where the disk is slow."""
     keep_last: pydantic.PositiveInt = 2
-    """How many of the newest checkpoints are kept."""
+    """Newest checkpoints that are kept."""
     keep_every: pydantic.PositiveInt | None = None
     """Checkpoints whose step is a multiple of this are kept for good; must be a multiple of checkpoint_every."""
     keep_best: bool = False
-    """Whether the checkpoint with the lowest held-out loss is kept. Of checkpoint_every and validate_every, one must
+    """Keep the checkpoint with the lowest held-out loss. Of checkpoint_every and validate_every, one must
     be a multiple of the other."""
     loss_window_steps: pydantic.PositiveInt = 1000
     """The reported training loss is the mean over this many last steps, or all of a shorter run (the paper's rule)."""
     max_loss_rise: pydantic.PositiveFloat = 3.0
     """Nats above the lowest logged loss at which a run has diverged."""
     on_spike: SpikePolicy = StopAtSpike()
-    """What becomes of a run that has diverged, and of a step with an unusual gradient."""
+    """Fate of a run that has diverged, and of a step with an unusual gradient."""
 
     @property
     def settled_precision(self) -> Precision:
@@ -179,10 +153,6 @@ class TrainConfig(Config):
             )
         if self.width_budget is not None and self.nested is not None and not self.nested.chosen:
             raise ValueError("width_budget: has nothing to work on where nested.chosen is false")
-        self._check_kept()
-        return self
-
-    def _check_kept(self) -> None:
         every = self.checkpoint_every
         if self.keep_every is not None and (every is None or self.keep_every % every):
             raise ValueError(f"keep_every: got {self.keep_every}; must be a multiple of checkpoint_every = {every}")
@@ -193,6 +163,7 @@ class TrainConfig(Config):
                     f"keep_best: got true with checkpoint_every = {every} and validate_every = {self.validate_every}; "
                     "both must be given, one as a multiple of the other, so that checkpoints have a held-out loss"
                 )
+        return self
 
     @property
     def sequences_per_pass(self) -> int:
@@ -246,7 +217,7 @@ class ValidationTask(Config):
     file: str
     """A JSONL file."""
     delimiter: str = " "
-    """What stands between question and answer."""
+    """Text between question and answer."""
     limit: Count | None = None
     """Questions that are asked, from the front; all where not given."""
 

@@ -24,7 +24,7 @@ class _Budget(Config, ABC):
     """A function of the mean fraction of a layer's hidden width, averaged over the tokens of a forward pass."""
 
     has_price: ClassVar[bool] = False
-    """Whether its price moves, and is worth a record."""
+    """True if its price moves, and is worth a record."""
     spread: pydantic.NonNegativeFloat = 0.0
     """Reward of a layer whose tokens differ: so many times the variance of their fractions is subtracted."""
 
@@ -156,12 +156,12 @@ class NestedConfig(Config):
     n_widths: Count = Field(default=4, ge=2)
     """Widths, in equal steps from the narrowest a token can have to the full one."""
     sandwich: bool = False
-    """Whether every step also sees the narrowest width; the drawn one then lies between it and the full one."""
+    """Every step also sees the narrowest width; the drawn one then lies between it and the full one."""
     chosen: bool = True
-    """Whether a step still has its pass at the widths that tokens choose. Without it nothing trains the choice, and
+    """A step still has its pass at the widths that tokens choose. Without it nothing trains the choice, and
     the reported training loss is the one at full width."""
     distill: DistillConfig | None = None
-    """What passes at narrower widths learn from the pass at full width, the one at chosen widths included."""
+    """Passes at narrower widths, the one at chosen widths included, learn from the pass at full width."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "NestedConfig":

@@ -99,7 +99,7 @@ def carry_out(
     observer, out = observer or SilentObserver(), Path(out)
     check_free(out)
     plan = intention.plan
-    optimizer = intention.recipe.optimizer.with_factors(grown_factors(plan, source.optimizer.factors))
+    optimizer = intention.recipe.optimizer.with_scaled(grown_factors(plan, source.optimizer.adamw.scaled))
     recipe = checked_copy(intention.recipe, "recipe", optimizer=optimizer).resolved()
     recipe.check()
     n_params = f"{plan.new.cost().params:,.0f} parameters"

@@ -16,9 +16,9 @@ from widthwise.growth.pad import PADDING, pad_plan
 from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
-from widthwise.recipe.flop_budget import FlopBudget
-from widthwise.recipe.growth_events import Pace, Rewarmup, usual_rewarmup
+from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.recipe.schedule import FlopBudget
 from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending, recipe_with
 from widthwise.runs.trained import Source
 from widthwise.shape.template import ModelTemplate
@@ -122,10 +122,10 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
             )
     check_rates_are_alike(source)
     if source.recipe.rewarmup is not None:
-        source.recipe.rewarmup.pace.check_next(source.step, str(source.run.path))
+        source.recipe.rewarmup.check_next(source.step, str(source.run.path))
     rewarmup = _rewarmup(source, recipe, plan, options)
     if rewarmup is not None and recipe.growth:
-        rewarmup.pace.check_next(recipe.growth[0].step(recipe.tokens_per_step), "growth.0")
+        rewarmup.check_next(recipe.growth[0].step(recipe.tokens_per_step), "growth.0")
     return Intention(
         "grown",
         checked_copy(recipe, "recipe", model=plan.new, rewarmup=rewarmup),
@@ -141,18 +141,15 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
 
 def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, options: GrowOptions) -> Rewarmup | None:
     """None where nothing is to be said of the rates. Raises UserError for more steps than are left."""
-    asked, of = options.rewarmup_steps, options.rewarmup_of
-    if asked is None and options.freeze_steps == 0 and plan.new == plan.old:
+    if options.rewarmup_steps is None and options.freeze_steps == 0 and plan.new == plan.old:
         return None
     n_left = recipe.train.steps - source.step
-    steps = usual_rewarmup(asked, recipe.optimizer.settling_steps, n_left)
-    pace = Pace(source.step, steps, of, options.freeze_steps).check(n_left, "--")
-    if steps == options.freeze_steps == 0:
+    rewarmup = Rewarmup.after(source.step, options, recipe.optimizer.settling_steps, n_left, is_verb=True)
+    if rewarmup.steps == rewarmup.freeze_steps == 0:
         return None
-    told = Rewarmup(after_step=source.step, steps=steps, of=of, freeze_steps=options.freeze_steps)
-    if pace.end_apart == source.step:
-        return told
-    return checked_copy(told, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
+    if rewarmup.end_apart == source.step:
+        return rewarmup
+    return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 
 
 def bake_intended(source: Source, one_eps: bool) -> Intention:

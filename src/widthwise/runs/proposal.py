@@ -13,7 +13,7 @@ from typing import Any
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
-from widthwise.recipe.family import HEAD_DIM, WIDTH_PER_LAYER, Family
+from widthwise.recipe.design import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.devices import Device
 from widthwise.runs.plan import CHEAPEST_FIRST, Planner

@@ -110,7 +110,7 @@ NEIGHBOURS = 4
 """Sizes on either side of the nearest that are looked at, because rounded widths can make costs fall where they should
 rise."""
 LARGEST = 2**40
-"""Where the search ends if nothing that grows meets the budget."""
+"""The size at which the search ends if nothing that grows meets the budget."""
 
 
 def nearest_size(miss: Callable[[int], float], start: int) -> int:
@@ -144,8 +144,4 @@ def closest_size(miss: Callable[[int], float], start: int, sizes: range, toleran
 
 def _least(sizes: Iterable[int], miss: Callable[[int], float]) -> int:
     """The first of those with the least miss."""
-    return min((size for size in sizes if size > 0), key=lambda size: _distance(miss(size)))
-
-
-def _distance(miss: float) -> float:
-    return math.inf if math.isnan(miss) else abs(miss)
+    return min((size for size in sizes if size > 0), key=lambda size: (math.isnan(miss(size)), abs(miss(size))))

@@ -60,25 +60,29 @@ class LayerShape(Config):
         raise ValueError(f"kind: {self.kind!r} has no parameter that can be adjusted")
 
 
-class UniformShape(LayerShape):
-    """Every layer as wide as the embedding: the baseline."""
+class UnsolvedShape(LayerShape):
+    """A shape that asks for no budget; unless it says otherwise, every layer is as wide as the embedding."""
 
-    kind: Literal["uniform"] = "uniform"
-    endpoints: Literal["slim", "full"] = "slim"
     match: ClassVar[Match] = "params"
 
     def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
         return [round(cost.d_model)] * n_layers
 
 
-class ExplicitShape(LayerShape):
+class UniformShape(UnsolvedShape):
+    """Every layer as wide as the embedding: the baseline."""
+
+    kind: Literal["uniform"] = "uniform"
+    endpoints: Literal["slim", "full"] = "slim"
+
+
+class ExplicitShape(UnsolvedShape):
     """Widths that are written out."""
 
     kind: Literal["explicit"] = "explicit"
     widths: tuple[Width, ...]
     """One for each layer, first to last."""
     endpoints: Literal["slim", "full"] = "slim"
-    match: ClassVar[Match] = "params"
 
     def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
         if len(self.widths) != n_layers:
@@ -86,7 +90,7 @@ class ExplicitShape(LayerShape):
         return list(self.widths)
 
 
-class ProfileShape(LayerShape):
+class ProfileShape(UnsolvedShape):
     """A uniform stream whose heads or hidden units are spread unevenly over the layers; see `shape.profile`."""
 
     kind: Literal["profile"] = "profile"
@@ -96,18 +100,14 @@ class ProfileShape(LayerShape):
     hidden: Points | None = None
     """The same for the hidden width of the feed-forward."""
     framed: bool = False
-    """Whether the first and the last layer keep the sizes of the uniform model, and the lines lead through the rest."""
+    """The first and the last layer keep the sizes of the uniform model, and the lines lead through the rest."""
     endpoints: Literal["slim", "full"] = "slim"
-    match: ClassVar[Match] = "params"
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ProfileShape":
         if self.heads is None and self.hidden is None:
             raise ValueError("heads: missing; a profile needs heads, hidden or both")
         return self
-
-    def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
-        return [round(cost.d_model)] * n_layers
 
     def layer_parts(
         self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]
@@ -128,13 +128,13 @@ class SolvedShape(LayerShape, ABC):
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size, and whole
     slots of hyper-connections."""
     match: Match = "params"
-    """What equals the uniform model's: matrix parameters (the paper; those of the layers alone are the same, because
-    embedding and head do not change), those of them that one token uses, forward FLOPs at seq_len, the same with half
-    the context, or KV bytes."""
+    """The quantity that equals the uniform model's: matrix parameters (the paper; those of the layers alone are the
+    same, because embedding and head do not change), those of them that one token uses, forward FLOPs at seq_len, the
+    same with half the context, or KV bytes."""
     rounding: Literal["nearest", "balanced"] = "nearest"
     """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
     endpoints: Literal["slim", "full", "full_matched"] = "slim"
-    """Whether first-layer inputs and last-layer outputs stop at d_model (the paper) or span the layer. With `full` the
+    """First-layer inputs and last-layer outputs stop at d_model (slim, the paper) or span the layer. With `full` the
     widths are those of slim ends (its release, which costs more than the uniform model); with `full_matched` they are
     solved for the full ones."""
 
@@ -205,8 +205,8 @@ class ScheduledShape(SolvedShape):
 
     schedule: ClassVar[Schedule]
     progression: Progression = "geometric"
-    """How widths run between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference,
-    which its footnote 2 found to be worse."""
+    """Widths between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference, which
+    its footnote 2 found to be worse."""
 
     def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
         # The schedule knows which fields of the subclass place its turn.

@@ -18,7 +18,7 @@ BETWEEN: dict[Progression, Callable[[np.ndarray, float, np.ndarray], np.ndarray]
     "geometric": lambda ends, turn, nearness: ends ** (1.0 - nearness) * turn**nearness,
     "arithmetic": lambda ends, turn, nearness: ends * (1.0 - nearness) + turn * nearness,
 }
-"""How widths run from an end, nearness 0, to the turn, nearness 1."""
+"""Widths between an end, nearness 0, and the turn, nearness 1."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Schedule:
     turn_layers: Callable[[int], range]
     """n_layers -> the layers at which the schedule may turn; empty where there are too few layers."""
     ratio_key: str
-    """What a recipe calls the ratio."""
+    """A recipe's key for the ratio."""
     layer_key: str | None = None
-    """What a recipe calls the depth of the turn; None where the kind settles it."""
+    """A recipe's key for the depth of the turn; None where the kind settles it."""
     progression: Progression = "geometric"
     last_over_first: float | None = 1.0
     """Width of the last layer over that of the first; None: what the same rate on both sides of the turn gives."""

@@ -13,7 +13,7 @@ from widthwise.config_io import UserError, mistakes_at, options_of
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.hourglass import BlockOptions, HourglassTemplate
 from widthwise.shape.kinds import UniformShape
-from widthwise.shape.search_space import GRIDS, SearchSpace
+from widthwise.shape.search_space import ANY, GRIDS, SearchSpace
 from widthwise.shape.template import ModelTemplate
 from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
 
@@ -56,7 +56,7 @@ class SearchResult:
         return [self._row(index) for index in range(min(n, len(self)))]
 
     def _row(self, index: int) -> dict[str, Any]:
-        sizes = Sizes(*(int(size[index]) for size in self.sizes))
+        sizes = Sizes(*map(int, self.sizes.at(index)))
         config = self.count.build(sizes)
         counted = totals(config, self.count.seq_len)
         for name, value in counted._asdict().items():
@@ -117,23 +117,14 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     )
     examined = _examined(count, budget, space, heads)
     is_left, rejected = _sifted(_faults(count, budget, space, examined))
-    found = Sizes(*(size[is_left] for size in examined))
+    found = examined.at(is_left)
     is_pareto = pareto_front(np.stack([count(name, found) for name in space.costs], axis=1))
     # To lexsort, the last key comes first.
     by_size = (found.d_hidden, found.d_attention, found.d_model, found.n_blocks, found.n_layers)
     order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], found), ~is_pareto))
-    n_found, order = len(order), order[_best_of_each(Sizes(*(size[order] for size in found)), space)]
-    return SearchResult(
-        space=space,
-        budget=budget,
-        baseline=baseline,
-        count=count,
-        n_examined=len(is_left),
-        rejected=rejected,
-        n_found=n_found,
-        sizes=Sizes(*(size[order] for size in found)),
-        is_pareto=is_pareto[order],
-    )
+    kept, n_examined = order[_best_of_each(found.at(order), space)], len(is_left)
+    sizes, on_front = found.at(kept), is_pareto[kept]
+    return SearchResult(space, budget, baseline, count, n_examined, rejected, len(order), sizes, on_front)
 
 
 def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
@@ -190,17 +181,13 @@ def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: S
     misses = np.abs(count(space.match, examined) / budget - 1)
     has_room = examined.d_hidden > 0
     nearest = f"{100 * misses[has_room].min():.2g}%" if has_room.any() else "more"
-    tolerance = space.tolerance_or_default
+    tolerance, aspect, ratio = space.tolerance_or_default, space.aspect_limits, space.ratio_range or ANY
     faults = {
         "leave the feed-forward nothing": ~has_room,
         f"miss the budget by more than {100 * tolerance:g}% (the nearest by {nearest})": misses > tolerance,
+        f"have d_model / n_layers not {_span(aspect)}": ~_within(examined.d_model / examined.n_layers, aspect),
+        f"have d_hidden / d_model not {_span(ratio)}": ~_within(examined.d_hidden / examined.d_model, ratio),
     }
-    ratios = {
-        "d_model / n_layers": (examined.d_model / examined.n_layers, space.aspect_limits),
-        "d_hidden / d_model": (examined.d_hidden / examined.d_model, space.ratio_limits),
-    }
-    for name, (values, limits) in ratios.items():
-        faults[f"have {name} not {_span(limits)}"] = ~_within(values, limits)
     largest = {
         "flops": space.max_flops,
         "kv_bytes": space.max_kv_bytes,

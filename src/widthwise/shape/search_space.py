@@ -18,7 +18,7 @@ Range = tuple[pydantic.PositiveFloat, pydantic.PositiveFloat]
 
 @dataclass(frozen=True)
 class Grid:
-    """Which sizes a search may propose."""
+    """The sizes that a search may propose."""
 
     d_model: int
     """Widths are multiples of this, and hold whole groups of heads."""
@@ -35,7 +35,7 @@ GRIDS = {"paper": Grid(1, 1, None, 0.001), "hardware": Grid(128, 64, (64, 128), 
 
 ANY = (0.0, math.inf)
 ASPECT = (100.0, 250.0)
-"""Where n_layers is left open: the d_model / n_layers at which the hourglass paper's Figure 4 has its lowest losses."""
+"""Default where n_layers is open: d_model / n_layers where the hourglass paper's Figure 4 has its lowest losses."""
 
 
 class ShapeRequest(Config):
@@ -50,7 +50,7 @@ class ShapeRequest(Config):
     quantum: int | None = None
     """Widths are multiples of this."""
     match: str = "params"
-    """What to match: params, layer_params (attention and feed-forward), active_params, flops, flops_causal or
+    """Quantity to match: params, layer_params (attention and feed-forward), active_params, flops, flops_causal or
     kv_bytes."""
     rounding: str = "balanced"
     """nearest (the paper's) or balanced (closer to the budget)."""
@@ -68,7 +68,7 @@ class SearchSpace(Config):
     match: Literal["layer_params", "params", "flops", "flops_causal", "kv_bytes"] = "layer_params"
     """The total that equals the budget; layer_params is what the paper counts."""
     budget: float | None = Field(default=None, gt=0, le=1e15)
-    """How much of it, such as 113M or 2.5G; default: what the base has."""
+    """Amount of it, such as 113M or 2.5G; default: what the base has."""
     tolerance: float | None = Field(default=None, gt=0, lt=1)
     """Largest miss of the budget, as a fraction; default: 0.001, on the hardware grid 0.01."""
     grid: Literal["paper", "hardware"] = "paper"
@@ -96,7 +96,7 @@ class SearchSpace(Config):
     max_residual_additions: pydantic.PositiveInt | None = None
     """Most sublayers in sequence: n_layers * (1 + n_blocks)."""
     rank_by: CostName | None = None
-    """What the best has least of; default: the first of these that is not matched."""
+    """The cost of which the best has least; default: the first of these that is not matched."""
     per: tuple[Literal["n_blocks", "n_layers", "ratio"], ...] = ()
     """Keep only the best of each n_blocks, n_layers or ratio, or combination, such as n_blocks,ratio: the first as they
     are ranked, with ratio the one nearest to each target."""
@@ -135,11 +135,6 @@ class SearchSpace(Config):
     def aspect_limits(self) -> tuple[float, float]:
         """Least and largest d_model / n_layers."""
         return self.aspect or (ANY if self.n_layers else ASPECT)
-
-    @property
-    def ratio_limits(self) -> tuple[float, float]:
-        """Least and largest d_hidden / d_model."""
-        return self.ratio_range or ANY
 
     @property
     def costs(self) -> tuple[CostName, ...]:

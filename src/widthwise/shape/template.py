@@ -8,7 +8,6 @@ import pydantic
 from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config, UserError, mistakes_at, options_of, parse, to_data
-from widthwise.merging import merge
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn import FFNTemplate
@@ -22,6 +21,7 @@ from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
 from widthwise.shape.schedule import WidthCost
 from widthwise.sizes import WIDEST, NLayers, VocabSize, Width
+from widthwise.yaml_io import merge
 
 
 class NormTemplate(Config):

@@ -54,6 +54,10 @@ class Sizes(NamedTuple):
     d_attention: Any
     """n_heads * head_dim"""
 
+    def at(self, which: Any) -> "Sizes":
+        """Those at some indices, or at one."""
+        return Sizes(*(size[which] for size in self))
+
 
 class UniformTotals:
     """The totals of all models that differ in their `Sizes` alone, from those of 48 small ones.

@@ -113,7 +113,7 @@ class EntryRates:
         if phase.growth is not None:
             return cls(model, phase.growth.pace, phase.growth.plan)
         plan = None if recipe.rewarmup is None else recipe.rewarmup.plan(phase.model)
-        return None if recipe.rewarmup is None or plan is None else cls(model, recipe.rewarmup.pace, plan)
+        return None if recipe.rewarmup is None or plan is None else cls(model, recipe.rewarmup, plan)
 
     @contextmanager
     def applied(self, step: int) -> Iterator[None]:

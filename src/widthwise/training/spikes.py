@@ -41,7 +41,7 @@ class Gate:
 
     def __init__(self, policy: SpikePolicy, processes: Processes):
         self._policy, self._processes = policy, processes
-        self._norms: deque[float] = deque(maxlen=policy.n_norms)
+        self._norms: deque[float] = deque(maxlen=policy.window_steps)
         self._n_skipped = 0
 
     def n_skipped(self, grad_norm: Tensor) -> int:
@@ -49,7 +49,7 @@ class Gate:
 
         grad_norm: of all processes, before clipping.
         """
-        if not self._policy.looks_at_steps:
+        if isinstance(self._policy, StopAtSpike):
             return 0
         found = grad_norm.item()
         (norm,) = self._processes.all_reduce_max(found if math.isfinite(found) else math.inf)
@@ -114,7 +114,7 @@ def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:
     """Raises Diverged where a run must not go on after a step. n_skipped: see `Gate`."""
-    if not config.on_spike.endures(n_skipped):
+    if n_skipped > config.on_spike.max_skipped:
         reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with "
     elif n_skipped or (math.isfinite(loss) and math.isfinite(grad_norm)):
         return

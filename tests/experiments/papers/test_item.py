@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from widthwise.bundled import papers_folder
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.equal_loss import FEWEST_VALIDATIONS
 from widthwise.experiments.papers.item import Item, item_record, read_items
@@ -15,6 +14,7 @@ from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import finite
 from widthwise.reports.paper import all_items
 from widthwise.training.observer import SilentObserver
+from widthwise.yaml_io import papers_folder
 
 ITEMS = read_items()
 SMALL = {type(item.small): name for name, item in ITEMS.items() if item.small is not None}

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from widthwise.bundled import papers_folder, recipe_path
 from widthwise.config_io import Config, UserError, nearest_hint, parse
 from widthwise.experiments.papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count
 from widthwise.experiments.papers.work import AnyWork, Work
@@ -22,7 +21,7 @@ from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.paper import Answer, PaperExperiment, PaperItem, PaperLine
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import Number, finite
-from widthwise.yaml_io import read_mapping
+from widthwise.yaml_io import papers_folder, read_mapping, recipe_path
 
 UNITS = {"": 1, "%": Decimal("0.01"), "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 ROUNDING = 1e-12

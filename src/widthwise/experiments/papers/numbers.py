@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from widthwise.analysis.profile import ProfileOptions
-from widthwise.bundled import papers_folder
 from widthwise.config_io import Config, nearest_hint
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.papers.questions import CONTINUATIONS, LAST_WORDS, TEXT
@@ -25,6 +24,7 @@ from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number, finite
 from widthwise.records.scaling import LawName, ScalingLaws
 from widthwise.runs.rank_memory import Layout, ShardedModel
+from widthwise.yaml_io import papers_folder
 
 DIFFERENCE = "difference"
 DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveInt
 
-from widthwise.bundled import recipe_path
 from widthwise.config_io import Config, UserError
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import all_differences
@@ -44,6 +43,7 @@ from widthwise.runs.environment import command_line
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.shape.template import ModelChange
 from widthwise.training.observer import Observer
+from widthwise.yaml_io import recipe_path
 
 TINY = (
     "train.steps=3",

@@ -612,8 +612,7 @@ class WidthMask(nn.Module):
 
     def __init__(self, mask: dict[str, Any], d_ff: int):
         super().__init__()
-        is_soft = mask["kind"] == "linear_ramp" or (mask["kind"] == "soft" and not mask["hard_eval"])
-        self.kind = mask["kind"] if is_soft else "step"
+        self.kind = mask["kind"] if mask["kind"] in ("soft", "linear_ramp") else "step"
         self.temperature: Any = mask.get("temperature")
         self.highest = max(1.0, d_ff / 16)
         self.theta = nn.Parameter(torch.zeros(1)) if mask.get("learn_temperature") else None

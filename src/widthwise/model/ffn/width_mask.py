@@ -58,6 +58,8 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
 
     module = "widthwise.model.ffn.width_mask_module:TemperedMask"
     is_exact = False
+    evaluates_as_step: ClassVar[bool] = True
+    """True if evaluation uses the step instead."""
     temperature: pydantic.PositiveFloat | None = None
     """T, in units: a sigmoid falls from 0.9 to 0.1 within 4.4 T. null: d_ff / 32, but at least 1."""
 
@@ -65,11 +67,6 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
     def is_learned(self) -> bool:
         """True if T is a parameter."""
         return False
-
-    @property
-    def evaluates_as_step(self) -> bool:
-        """True if evaluation uses the step instead."""
-        return True
 
     def at_width(self, d_ff: int) -> Self:
         return self.model_copy(update={"temperature": self.first_temperature(d_ff)})
@@ -120,13 +117,8 @@ class StraightThroughMaskConfig(LearnableMaskConfig):
 class SoftMaskConfig(LearnableMaskConfig):
     """sigmoid((w - c) / T) in training and evaluation."""
 
+    evaluates_as_step = False
     kind: Literal["soft"] = "soft"
-    hard_eval: bool = False
-    """Whether evaluation uses the step instead; measure the difference it makes."""
-
-    @property
-    def evaluates_as_step(self) -> bool:
-        return self.hard_eval
 
 
 class AnnealedMaskConfig(TemperedMaskConfig):
@@ -144,11 +136,8 @@ class LinearRampMaskConfig(LearnableMaskConfig):
     """(w - c) / T + 1/2, clamped to 0 ... 1: it falls over T units and has a gradient only there."""
 
     module = "widthwise.model.ffn.width_mask_module:LinearRampMask"
+    evaluates_as_step = False
     kind: Literal["linear_ramp"] = "linear_ramp"
-
-    @property
-    def evaluates_as_step(self) -> bool:
-        return False
 
 
 class NestedMaskConfig(WidthMaskConfig):
