@@ -18,7 +18,7 @@ from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.model.config import cost_summary
 from widthwise.records.sweep import Sweep
 from widthwise.reports.writing import write_report
-from widthwise.runs.devices import Device
+from widthwise.training.devices import Device
 
 RECIPE: dict[str, Any] = {
     **TINY,

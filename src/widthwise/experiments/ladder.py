@@ -29,7 +29,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
-from widthwise.runs.devices import Device
+from widthwise.training.devices import Device
 from widthwise.yaml_io import read_recipe
 
 RUNG = "rung"

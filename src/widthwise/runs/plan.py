@@ -31,9 +31,9 @@ from widthwise.records.cost import (
     Times,
     UnitSize,
 )
-from widthwise.runs.devices import Device
 from widthwise.runs.rank_memory import BF16_BYTES, FP32_BYTES, Layout, ShardedModel
 from widthwise.runs.remarks import known_tokenizer, remarks
+from widthwise.training.devices import Device
 
 BYTES_PER_TOKEN = 4.0
 """Text behind a token: about what byte-level BPE of 32,000 to 100,000 tokens reaches on English text."""

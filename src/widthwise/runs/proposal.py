@@ -15,9 +15,9 @@ from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
 from widthwise.recipe.family import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.devices import Device
 from widthwise.runs.plan import CHEAPEST_FIRST, Planner
 from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
+from widthwise.training.devices import Device
 
 TOKENS_PER_PASS = 8192
 """A pass is to have so many at least, that its matrix products are efficient; a model that leaves room for fewer is

@@ -30,7 +30,7 @@ from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import RankMemory, StepTraffic
-from widthwise.runs.devices import DEVICES_PER_NODE
+from widthwise.training.devices import DEVICES_PER_NODE
 
 FP32_BYTES, BF16_BYTES = 4, 2
 

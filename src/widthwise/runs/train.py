@@ -24,11 +24,10 @@ from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint_folder
-from widthwise.training.joining import launched_processes
 from widthwise.training.launch import Interrupted, is_launched, watch_signals
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, SilentObserver
-from widthwise.training.processes import Processes
+from widthwise.training.processes import Processes, launched_processes
 from widthwise.yaml_io import apply_overrides, to_yaml
 
 
@@ -126,12 +125,11 @@ class _Launch:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
         # A process that does not see the run would find its checkpoints damaged, and the run would begin anew.
-        for rank, sees in enumerate(self.processes.all_gather(lambda: self.run.exists)):
-            if not sees:
-                path = self.run.path.resolve()
-                raise self.processes.on_every_rank(
-                    UserError(f"{path}: process {rank} does not see this run; all machines must share the folder")
-                )
+        path = self.run.path.resolve()
+        self.processes.check_same(
+            lambda: self.run.exists,
+            lambda rank, *_: f"{path}: process {rank} does not see this run; all machines must share the folder",
+        )
         data = self._open_data(recipe)
         before, now = self.processes.on_rank_zero(lambda: (self.run.environment(), self._environment()))
 
@@ -184,12 +182,10 @@ class _Launch:
         self.processes.all_gather(
             lambda: None if opened else opened.append(self.data_cache.open(recipe.data, ignore_progress))
         )
-        first, *others = self.processes.all_gather(lambda: identity_of(opened[0]))
-        for rank, identity in enumerate(others, start=1):
-            if identity != first:
-                raise self.processes.on_every_rank(
-                    UserError(f"data: process {rank} has {identity}; process 0 has {first}")
-                )
+        self.processes.check_same(
+            lambda: identity_of(opened[0]),
+            lambda rank, own, first: f"data: process {rank} has {own}; process 0 has {first}",
+        )
         return opened[0]
 
     def _verified_data(self, recipe: Recipe) -> OpenedData:

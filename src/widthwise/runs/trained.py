@@ -63,7 +63,7 @@ def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpo
     path = paths[step]
     if (reason := checkpoint_folder.find_damage(path)) is not None:
         raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(path, reason)}")
-    run.check_recipe_of(checkpoint_folder.seal_of(path), path.name)
+    run.check_recipe_of(checkpoint_folder.manifest_of(path).seal, path.name)
     return path, []
 
 
@@ -73,7 +73,7 @@ def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]
     if found is None:
         reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
         raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
-    run.check_recipe_of(checkpoint_folder.seal_of(found), found.name)
+    run.check_recipe_of(checkpoint_folder.manifest_of(found).seal, found.name)
     return found, damages
 
 
@@ -143,7 +143,7 @@ class Source:
         run = RunDir(path)
         recipe = saved_recipe(run)
         found, damages = chosen_checkpoint(run, step)
-        run.check_seal(checkpoint_folder.seal_of(found), found.name)
+        run.check_seal(checkpoint_folder.manifest_of(found).seal, found.name)
         return cls(run, recipe, found, tuple(damages))
 
     @property

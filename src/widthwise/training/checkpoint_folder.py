@@ -112,11 +112,6 @@ def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
     return None
 
 
-def seal_of(path: Path) -> Seal | None:
-    """Return the seal of a valid checkpoint, if it has one."""
-    return manifest_of(path).seal
-
-
 def remove_partial(folder: Path) -> None:
     """Deletes what killed processes left half-written. Only for the holder of the run's lock."""
     for path in folder.glob(".step_*.partial"):
@@ -171,10 +166,6 @@ class Retention:
         known = [(self.losses[step], step) for step in steps if math.isfinite(self.losses.get(step, math.nan))]
         return min(known)[1] if known else None
 
-    def best_in(self, folder: Path) -> int | None:
-        """The same of the checkpoints in a folder."""
-        return self.best(map(step_of, checkpoint_paths(folder)))
-
 
 def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
     """Deletes the good checkpoints that no rule keeps. Call when the newest is complete.
@@ -193,7 +184,7 @@ def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe
 def _may_go(path: Path, recipe: str | None) -> bool:
     """Return True for a checkpoint of this run, or one too damaged or too old to tell."""
     try:
-        seal = seal_of(path)
+        seal = manifest_of(path).seal
     except UserError:
         return True
     return recipe is None or seal is None or seal.recipe == recipe

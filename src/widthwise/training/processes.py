@@ -1,12 +1,16 @@
 """The interface of the processes that train a model together, for a single one; several are in `distributed.py`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
+from widthwise.recipe.train_section import TrainConfig
+from widthwise.training.launch import n_launched
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -54,6 +58,16 @@ class Processes:
         """Do the work on every rank and gather the values by rank; all raise the first error of any."""
         return [work()]
 
+    def check_same(self, work: Callable[[], T], mistake: Callable[[int, T, T], str]) -> None:
+        """Do the work on every rank. Raises UserError on all where the value of one is not that of rank 0.
+
+        mistake: the message for a rank, its value and that of rank 0.
+        """
+        first, *others = self.all_gather(work)
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise self.on_every_rank(UserError(mistake(rank, other, first)))
+
     def all_gather_tensors(self, value: T) -> list[T]:
         """Gather a value with tensors by rank; the tensors move to the device of this process."""
         return [value]
@@ -72,3 +86,20 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+@contextmanager
+def launched_processes(config: TrainConfig) -> Iterator[Processes]:
+    """Join the processes that were started together, for the length of the block.
+
+    Raises UserError where they cannot share the batch or the model as the recipe says.
+    """
+    n = n_launched()
+    config.rows_of_process(n)
+    if n == 1:
+        yield ALONE
+        return
+    from widthwise.training.distributed import group  # slow to import, and a single process needs none of it
+
+    with group(config) as processes:
+        yield processes
