@@ -1,8 +1,8 @@
 """Starting and resuming runs, also by other settings: more steps, other intervals of records and checkpoints."""
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from widthwise.config_io import UserError, checked_copy, differences, parse, to_
 from widthwise.data.documents import ignore_progress
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import (
@@ -24,11 +25,28 @@ from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint_folder
-from widthwise.training.launch import Interrupted, is_launched, watch_signals
+from widthwise.training.launch import Interrupted, is_launched, n_launched, watch_signals
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, SilentObserver
-from widthwise.training.processes import Processes, launched_processes
+from widthwise.training.processes import ALONE, Processes
 from widthwise.yaml_io import apply_overrides, to_yaml
+
+
+@contextmanager
+def launched_processes(config: TrainConfig) -> Iterator[Processes]:
+    """Join the processes that were started together, for the length of the block.
+
+    Raises UserError where they cannot share the batch or the model as the recipe says.
+    """
+    n = n_launched()
+    config.rows_of_process(n)
+    if n == 1:
+        yield ALONE
+        return
+    from widthwise.training.distributed import group  # slow to import, and a single process needs none of it
+
+    with group(config) as processes:
+        yield processes
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:

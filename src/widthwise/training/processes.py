@@ -1,7 +1,6 @@
 """The interface of the processes that train a model together, for a single one; several are in `distributed.py`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -9,8 +8,6 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
-from widthwise.recipe.train_section import TrainConfig
-from widthwise.training.launch import n_launched
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -86,20 +83,3 @@ class Processes:
 
 
 ALONE = Processes()
-
-
-@contextmanager
-def launched_processes(config: TrainConfig) -> Iterator[Processes]:
-    """Join the processes that were started together, for the length of the block.
-
-    Raises UserError where they cannot share the batch or the model as the recipe says.
-    """
-    n = n_launched()
-    config.rows_of_process(n)
-    if n == 1:
-        yield ALONE
-        return
-    from widthwise.training.distributed import group  # slow to import, and a single process needs none of it
-
-    with group(config) as processes:
-        yield processes
