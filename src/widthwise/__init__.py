@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from widthwise.runs.grow import grow_run
     from widthwise.runs.save import import_run, save_run
     from widthwise.runs.train import resume, train
-    from widthwise.runs.trained import Trained, load_trained
+    from widthwise.runs.trained import LoadedModel, load_trained
     from widthwise.shape.search import search
     from widthwise.shape.search_space import SearchSpace
     from widthwise.shape.template import ModelTemplate
@@ -71,7 +71,7 @@ _HOMES = {
     "runs.grow": ("grow_run",),
     "runs.save": ("import_run", "save_run"),
     "runs.train": ("resume", "train"),
-    "runs.trained": ("Trained", "load_trained"),
+    "runs.trained": ("LoadedModel", "load_trained"),
     "shape.search": ("search",),
     "shape.search_space": ("SearchSpace",),
     "shape.template": ("ModelTemplate",),
@@ -82,6 +82,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Decoder",
     "EvaluationConfig",
+    "LoadedModel",
     "Loader",
     "ModelConfig",
     "ModelTemplate",
@@ -93,7 +94,6 @@ __all__ = [
     "SamplingConfig",
     "SearchSpace",
     "ShapeRequest",
-    "Trained",
     "UserError",
     "analyse",
     "build",

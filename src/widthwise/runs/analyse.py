@@ -29,9 +29,9 @@ from widthwise.records.run import other_folder
 from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import Excerpt, excerpt, held_out_text
 from widthwise.runs.environment import command_line, shown_path
-from widthwise.runs.loaded import LoadedModel, check_tokenizer, is_own_format, is_run, load_model, loading
+from widthwise.runs.loaded import check_tokenizer, is_own_format, is_run, load_model
 from widthwise.runs.result import model_analyses
-from widthwise.runs.trained import chosen_checkpoint, kept_steps, tokenizer_of
+from widthwise.runs.trained import LoadedModel, blamed_on, chosen_checkpoint, kept_steps, tokenizer_of
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.validation import validate
 
@@ -197,9 +197,9 @@ def _analysed(
     name: str, source: ModelSource, model: LoadedModel, held_out: HeldOut, options: ProfileOptions, observer: Observer
 ) -> AnalysedModel:
     for damage in model.damages:
-        observer.message(damage)
+        observer.message(str(damage))
     decoder = model.model if isinstance(model.model, Decoder) else None
-    with loading(model.path) if decoder is None else nullcontext():
+    with blamed_on(model.path) if decoder is None else nullcontext():
         subject = HFSubject(model.model) if decoder is None else DecoderSubject(decoder)
     profile = Profile(subject, options)
     n_batches = math.ceil(held_out.n_windows / held_out.batch_size)

@@ -26,7 +26,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of
 from widthwise.runs.environment import environment
 from widthwise.runs.save import IMPORTED
-from widthwise.runs.trained import Source, check_tokenizer
+from widthwise.runs.trained import RunCheckpoint, check_tokenizer
 from widthwise.training import checkpoint
 from widthwise.training.growth_step import adopt
 from widthwise.training.objective import carried_state
@@ -68,20 +68,20 @@ class Intention:
         }
 
 
-def pending(source: Source) -> tuple[str, ...]:
+def pending(source: RunCheckpoint) -> tuple[str, ...]:
     """A note on growth that the run had still planned, which its descendant will not do."""
     later = [phase.start for phase in source.recipe.phases if phase.growth is not None and phase.start >= source.step]
     return (f"left out: the growth that the run would have made after step {later[0]}",) if later else ()
 
 
-def recipe_with(source: Source, plan: GrowthPlan) -> Recipe:
+def recipe_with(source: RunCheckpoint, plan: GrowthPlan) -> Recipe:
     """The recipe of a run with another model, which grows no further. Raises UserError while new and old entries of its
     last growth learn at rates of their own, which would be lost."""
     check_rates_are_alike(source)
     return checked_copy(source.recipe, "recipe", model=plan.new, growth=())
 
 
-def check_rates_are_alike(source: Source) -> None:
+def check_rates_are_alike(source: RunCheckpoint) -> None:
     """Raises UserError where new and old entries of a growth of the run learn at different rates."""
     growth = source.recipe.phase_at(source.step).growth
     if growth is not None:
@@ -89,7 +89,7 @@ def check_rates_are_alike(source: Source) -> None:
 
 
 def carry_out(
-    source: Source, intention: Intention, out: Path | str, observer: Observer | None = None
+    source: RunCheckpoint, intention: Intention, out: Path | str, observer: Observer | None = None
 ) -> dict[str, Any]:
     """Certifies the new model, then writes its run directory, or nothing.
 
@@ -145,7 +145,7 @@ def carry_out(
     return {"out": str(out), "step": source.step, **found}
 
 
-def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: Source) -> Certificate:
+def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: RunCheckpoint) -> Certificate:
     found = certify(
         intention.plan,
         weights,
@@ -164,7 +164,7 @@ def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder,
     return found
 
 
-def _notes(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
+def _notes(source: RunCheckpoint, intention: Intention, recipe: Recipe) -> list[str]:
     """Notes for the user on the new run."""
     old, new = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
     name = source.run.path.resolve().name

@@ -17,8 +17,9 @@ from widthwise.evaluation.perplexity import TextScores, score_documents, score_s
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
 from widthwise.runs.environment import environment
-from widthwise.runs.loaded import LoadedModel, load_model
+from widthwise.runs.loaded import load_model
 from widthwise.runs.scoring import EvaluationConfig
+from widthwise.runs.trained import LoadedModel
 
 Working = Callable[[str, int, int | None, str], None]
 """Told what is being read, how much of it is done, of how much, and in which unit."""
@@ -52,7 +53,7 @@ def evaluate_run(
             say(f"{config.suite}: without {part}")
     loaded = load_model(path, config.device, step)
     for damage in loaded.damages:
-        say(damage)
+        say(str(damage))
     scorer = loaded.scorer(config)
     suite_files = [] if suite is None else suite.files
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
@@ -91,7 +92,7 @@ def evaluate_run(
         "lm_eval": harness,
         "lm_eval_items": harness_items,
         "suite": None if suite is None else suite.table(local, harness, of_texts),
-        "damages": list(loaded.damages),
+        "damages": [str(damage) for damage in loaded.damages],
         "environment": environment(),
     }
 
