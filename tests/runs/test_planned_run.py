@@ -14,8 +14,7 @@ from widthwise.config_io import UserError
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import Plan
-from widthwise.runs.plan import Planner, data_cost
-from widthwise.runs.remarks import remarks
+from widthwise.runs.plan import Planner, data_cost, remarks
 from widthwise.training.devices import Device
 
 DEVICE = Device("a device", 10**9, peak_flops_per_second=1e12)

@@ -66,9 +66,8 @@ def plan(
     from widthwise.experiments.recipes import read_one
     from widthwise.recipe.design import ShapeRequest, parse_quantity, shape_section
     from widthwise.recipe.family import Family
-    from widthwise.runs.plan import Planner
+    from widthwise.runs.plan import LAW_TOKENS_PER_PARAM, Planner
     from widthwise.runs.proposal import Request, propose
-    from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
     from widthwise.training.devices import Device
 
     recipe, overrides = _recipe_and_overrides(arguments or [])

@@ -79,12 +79,12 @@ def analyse(
             if text is None
             else Corpus(shown_path(Path(text)), lambda: read_documents(text))
         )
-        model = named[first].load()
+        model = load_model(named[first].path, step=named[first].step, attention="sdpa")
         reading = _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
         models = [_analysed(first, named[first], model, reading.held_out(first, model), options, observer)]
         for name in others:
             del model  # before the next takes its place
-            model = named[name].load()
+            model = load_model(named[name].path, step=named[name].step, attention="sdpa")
             models.append(_analysed(name, named[name], model, reading.held_out(name, model), options, observer))
     names = list(of_paths)
     return Analysis(
@@ -137,10 +137,6 @@ class ModelSource:
         if self.run is None:  # whoever asks for all checkpoints has looked at each
             chosen_checkpoint(run, self.step)
         tokenizer_of(run)
-
-    def load(self) -> LoadedModel:
-        """The model. Raises UserError if there is none, or one that cannot be analysed."""
-        return load_model(self.path, step=self.step, attention="sdpa")
 
     def text(self, observer: Observer) -> Corpus:
         """The held-out documents of the run's data, if the user names no text. Raises UserError if there are none."""

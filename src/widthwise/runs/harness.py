@@ -146,12 +146,13 @@ def metrics_of(results: dict[str, Any]) -> dict[str, Metrics]:
     """For each task and group {metric: {value, stderr}}."""
     metrics: dict[str, Metrics] = {}
     for task, found in results["results"].items():
-        metrics[task] = {}
+        estimates: dict[str, dict[str, float | None]] = {}
         for key, value in found.items():
             metric, comma, name = key.partition(",")
             if comma and not metric.endswith("_stderr"):
                 estimate = {"value": _number(value), "stderr": _number(found.get(f"{metric}_stderr,{name}"))}
-                metrics[task][_shown(metric, name)] = estimate
+                estimates[_shown(metric, name)] = estimate
+        metrics[task] = estimates
     return metrics
 
 

@@ -15,8 +15,7 @@ from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
 from widthwise.recipe.family import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.plan import CHEAPEST_FIRST, Planner
-from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
+from widthwise.runs.plan import CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, Planner
 from widthwise.training.devices import Device
 
 TOKENS_PER_PASS = 8192

@@ -13,13 +13,7 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import (
-    VALIDATION_KEY,
-    DataCache,
-    has_seen_data,
-    identity_of,
-    recorded_identity,
-)
+from widthwise.runs.data_identity import VALIDATION_KEY, DataCache, has_seen_data, identity_of, recorded_identity
 from widthwise.runs.environment import REPRODUCED_WITH, OtherWork, environment
 from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision

@@ -64,10 +64,16 @@ class Snapshot:
         tensors = {
             file_name(MODEL, shard, n_shards): {name: held(each.detach()) for name, each in _weights(model).items()},
             file_name(OPTIMIZER, shard, n_shards): {
-                name: held(each) for name, each in _optimizer_tensors(model, optimizer).items()
+                f"{name}.{part}": held(value)
+                for name, parameter in model.named_parameters()
+                for part, value in optimizer.state[parameter].items()
             },
         }
-        return cls(tensors | ({RNG: _rng_states()} if processes.is_rank_zero else {}))
+        if processes.is_rank_zero:
+            tensors[RNG] = {"cpu": torch.get_rng_state()}
+            if torch.cuda.is_initialized():
+                tensors[RNG]["cuda"] = torch.cuda.get_rng_state()
+        return cls(tensors)
 
     def copied(self) -> "Snapshot":
         """Return a copy on the CPU, which training no longer changes."""
@@ -98,12 +104,7 @@ def save(
 
 
 def write(
-    folder: Path,
-    step: int,
-    snapshot: Snapshot,
-    state: Mapping[str, Any],
-    seal: Seal | None,
-    processes: Processes,
+    folder: Path, step: int, snapshot: Snapshot, state: Mapping[str, Any], seal: Seal | None, processes: Processes
 ) -> Path:
     """Writes the checkpoint of a step; when this returns, it survives a power cut. Called by all processes.
 
@@ -242,21 +243,6 @@ def _weights(model: Decoder) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensors.setdefault(id(tensor), (name, tensor))
     return {name: tensor.detach() for name, tensor in tensors.values()}
-
-
-def _optimizer_tensors(model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}.{part}": value
-        for name, parameter in model.named_parameters()
-        for part, value in optimizer.state[parameter].items()
-    }
-
-
-def _rng_states() -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
 
 
 def _save_json(data: Any, path: Path) -> None:

@@ -189,7 +189,8 @@ class MetricsLogger:
                 self.write(step, "skipped", **{k: v if math.isfinite(v) else None for k, v in found.items()})
             check_step(self._recipe.train, step, loss, grad_norm, outcome.n_skipped)
             if not outcome.n_skipped:
-                state.add_loss(loss)
+                state.recent_losses.append(loss)
+                state.unlogged_losses.append(loss)
             self._newest = outcome, grad_norm
 
     def log(self, state: RunState, train_state: TrainState) -> None:

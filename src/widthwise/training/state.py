@@ -51,11 +51,6 @@ class RunState:
     def __post_init__(self) -> None:
         self.recent_losses = deque(self.recent_losses, maxlen=self.window_steps)
 
-    def add_loss(self, loss: float) -> None:
-        """Takes in the loss of one more step."""
-        self.recent_losses.append(loss)
-        self.unlogged_losses.append(loss)
-
     @classmethod
     def read(cls, data: Mapping[str, Any], where: str) -> Self:
         """From the data that `as_data` gave. Raises UserError, which begins with `where`, for others."""

@@ -84,24 +84,20 @@ class ChoiceMeans:
         }
 
 
-def score_gradient_norms(model: Decoder) -> list[float | None]:
-    """Norm of the gradient of each layer's width score and its bias, after clipping; null where a layer has none.
-
-    Called by all processes that share the model.
-    """
-    norms: list[float | None] = [None] * model.config.n_layers
-    for index, ffn in dynamic_modules(model).items():
-        if parameters := ffn.choice_parameters():
-            gradients = [each.grad for each in parameters if each.grad is not None]
-            norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
-    return norms
-
-
 def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
-    """The entries of a training record on choices; empty if no layer chooses. Call between a step and the next."""
+    """Return the entries of a training record on choices; empty if no layer chooses.
+
+    score_grad_norm: norm of the gradient of each layer's width score and its bias, after clipping; null where a layer
+    has none. Called by all processes that share the model, between a step and the next.
+    """
     record: dict[str, Any] = dict(choices.record())
     if "width_fraction" in record:
-        record["score_grad_norm"] = score_gradient_norms(model)
+        norms: list[float | None] = [None] * model.config.n_layers
+        for index, ffn in dynamic_modules(model).items():
+            if parameters := ffn.choice_parameters():
+                gradients = [each.grad for each in parameters if each.grad is not None]
+                norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
+        record["score_grad_norm"] = norms
     return record
 
 

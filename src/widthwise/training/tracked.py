@@ -148,10 +148,7 @@ def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
         yield path, value
 
 
-TRACKERS: Mapping[str, type[Tracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-}
+TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
 STATE = "tracking.json"
 """File of a run: for each tracker what it calls the run, and how far it has been told of it."""
 
@@ -237,15 +234,12 @@ class _Follower:
             before = dict(self._sent)
             for record in records:
                 if record["step"] > self._sent.get(record["event"], -1):
-                    self._send(record)
+                    if self._tracker is None:
+                        return
+                    self._tracker.log(record["step"], values_of(record))
+                    self._sent[record["event"]] = record["step"]
             if self._sent != before:
                 self._keep_state()
-
-    def _send(self, record: Mapping[str, Any]) -> None:
-        if self._tracker is None:
-            return
-        self._tracker.log(record["step"], values_of(record))
-        self._sent[record["event"]] = record["step"]
 
     def close(self) -> None:
         with self._harmless():

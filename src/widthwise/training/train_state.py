@@ -24,13 +24,7 @@ from widthwise.training.growth_step import EntryRates, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import ALWAYS_OPEN, Gate
-from widthwise.training.step_statistics import (
-    ChoiceMeans,
-    LayerWatch,
-    MTPLosses,
-    choice_record,
-    watched_layers,
-)
+from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record, watched_layers
 
 WHOLE_UPDATES = nullcontext()
 """Lets the optimizer move all entries as it would."""
