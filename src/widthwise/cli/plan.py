@@ -71,7 +71,7 @@ def plan(
     from widthwise.training.devices import Device
 
     recipe, overrides = _recipe_and_overrides(arguments or [])
-    on = Device.asked(device, memory, tflops, bandwidth, mfu)
+    on = Device.from_options(device, memory, tflops, bandwidth, mfu)
     for option, value in (("--days", days), ("--n-devices", n_devices), ("--tokens-per-param", tokens_per_param)):
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"{option}: got {value:g}; must be above 0")

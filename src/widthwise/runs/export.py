@@ -123,10 +123,10 @@ def export_run(
     }
 
 
-def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **of_folder: Any) -> str:
+def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_fields: Any) -> str:
     """Return the model card as Markdown. config: of the exported model; step: of its weights.
 
-    of_folder: `folder`, quoted as a command that is called from the same place names it, `model_type`, `has_code`
+    folder_fields: `folder`, quoted as a command that is called from the same place names it, `model_type`, `has_code`
     (that of a `widthwise` model is in it) and `has_tokenizer`.
     """
     templates = jinja2.Environment(
@@ -138,7 +138,7 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **of_fold
     templates.filters["cell"] = _cell
     result, environment = run.result(), run.environment()
     return templates.get_template("model_card.md.jinja").render(
-        of_folder,
+        folder_fields,
         name=run.path.resolve().name,
         profile=profile_words(config.widths),
         features=list(_features(config)),

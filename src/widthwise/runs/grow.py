@@ -142,19 +142,19 @@ def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
 
 
 def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: GrowOptions) -> Rewarmup | None:
-    """None where nothing is to be said of the rates. Raises UserError for more steps than are left."""
-    asked, of = options.rewarmup_steps, options.rewarmup_of
-    if asked is None and options.freeze_steps == 0 and plan.new == plan.old:
+    """Return the rates after the growth; None where they stay. Raises UserError for more steps than are left."""
+    of, freeze_steps = options.rewarmup_of, options.freeze_steps
+    if options.rewarmup_steps is None and freeze_steps == 0 and plan.new == plan.old:
         return None
     n_left = recipe.train.steps - source.step
-    steps = usual_rewarmup(asked, recipe.optimizer.settling_steps, n_left)
-    pace = Pace(source.step, steps, of, options.freeze_steps).check(n_left, "--")
-    if steps == options.freeze_steps == 0:
+    steps = usual_rewarmup(options.rewarmup_steps, recipe.optimizer.settling_steps, n_left)
+    pace = Pace(source.step, steps, of, freeze_steps).check(n_left, "--")
+    if steps == freeze_steps == 0:
         return None
-    told = Rewarmup(after_step=source.step, steps=steps, of=of, freeze_steps=options.freeze_steps)
+    rewarmup = Rewarmup(after_step=source.step, steps=steps, of=of, freeze_steps=freeze_steps)
     if pace.end_apart == source.step:
-        return told
-    return checked_copy(told, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
+        return rewarmup
+    return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 
 
 def bake_intended(source: RunCheckpoint, one_eps: bool) -> Intention:

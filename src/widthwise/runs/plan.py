@@ -45,7 +45,7 @@ from widthwise.training.devices import Device
 BYTES_PER_TOKEN = 4.0
 """Text behind a token: about what byte-level BPE of 32,000 to 100,000 tokens reaches on English text."""
 TEXT_BYTES_PER_CORE_SECOND = 1e6
-"""What `data prepare` reads, splits, tokenizes and writes on one core."""
+"""Text that `data prepare` reads, splits, tokenizes and writes on one core."""
 RUNS_AGAIN = "input of layers that run again"
 CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "layer")
 """In computation."""

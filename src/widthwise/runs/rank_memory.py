@@ -88,9 +88,9 @@ class _Backward:
 
     name: str
     kept: Cost
-    """What it and all before it have kept from the forward pass."""
+    """Activations that it and all before it have kept from the forward pass."""
     at_work: Cost
-    """What it makes again, and the gradients of the activations of its larger sublayer."""
+    """Activations that it makes again, and the gradients of those of its larger sublayer."""
 
 
 class ShardedModel:
@@ -113,10 +113,10 @@ class ShardedModel:
         self._packing, self._learns_apart = packing, learns_apart
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
         self.hidden_matrices = set(optimizer.hidden_matrices(model))
-        """Those of which the optimizer keeps one number for each entry, not two."""
+        """Parameters of which the optimizer keeps one number for each entry, not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
         self.cast_matrices = matrices - {model.head.weight}
-        """Those that bf16 copies."""
+        """Parameters that bf16 copies."""
         self._n_cast = [
             sum(each.numel() for each in self.cast_matrices.intersection(unit.parameters)) for unit in self.units
         ]

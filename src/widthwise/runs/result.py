@@ -21,7 +21,7 @@ from widthwise.training.state import inherited
 from widthwise.training.validation import Validation
 
 SPIKE_NATS = 0.5
-"""How far a record of the training loss must lie above an earlier one to be named; batches differ by less."""
+"""Rise of the training loss above an earlier record that is named; batches differ by less."""
 
 
 def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None) -> RunResult:

@@ -56,7 +56,7 @@ class LoadedModel:
     tokens: int | None = None
     """Tokens that it was trained on by that step, those of a run that it comes from included."""
     damages: Sequence[checkpoint_folder.Damage] = ()
-    """Newer checkpoints that could not be used, where the newest was asked for."""
+    """Newer checkpoints that could not be used, where no step was given."""
 
     @property
     def seq_len(self) -> int:
@@ -175,20 +175,20 @@ def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]
 
 
 def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: None) -> list[int]:
-    """The steps of all good checkpoints of a run, first to last. say: is told of those that are damaged.
+    """The steps of all good checkpoints of a run, first to last. say: takes a message on each damaged one.
 
     Raises UserError where the folder is no run directory or has no usable checkpoint.
     """
     run = RunDir(path)
     run.config_yaml()
     newest_checkpoint(run)
-    reasons = {
-        each: checkpoint_folder.find_damage(each) for each in checkpoint_folder.checkpoint_paths(run.checkpoints)
-    }
-    for each, reason in reasons.items():
-        if reason is not None:
+    steps = []
+    for each in checkpoint_folder.checkpoint_paths(run.checkpoints):
+        if (reason := checkpoint_folder.find_damage(each)) is None:
+            steps.append(checkpoint_folder.step_of(each))
+        else:
             say(f"{run.path}: {checkpoint_folder.Damage(each, reason)}; it is left out")
-    return sorted(checkpoint_folder.step_of(each) for each, reason in reasons.items() if reason is None)
+    return sorted(steps)
 
 
 def spent_by(run: RunDir, recipe: Recipe, step: int) -> Spent:
@@ -229,7 +229,7 @@ class RunCheckpoint:
     saved: Path
     """Folder of the checkpoint."""
     damages: tuple[checkpoint_folder.Damage, ...]
-    """Newer checkpoints that could not be used, where the newest was asked for."""
+    """Newer checkpoints that could not be used, where no step was given."""
 
     @classmethod
     def of(cls, path: Path | str, step: int | None = None) -> "RunCheckpoint":

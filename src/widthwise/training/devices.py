@@ -45,7 +45,7 @@ class Device:
         return found.used(mfu)
 
     @classmethod
-    def asked(
+    def from_options(
         cls,
         device: str | None,
         memory: str | None = None,

@@ -39,7 +39,7 @@ from widthwise.training.processes import Processes
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 PATIENCE = timedelta(hours=12)
-"""How long the others wait for what the first process does alone, such as reading a corpus."""
+"""Longest wait of the others for what the first process does alone, such as reading a corpus."""
 LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNORECASE)
 """Words of the RuntimeError of a message that did not arrive."""
 SECONDS_TO_ANSWER = 5.0

@@ -34,7 +34,7 @@ MEASURED_KEYS = (
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """As malloc.h numbers them; see mallopt(3)."""
 MAX_KEPT_BYTES = 2**31 - 1
-"""How much may be free at the end of the heap before it goes back to the system: the most that can be said."""
+"""Free memory at the end of the heap above which it goes back to the system: the most that malloc takes."""
 MAX_IN_HEAP_BYTES = 2**25
 """Larger blocks come from the system and go back to it. glibc's own limit would reach this by itself, but stops
 adapting once the other is set."""
@@ -85,11 +85,10 @@ def speed_record(
     """
     slowest, largest = processes.all_reduce_max(step_seconds, memory_bytes or 0)
     tokens_per_second = tokens_per_step / slowest
-    of_one = tokens_per_second / processes.world_size
     return {
         "tokens_per_second": tokens_per_second,
         "step_seconds": slowest,
-        "mfu": model_flops_utilization(of_one, flops_per_token, processes.device),
+        "mfu": model_flops_utilization(tokens_per_second / processes.world_size, flops_per_token, processes.device),
         "memory_bytes": int(largest) or None,
     }
 
@@ -119,7 +118,7 @@ def keep_freed_memory() -> None:
 
     Memory from the system comes page by page, each cleared when it is first touched. glibc gives back what is free at
     the end of its heap, which for a small model is after every step: asking for it again took a tenth of a bf16 step.
-    Does nothing without glibc, or where the environment has told it otherwise.
+    Does nothing without glibc, or where the environment sets its own limits.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt") and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
@@ -140,7 +139,7 @@ class MetricsLogger:
     def __init__(
         self, run: RunDir, recipe: Recipe, observer: Observer, processes: Processes, note: Callable[[str], None]
     ):
-        """note: is told what the user should know."""
+        """note: takes what the user should know."""
         self._run, self._recipe, self._observer, self._processes, self._note = run, recipe, observer, processes, note
         if processes.device.type == "cpu":
             keep_freed_memory()
@@ -150,7 +149,7 @@ class MetricsLogger:
         """Step -> loss of each validation on record."""
         self._inherited = Spent()
         self._outcomes: list[StepOutcome] = []
-        """Those of the newest steps, still on the device."""
+        """Outcomes of the newest steps, still on the device."""
         self._newest: tuple[StepOutcome, float] | None = None
         """The newest step that was collected, and its gradient norm."""
 
@@ -175,7 +174,7 @@ class MetricsLogger:
     def collect(self, state: RunState) -> None:
         """Wait for the device, and take the losses of the steps since the last time into the state of the newest.
 
-        Records what is of a single step: norms that were asked for, and that it made no update. Raises Diverged.
+        Records what is of a single step: its norms where they are due, and that it made no update. Raises Diverged.
         """
         outcomes, self._outcomes = self._outcomes, []
         if not outcomes:

@@ -42,11 +42,11 @@ class RunState:
     grad_norms: list[float] = field(default_factory=list)
     """Gradient norms that the next one is compared with, where `train.on_spike` looks at steps."""
     n_skipped: int = 0
-    """How many steps in a row have made no update by now."""
+    """Steps in a row that have made no update by now."""
     wall_seconds: float = 0.0
     """Wall time spent by all processes that worked on the run."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know about the result, such as a damaged checkpoint that was passed over."""
+    """Remarks for the user on the result, such as a damaged checkpoint that was passed over."""
 
     def __post_init__(self) -> None:
         self.recent_losses = deque(self.recent_losses, maxlen=self.window_steps)

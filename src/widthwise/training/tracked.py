@@ -20,7 +20,7 @@ from widthwise.training.observer import ForwardingObserver, Observer, SilentObse
 from widthwise.yaml_io import parse_yaml
 
 PROJECT = "widthwise"
-"""Under which trackers file runs, where the user's environment says nothing else."""
+"""Project of a tracker in which runs are filed, where the user's environment names no other."""
 
 Values = Mapping[str, float | str]
 """Name, such as `train/loss`, -> number, or words."""
@@ -34,7 +34,7 @@ class TrackedRun:
     recipe: Mapping[str, Any]
     """Its resolved recipe as plain data, without the model, whose layers are too many."""
     id: str | None
-    """What the tracker called it before, if it has followed the run already."""
+    """The tracker's name for it, if it has followed the run already."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Tracker(ABC):
     """Name of the extra that installs that module."""
 
     id: str
-    """What it calls the run, by which it finds it again."""
+    """Its name for the run, by which it finds it again."""
 
     @abstractmethod
     def __init__(self, run: TrackedRun):
@@ -150,7 +150,7 @@ def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
 
 TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
 STATE = "tracking.json"
-"""File of a run: for each tracker what it calls the run, and how far it has been told of it."""
+"""File of a run: for each tracker its name for the run, and the last step that it has of each event."""
 
 
 @contextmanager

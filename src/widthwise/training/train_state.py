@@ -40,13 +40,13 @@ class StepOutcome:
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
-    """What the layers chose, averaged over the batch; of the same pass."""
+    """Choices of the layers, averaged over the batch; of the same pass."""
     mtp_losses: MTPLosses
     """Losses of the MTP heads, likewise."""
     n_skipped: int = 0
     """0 where the step has made its update; else how many in a row have not."""
     norms: Tensor | None = None
-    """Those of each layer, if they were asked for; see `LayerWatch.measured`."""
+    """Norms of each layer, if they were due; see `LayerWatch.measured`."""
 
 
 def optimizer_step(
@@ -99,9 +99,10 @@ def optimizer_step(
     if not n_skipped:
         with moving:
             optimizer.step()
-    loss, *sums = processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums])
-    choices = choices.over(processes.world_size, sums[: len(choices.sums)])
-    mtp_losses = mtp_losses.over(processes.world_size, sums[len(choices.sums) :])
+    sums = iter(processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums]))
+    loss = next(sums)
+    choices.reduced(processes.world_size, sums)
+    mtp_losses.reduced(processes.world_size, sums)
     if not n_skipped:
         objective.end_step(choices)
     norms = None if watch is None else watch.measured(processes)

@@ -59,7 +59,7 @@ class Validation:
     mtp_window_losses: list[list[float]]
     """For each of them, its mean loss in every window; empty without multi-token prediction."""
     texts: Mapping[str, "Validation"] = field(default_factory=dict)
-    """Those of the same moment on the other texts of the recipe, by name."""
+    """Validations of the same moment on the other texts of the recipe, by name."""
     tasks: Mapping[str, TaskScores] = field(default_factory=dict)
     """Scores of the same moment on the tasks of the recipe, by name."""
 
@@ -136,7 +136,7 @@ def _means(losses: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ValidationSets:
-    """What validations look at: the held-out part of the data, and the texts, tasks and prompts of the recipe."""
+    """The held-out part of the data, and the texts, tasks and prompts of the recipe, opened for validations."""
 
     held_out: HeldOut
     """Says how all texts are read."""
