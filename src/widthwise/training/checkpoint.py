@@ -58,7 +58,7 @@ class Snapshot:
     @classmethod
     def of(cls, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes = ALONE) -> "Snapshot":
         """The tensors of this moment; they share the memory of the model. See `copied`."""
-        if not processes.writes_shards:
+        if processes.rank >= processes.n_shards:  # the first replica writes
             return cls({})
         shard, n_shards = processes.shard, processes.n_shards
         tensors = {

@@ -28,11 +28,6 @@ class Processes:
         """True in the process that prints, locks and writes for all."""
         return self.rank == 0
 
-    @property
-    def writes_shards(self) -> bool:
-        """True in the ranks of the first replica, whose shards a checkpoint holds."""
-        return self.rank < self.n_shards
-
     def shard_model(self, model: Decoder) -> None:
         """Shard the parameters of a model on the meta device."""
 

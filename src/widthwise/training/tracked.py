@@ -217,16 +217,12 @@ class _Follower:
         self._tracker: Tracker | None = None
         self._sent: dict[str, int] = {}
         with self._harmless():
-            self._open()
-
-    def _open(self) -> None:
-        known = self._state().get(self._name, {})
-        self._sent = dict(known.get("sent", {}))
-        path = self._folder / "config.yaml"
-        recipe = {key: value for key, value in parse_yaml(read_text(path), str(path)).items() if key != "model"}
-        self._tracker = TRACKERS[self._name](TrackedRun(self._folder, recipe, known.get("id")))
-        self._keep_state()  # a run that stops before its first record is found again
-        self.take(RunDir(self._folder).metrics())
+            known, path = self._state().get(name, {}), folder / "config.yaml"
+            self._sent = dict(known.get("sent", {}))
+            recipe = {key: value for key, value in parse_yaml(read_text(path), str(path)).items() if key != "model"}
+            self._tracker = TRACKERS[name](TrackedRun(folder, recipe, known.get("id")))
+            self._keep_state()  # a run that stops before its first record is found again
+            self.take(RunDir(folder).metrics())
 
     def take(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Sends what has not been sent."""
