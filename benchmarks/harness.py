@@ -26,7 +26,7 @@ import torch._dynamo
 
 from widthwise.files import write_atomic
 from widthwise.runs.environment import environment as run_environment
-from widthwise.training.peak_flops import peak_flops_per_second
+from widthwise.training.devices import peak_flops_per_second
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

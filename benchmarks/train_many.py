@@ -16,8 +16,7 @@ import torch
 
 from widthwise.config_io import to_data
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.runs.train import train_or_resume
-from widthwise.training.joining import launched_processes
+from widthwise.runs.train import launched_processes, train_or_resume
 from widthwise.training.launch import Interrupted
 from widthwise.training.observer import SilentObserver
 

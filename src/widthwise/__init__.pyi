@@ -37,7 +37,7 @@ from widthwise.runs.save import import_run as import_run
 from widthwise.runs.save import save_run as save_run
 from widthwise.runs.train import resume as resume
 from widthwise.runs.train import train as train
-from widthwise.runs.trained import Trained as Trained
+from widthwise.runs.trained import LoadedModel as LoadedModel
 from widthwise.runs.trained import load_trained as load_trained
 from widthwise.shape.search import search as search
 from widthwise.shape.search_space import SearchSpace as SearchSpace

@@ -21,8 +21,8 @@ from widthwise.model.decoder import build
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.shards import held, set_whole, whole
 from widthwise.recipe.recipe import Recipe
+from widthwise.runs.train import launched_processes
 from widthwise.training import train_state as train_state_module
-from widthwise.training.joining import launched_processes
 from widthwise.training.processes import Processes
 from widthwise.training.train_state import TrainState, assembled
 

@@ -17,7 +17,7 @@ from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
-from widthwise.runs.trained import Source, load_trained
+from widthwise.runs.trained import RunCheckpoint, load_trained
 from widthwise.training.launch import Interrupted
 from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import SilentObserver
@@ -70,15 +70,15 @@ def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow_and_flo
 
 
 @pytest.fixture
-def branching(done: tuple[Path, dict], tmp_path: Path) -> tuple[Source, list[Path]]:
+def branching(done: tuple[Path, dict], tmp_path: Path) -> tuple[RunCheckpoint, list[Path]]:
     for name, size, steps in (("wide", {"d_model": 32}, 8), ("deep", {"n_layers": 5}, 9)):
         larger = {"model": {**RECIPE["model"], **size}, "train": {**RECIPE["train"], "steps": steps}}
         write(tmp_path / f"{name}.yaml", {**RECIPE, **larger})
-    return Source.of(done[0] / "runs" / "small-seed3"), [tmp_path / "wide.yaml", tmp_path / "deep.yaml"]
+    return RunCheckpoint.of(done[0] / "runs" / "small-seed3"), [tmp_path / "wide.yaml", tmp_path / "deep.yaml"]
 
 
 def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothing_twice(
-    branching: tuple[Source, list[Path]], tmp_path: Path, monkeypatch
+    branching: tuple[RunCheckpoint, list[Path]], tmp_path: Path, monkeypatch
 ) -> None:
     source, recipes = branching
 
@@ -121,7 +121,7 @@ def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> No
     larger = {"model": {**RECIPE["model"], "d_model": 32}, "train": {**train_section, "steps": 6}}
     wide = write(tmp_path / "wide.yaml", {**RECIPE, **larger})
     out = tmp_path / "out"
-    branches = plan_family(Source.of(tmp_path / "small"), [wide], [], out, alone="tokens")
+    branches = plan_family(RunCheckpoint.of(tmp_path / "small"), [wide], [], out, alone="tokens")
     found = run_family(branches, out, SilentObserver(), alone="tokens")
     grown, alone = found.variants
     assert ([grown.name], [alone.name]) == (grown.runs, alone.runs) == (["wide"], ["wide-alone"])

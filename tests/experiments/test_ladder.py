@@ -19,7 +19,7 @@ from widthwise.model.config import cost_summary
 from widthwise.records.outcome import Outcome
 from widthwise.reports.answers import answer
 from widthwise.reports.writing import write_report
-from widthwise.runs.devices import Device
+from widthwise.training.devices import Device
 
 RECIPE: dict[str, Any] = {
     **TINY,

@@ -185,8 +185,8 @@ def test_nobody_waits_for_the_answer_of_another_setting() -> None:
 
 
 def test_memory_is_that_of_plan(answers: Answers) -> None:
-    from widthwise.runs.devices import WITH_MEMORY
     from widthwise.runs.plan import Planner
+    from widthwise.training.devices import WITH_MEMORY
 
     setting = Setting(n_layers=5, turn_layer=0.5)
     recipe = answers.recipe(setting)

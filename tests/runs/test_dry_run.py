@@ -9,8 +9,8 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.runs.devices import Device
 from widthwise.runs.plan import dry_run
+from widthwise.training.devices import Device
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 H100 = Device.linked("h100", mfu=0.5)

@@ -16,8 +16,8 @@ from widthwise.evaluation.differences import evaluation_differences
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
-from widthwise.runs.loaded import HELD_OUT
 from widthwise.runs.train import resume, train
+from widthwise.runs.trained import HELD_OUT
 
 KINDS = {
     "experts and slots": (

@@ -15,7 +15,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import carry_out
 from widthwise.runs.grow import GrowOptions, bake_intended, growth_intended, pad_intended, wanted_recipe
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import Source
+from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage
 
 STEP = 5
@@ -30,12 +30,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def source(finished: Path, tmp_path: Path) -> Source:
+def source(finished: Path, tmp_path: Path) -> RunCheckpoint:
     """The run as it was after a kill at STEP."""
-    return Source.of(unfinished_copy(finished, tmp_path / "source", STEP))
+    return RunCheckpoint.of(unfinished_copy(finished, tmp_path / "source", STEP))
 
 
-def grown(source: Source, out: Path, *overrides: str, **options: Any) -> dict[str, Any]:
+def grown(source: RunCheckpoint, out: Path, *overrides: str, **options: Any) -> dict[str, Any]:
     intention = growth_intended(source, wanted_recipe(source, None, overrides), GrowOptions(**options))
     return carry_out(source, intention, out)
 
@@ -49,7 +49,7 @@ def tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def test_a_grown_run_trains_on_where_the_old_one_stood_with_its_weights_and_moments(
-    source: Source, tmp_path: Path
+    source: RunCheckpoint, tmp_path: Path
 ) -> None:
     found = grown(source, tmp_path / "grown", *WIDER)
     run = RunDir(tmp_path / "grown")
@@ -78,7 +78,7 @@ def test_a_grown_run_trains_on_where_the_old_one_stood_with_its_weights_and_mome
     assert run.metrics()[: len(earlier) + 1] == [*earlier, last]
 
 
-def test_what_the_optimizer_forgets(source: Source, tmp_path: Path) -> None:
+def test_what_the_optimizer_forgets(source: RunCheckpoint, tmp_path: Path) -> None:
     name, n_old = "layers.1.ffn.w_gate.weight", source.model.layers[1].ffn.hidden_widths[0]
     grown(source, tmp_path / "new", *WIDER, reset="new")
     assert (tensors(tmp_path / "new", "optimizer")[f"{name}.exp_avg_sq"][n_old:] == 0).all()
@@ -88,7 +88,7 @@ def test_what_the_optimizer_forgets(source: Source, tmp_path: Path) -> None:
 
 
 def test_a_larger_batch_goes_on_behind_the_windows_seen_and_other_data_begin_anew(
-    source: Source, tmp_path: Path
+    source: RunCheckpoint, tmp_path: Path
 ) -> None:
     found = grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6")
     assert state_json(tmp_path / "grown")["loader"]["step"] == 4  # 5 batches of 4 are 20 windows, and 3 of 6 are 18
@@ -100,7 +100,7 @@ def test_a_larger_batch_goes_on_behind_the_windows_seen_and_other_data_begin_ane
 
 
 def test_constants_that_stay_are_told_changed_where_that_is_allowed_and_folded_by_bake(
-    source: Source, tmp_path: Path
+    source: RunCheckpoint, tmp_path: Path
 ) -> None:
     wider_heads = ["model.layers.1.attention.head_dim=12", "model.layers.1.attention.scale=0.25"]
     found = grown(source, tmp_path / "grown", *wider_heads)
@@ -113,12 +113,14 @@ def test_constants_that_stay_are_told_changed_where_that_is_allowed_and_folded_b
     assert not allowed["certificate"]["is_preserved"]
     assert saved_recipe(RunDir(tmp_path / "changed")).explicit_model.layers[1].attention.scale == 0.25
     baked = carry_out(
-        Source.of(tmp_path / "grown"), bake_intended(Source.of(tmp_path / "grown"), False), tmp_path / "baked"
+        RunCheckpoint.of(tmp_path / "grown"),
+        bake_intended(RunCheckpoint.of(tmp_path / "grown"), False),
+        tmp_path / "baked",
     )
     assert baked["certificate"]["is_preserved"]
     name, factor = "layers.1.attention.w_k.weight", (12 / 8) ** 0.5
     assert saved_recipe(RunDir(tmp_path / "baked")).optimizer.scaled == pytest.approx({name: factor})
-    grown(Source.of(tmp_path / "baked"), tmp_path / "again", "model.layers.2.ffn.d_ff=110")
+    grown(RunCheckpoint.of(tmp_path / "baked"), tmp_path / "again", "model.layers.2.ffn.d_ff=110")
     assert saved_recipe(RunDir(tmp_path / "again")).optimizer.scaled == pytest.approx({name: factor})
     for folder in ("grown", "baked"):
         resume(tmp_path / folder)
@@ -128,7 +130,7 @@ def test_constants_that_stay_are_told_changed_where_that_is_allowed_and_folded_b
 
 
 def test_a_model_that_would_not_compute_the_same_is_not_written(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: RunCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from widthwise.growth.tensor_plan import TensorPlan
 
@@ -143,7 +145,7 @@ def test_a_model_that_would_not_compute_the_same_is_not_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-def test_what_cannot_be_is_refused_before_anything_is_written(source: Source, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_written(source: RunCheckpoint, tmp_path: Path) -> None:
     for override, message in (
         ("model.layers.1.ffn.d_ff=3", "growth takes nothing away"),
         ("model.n_layers=5", "has every layer written out"),
@@ -158,7 +160,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(source: Source, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-def test_a_folder_that_holds_something_is_left_alone(source: Source, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_is_left_alone(source: RunCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
     with pytest.raises(UserError, match="full: exists already; choose another folder"):
@@ -169,12 +171,12 @@ def test_a_folder_that_holds_something_is_left_alone(source: Source, tmp_path: P
     assert RunDir(tmp_path / "empty").exists
 
 
-def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source: Source, tmp_path: Path) -> None:
+def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source: RunCheckpoint, tmp_path: Path) -> None:
     grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6", "train.steps=7")
     first = resume(tmp_path / "grown")
-    pad = pad_intended(Source.of(tmp_path / "grown"), Multiples(d_ff_multiple=64))
+    pad = pad_intended(RunCheckpoint.of(tmp_path / "grown"), Multiples(d_ff_multiple=64))
     longer = checked_copy(pad.recipe, "recipe", train=checked_copy(pad.recipe.train, "train", steps=9))
-    carry_out(Source.of(tmp_path / "grown"), replace(pad, recipe=longer), tmp_path / "padded")
+    carry_out(RunCheckpoint.of(tmp_path / "grown"), replace(pad, recipe=longer), tmp_path / "padded")
     last = resume(tmp_path / "padded")
     per_token = [model.cost().training_flops(17) for model in (source.model, pad.plan.old, pad.plan.new)]
     assert per_token[0] < per_token[1] < per_token[2]
@@ -192,14 +194,14 @@ def test_a_run_that_grew_grows_from_the_model_of_its_checkpoint(tmp_path: Path) 
     events = "growth=[{at_step: 3, rewarmup_steps: 0, model: {ffn: {kind: swiglu, ratio: 4.0}}}, {at_step: 8, "
     events += "rewarmup_steps: 0, model: {ffn: {kind: swiglu, ratio: 5.0}}}]"
     train(tiny_recipe(events), tmp_path / "whole")
-    source = Source.of(unfinished_copy(tmp_path / "whole", tmp_path / "source", STEP))
+    source = RunCheckpoint.of(unfinished_copy(tmp_path / "whole", tmp_path / "source", STEP))
     assert source.model == source.recipe.phases[1].model
     found = grown(source, tmp_path / "grown", "model.layers.1.ffn.d_ff=99")
     assert any("left out: the growth that the run would have made after step 8" in note for note in found["notes"])
     assert resume(tmp_path / "grown")["steps"] == 9
 
 
-def test_padding_is_zero_and_stays_zero(source: Source, tmp_path: Path) -> None:
+def test_padding_is_zero_and_stays_zero(source: RunCheckpoint, tmp_path: Path) -> None:
     found = carry_out(source, pad_intended(source, Multiples(d_ff_multiple=20)), tmp_path / "padded")
     assert found["certificate"]["is_padding"]
     n_old = [layer.ffn.hidden_widths[0] for layer in source.model.layers]
@@ -214,7 +216,7 @@ def test_padding_is_zero_and_stays_zero(source: Source, tmp_path: Path) -> None:
             resume(tmp_path / "padded")
 
 
-def test_rates_rise_again_behind_a_growth(source: Source, tmp_path: Path) -> None:
+def test_rates_rise_again_behind_a_growth(source: RunCheckpoint, tmp_path: Path) -> None:
     """Over the steps that the optimizer looks back, but no more than are left, or over those asked for."""
     grown(source, tmp_path / "grown", *WIDER)
     recipe = saved_recipe(RunDir(tmp_path / "grown"))

@@ -12,9 +12,8 @@ from widthwise.data.loader import HeldOut
 from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
 from widthwise.runs.evaluate import evaluate_run
-from widthwise.runs.loaded import HELD_OUT
 from widthwise.runs.train import train
-from widthwise.runs.trained import load_trained
+from widthwise.runs.trained import HELD_OUT, load_trained
 
 GROWS = (
     "train.validate_every=3",

@@ -14,9 +14,8 @@ from widthwise.config_io import UserError
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import Plan
-from widthwise.runs.devices import Device
-from widthwise.runs.plan import Planner, data_cost
-from widthwise.runs.remarks import remarks
+from widthwise.runs.plan import Planner, data_cost, remarks
+from widthwise.training.devices import Device
 
 DEVICE = Device("a device", 10**9, peak_flops_per_second=1e12)
 
@@ -95,21 +94,23 @@ def test_peaks_of_geforce_are_twice_those_of_their_cores() -> None:
         ("RTX 5080", 10752, 2.617e9),
         ("RTX 5090", 21760, 2.407e9),
     ):
-        assert Device.asked(name).peak_flops_per_second == pytest.approx(2 * 2 * n_cores * boost_clock, rel=0.005)
+        assert Device.from_options(name).peak_flops_per_second == pytest.approx(
+            2 * 2 * n_cores * boost_clock, rel=0.005
+        )
 
 
 def test_any_device_has_the_numbers_that_are_given_else_those_of_its_data_sheet() -> None:
-    found = Device.asked(None, "24GiB", 82.0, "1TB/s", mfu=0.5)
+    found = Device.from_options(None, "24GiB", 82.0, "1TB/s", mfu=0.5)
     assert (found.memory_bytes, found.peak_flops_per_second, found.memory_bytes_per_second) == (24 * 2**30, 82e12, 1e12)
     assert found.flops_per_second == 41e12
-    found = Device.asked("rtx3060", "11GB", 20.0, mfu=0.5)
+    found = Device.from_options("rtx3060", "11GB", 20.0, mfu=0.5)
     assert (found.name, found.memory_bytes, found.flops_per_second) == ("RTX 3060", 11e9, 10e12)
     assert found.memory_bytes_per_second == 360e9
 
 
 def test_of_an_ambiguous_name_the_possible_ones_are_named() -> None:
     with pytest.raises(UserError, match=r"got 'rtx4060ti'; allowed: RTX 4060 Ti 8GB, RTX 4060 Ti 16GB; for any other"):
-        Device.asked("rtx4060ti")
+        Device.from_options("rtx4060ti")
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from widthwise.recipe.design import WIDTH_PER_LAYER, Family
-from widthwise.runs.devices import Device
 from widthwise.runs.plan import Planner
 from widthwise.runs.proposal import Proposal, Request, propose
+from widthwise.training.devices import Device
 
 SMALL = ("seq_len=512", "model.vocab_size=512", "data.tokenizer=bpe-512")
 DEVICE = Device("a device", 10**12, 1e12, mfu=0.5)

@@ -17,7 +17,7 @@ from widthwise.runs.export import export_run
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.save import import_run, save_run
 from widthwise.runs.train import resume
-from widthwise.runs.trained import Source, load_trained
+from widthwise.runs.trained import RunCheckpoint, load_trained
 
 TEXT = "A river is wider where it is slow.\n" * 40
 TOKENS = torch.arange(3, 14)[None]
@@ -56,7 +56,7 @@ def test_every_verb_works_on_it(model: Decoder, text: Path, tmp_path: Path) -> N
     assert analyse(run, text=text, n_tokens=170).models[0].name == "run"
     assert export_run(run, tmp_path / "hf")["model_type"] == "llama"
 
-    source = Source.of(run)
+    source = RunCheckpoint.of(run)
     intention = growth_intended(source, wanted_recipe(source, None, ["model.layers.0.ffn.d_ff=131"]), GrowOptions())
     carry_out(source, intention, tmp_path / "grown")
     before, after = (load_trained(path, "cpu").model(TOKENS) for path in (run, tmp_path / "grown"))

@@ -18,9 +18,8 @@ from widthwise.data.loader import Loader
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunFailed
-from widthwise.runs.train import train
+from widthwise.runs.train import launched_processes, train
 from widthwise.training import metrics
-from widthwise.training.joining import launched_processes
 
 SKIP = "train.on_spike={kind: skip, factor: 1000, window_steps: 3, max_skipped: 2}"
 CASES: dict[str, tuple[Recipe, tuple[int, ...]]] = {

@@ -19,7 +19,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import Source
+from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
 from widthwise.training.growth_step import EntryRates
 
@@ -103,7 +103,7 @@ def test_update_norms_are_those_of_what_has_moved(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_grown_learns_apart_and_resumes_to_the_bit(apart: Path, tmp_path: Path) -> None:
-    source = Source.of(unfinished_copy(apart, tmp_path / "source", 4))
+    source = RunCheckpoint.of(unfinished_copy(apart, tmp_path / "source", 4))
     wanted = wanted_recipe(source, None, ["model.layers.1.ffn.d_ff=80"])
     alike = growth_intended(source, wanted, GrowOptions()).recipe.rewarmup
     options = GrowOptions(rewarmup_steps=4, rewarmup_of="new", freeze_steps=2)

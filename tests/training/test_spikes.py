@@ -11,8 +11,8 @@ from tiny_runs import outcome, tiny_recipe, unfinished_copy, without_measurement
 
 from widthwise.recipe.train_section import SkipSpike
 from widthwise.run_dir import RunDir, RunFailed
+from widthwise.runs.result import loss_curve_warnings
 from widthwise.runs.train import resume, train
-from widthwise.training.spikes import loss_curve_warnings
 
 SKIP = "train.on_spike={kind: skip, factor: 4, window_steps: 3, max_skipped: 2}"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from widthwise.training.devices import peak_flops_per_second
 from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utilization
-from widthwise.training.peak_flops import peak_flops_per_second
 
 
 def test_peak_is_that_of_the_data_sheet_or_unknown():

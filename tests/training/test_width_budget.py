@@ -53,7 +53,7 @@ def test_term_and_gradient_are_the_formula_with_layers_weighted_by_flops(kind, s
     settings |= {"weight": 0.7} if kind != "lagrangian" else {"damping": 0.0}
     settings |= {"target": 0.4, "scope": scope} if kind != "penalty" else {}
     budget = budget_of(tiny_recipe(DYNAMIC), **settings)
-    price = [0.3, 0.0, 0.2][: len(budget.state())]
+    price = [0.3, 0.0, 0.2][: len(budget.prices.tolist())]
     budget.load_state(price)
     fractions, twins = random_fractions(), random_fractions()
     found = budget.term([{"width_fraction": fraction} for fraction in fractions])
@@ -81,8 +81,8 @@ def test_the_price_moves_once_a_step_by_rate_times_excess_and_not_below_zero(sco
         excess = [sum(shares().tolist()[i] * means[i] for i in range(3)) - 0.5] if scope == "model" else None
         excess = excess or [mean - 0.5 for mean in means]
         expected = [max(0.0, price + 0.1 * over) for price, over in zip(expected, excess)]
-        assert budget.state() == pytest.approx(expected, abs=1e-7)
-    assert budget.record() == {"width_price": budget.state() if scope == "layer" else budget.state()[0]}
+        assert budget.prices.tolist() == pytest.approx(expected, abs=1e-7)
+    assert budget.record() == {"width_price": budget.prices.tolist() if scope == "layer" else budget.prices.tolist()[0]}
 
 
 def test_damping_adds_to_the_price_while_the_mean_is_above_the_target():

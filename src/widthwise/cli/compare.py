@@ -88,14 +88,14 @@ def family(
     from widthwise.reports.main_table import comparison_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
-    from widthwise.runs.trained import Source
+    from widthwise.runs.trained import RunCheckpoint
 
     if not to:
         raise UserError("--to: is required; give the recipe of a larger model, one --to for each")
     folder = out or run.with_name(f"{run.name}-family")
     check_kind(folder, "outcome.json")
-    further = [Source.of(other) for other in also or ()]
-    branches = plan_family(Source.of(run), to, overrides or (), folder, further, alone)
+    further = [RunCheckpoint.of(other) for other in also or ()]
+    branches = plan_family(RunCheckpoint.of(run), to, overrides or (), folder, further, alone)
     recipes = [recipe for branch in branches for recipe in branch.recipes]
     at_a_time = Jobs.of(recipes, len(recipes), jobs_asked(jobs))
     with training_progress(track) as observer:

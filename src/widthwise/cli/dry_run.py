@@ -47,8 +47,8 @@ def show_dry_run(recipe: "Recipe", asked: Mapping[str, Any], as_json: bool) -> N
 
     Raises UserError for options that make no sense, and, after printing, where a device has too little memory.
     """
-    from widthwise.runs.devices import Device
     from widthwise.runs.plan import dry_run
+    from widthwise.training.devices import Device
 
     mfu, bandwidth = asked["mfu"], asked["bandwidth"]
     for option, value in (("--mfu", mfu), ("--bandwidth", bandwidth)):

@@ -13,7 +13,7 @@ from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
 
 if TYPE_CHECKING:
     from widthwise.runs.conversion import Intention
-    from widthwise.runs.trained import Source
+    from widthwise.runs.trained import RunCheckpoint
 
 
 def grow(
@@ -37,11 +37,11 @@ def grow(
     runs/large`, or `--to configs/large.yaml` instead of the sizes.
     """
     from widthwise.runs.grow import growth_intended, wanted_recipe
-    from widthwise.runs.trained import Source
+    from widthwise.runs.trained import RunCheckpoint
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
-    source = Source.of(run, step)
+    source = RunCheckpoint.of(run, step)
     intention = growth_intended(source, wanted_recipe(source, to, overrides or (), sizes), options)
     if out is None or plan_only:
         _show(intention.record(), as_json)
@@ -63,9 +63,9 @@ def bake(
     Example: `widthwise bake runs/large --out runs/large-baked`
     """
     from widthwise.runs.grow import bake_intended
-    from widthwise.runs.trained import Source
+    from widthwise.runs.trained import RunCheckpoint
 
-    source = Source.of(run)
+    source = RunCheckpoint.of(run)
     _carry_out(source, bake_intended(source, one_eps), out, as_json)
 
 
@@ -80,13 +80,13 @@ def pad(
     Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
     """
     from widthwise.runs.grow import pad_intended
-    from widthwise.runs.trained import Source
+    from widthwise.runs.trained import RunCheckpoint
 
-    source = Source.of(run)
+    source = RunCheckpoint.of(run)
     _carry_out(source, pad_intended(source, multiples), out, as_json)
 
 
-def _carry_out(source: "Source", intention: "Intention", out: Path, as_json: bool) -> None:
+def _carry_out(source: "RunCheckpoint", intention: "Intention", out: Path, as_json: bool) -> None:
     """Writes the run that is intended, and prints how the model changes, its certificate and the folder."""
     from widthwise.runs.conversion import carry_out
 

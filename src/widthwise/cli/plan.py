@@ -64,13 +64,12 @@ def plan(
     """
     from widthwise.experiments.recipes import read_one
     from widthwise.recipe.design import Family, ShapeRequest, parse_quantity, shape_section
-    from widthwise.runs.devices import Device
-    from widthwise.runs.plan import Planner
+    from widthwise.runs.plan import LAW_TOKENS_PER_PARAM, Planner
     from widthwise.runs.proposal import Request, propose
-    from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
+    from widthwise.training.devices import Device
 
     recipe, overrides = _recipe_and_overrides(arguments or [])
-    on = Device.asked(device, memory, tflops, bandwidth, mfu)
+    on = Device.from_options(device, memory, tflops, bandwidth, mfu)
     for option, value in (("--days", days), ("--n-devices", n_devices), ("--tokens-per-param", tokens_per_param)):
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"{option}: got {value:g}; must be above 0")

@@ -24,7 +24,7 @@ from widthwise.reports.table import Table
 
 if TYPE_CHECKING:
     from widthwise.experiments.experiment import Experiment
-    from widthwise.runs.devices import Device
+    from widthwise.training.devices import Device
 
 WHAT, SEARCH, LADDER = "What to vary", "A search", "A ladder of sizes"
 COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
@@ -150,7 +150,7 @@ def _clock(
         raise UserError(f"--days: got {days:g}; must be above 0")
     if days is not None and device is None and flops_per_second is None:
         raise UserError(f"--days: got {days:g}; it needs a --device or --flops-per-second")
-    from widthwise.runs.devices import DEVICES, Device
+    from widthwise.training.devices import DEVICES, Device
 
     if flops_per_second is not None:
         return Device.at_rate(flops_per_second)

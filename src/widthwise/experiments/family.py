@@ -23,7 +23,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import Intention, carry_out
 from widthwise.runs.environment import command_line
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
-from widthwise.runs.trained import Source
+from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.observer import Observer
 from widthwise.training.state import Spent, inherited
 from widthwise.yaml_io import recipe_name
@@ -39,7 +39,7 @@ class Branch:
     name: str
     run: RunDir
     intention: Intention
-    source: Source
+    source: RunCheckpoint
     control: Run | None = None
     """The same model, trained alone."""
 
@@ -75,11 +75,11 @@ class Branch:
 
 
 def plan_family(
-    source: Source,
+    source: RunCheckpoint,
     recipes: Sequence[Path],
     overrides: Sequence[str],
     folder: Path,
-    further: Sequence[Source] = (),
+    further: Sequence[RunCheckpoint] = (),
     alone: Alone | None = None,
 ) -> list[Branch]:
     """Return the branches of a run and of further runs of other seeds, named after their recipes.
@@ -109,7 +109,7 @@ def plan_family(
     return branches
 
 
-def _check_alike(source: Source, other: Source) -> None:
+def _check_alike(source: RunCheckpoint, other: RunCheckpoint) -> None:
     """Raises UserError where two runs differ in more than their seed."""
     first, second = (each.recipe.model_copy(update={"train": seeded(each.recipe, 0).train}) for each in (source, other))
     if first != second:
@@ -119,7 +119,13 @@ def _check_alike(source: Source, other: Source) -> None:
 
 
 def _branch(
-    source: Source, name: str, path: Path, overrides: Sequence[str], folder: Path, has_seeds: bool, alone: Alone | None
+    source: RunCheckpoint,
+    name: str,
+    path: Path,
+    overrides: Sequence[str],
+    folder: Path,
+    has_seeds: bool,
+    alone: Alone | None,
 ) -> Branch:
     """Return the branch of one recipe from one run. has_seeds: True if there are other seeds, which names tell."""
     seed, ending = source.recipe.train.seed, ""
@@ -134,7 +140,7 @@ def _branch(
     return Branch(name, RunDir(folder / f"{name}{ending}"), intention, source, control)
 
 
-def _of_equal_flops(wanted: Recipe, source: Source) -> Recipe:
+def _of_equal_flops(wanted: Recipe, source: RunCheckpoint) -> Recipe:
     """Return the recipe of a run from scratch that spends the FLOPs of the source and of the steps after it."""
     follows = wanted.training_flops - wanted.training_flops_until(source.step)
     budget = FlopBudget(training_flops=source.spent.training_flops + follows)

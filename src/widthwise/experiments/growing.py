@@ -25,7 +25,7 @@ from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer
 
 if TYPE_CHECKING:
-    from widthwise.runs.trained import Source
+    from widthwise.runs.trained import RunCheckpoint
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ class GrowingSearch:
         return DiscoveredShape(curve=self.task.curve(layers), stages=stages, **cost, **n_layers)
 
     def _trained(
-        self, now: GrownModel, number: int, folder: Path, before: "Source | None", observer: Observer
-    ) -> "Source":
+        self, now: GrownModel, number: int, folder: Path, before: "RunCheckpoint | None", observer: Observer
+    ) -> "RunCheckpoint":
         """Return the run of a stage, grown from that of the stage before it, at its end.
 
         It trains at a constant rate, because the model at its end is not kept.
@@ -186,7 +186,7 @@ class GrowingSearch:
         from widthwise.runs.conversion import carry_out
         from widthwise.runs.grow import GrowOptions, growth_intended
         from widthwise.runs.train import resume, train_or_resume
-        from widthwise.runs.trained import Source
+        from widthwise.runs.trained import RunCheckpoint
 
         run, base = RunDir(folder / f"stage-{number}"), self.task.base
         first_end, end = (round(self.task.steps * stage / self.method.n_stages) for stage in (1, number))
@@ -200,12 +200,12 @@ class GrowingSearch:
                 options = GrowOptions(layers=now.sources, seed=base.train.seed, rewarmup_steps=0)
                 carry_out(before, growth_intended(before, recipe, options), run.path, observer)
             resume(run.path, observer)
-        source = Source.of(run.path)
+        source = RunCheckpoint.of(run.path)
         if [*map(sizes_of, source.model.layers)] != [*map(sizes_of, now.model.layers)]:
             raise UserError(f"{run.path}: grew otherwise than this version grows it; choose another folder with --out")
         return source
 
-    def _candidates(self, source: "Source", observer: Observer) -> tuple[list[Candidate], float]:
+    def _candidates(self, source: "RunCheckpoint", observer: Observer) -> tuple[list[Candidate], float]:
         """Return every part with every place where it can grow, its gain and its cost; and the FLOPs of measuring."""
         from widthwise.growth.correspondence import Correspondence
         from widthwise.growth.gain import STEPS, first_order_gains

@@ -24,8 +24,7 @@ from widthwise.records.run import RunResult
 from widthwise.run_dir import RunFailed
 from widthwise.runs.data_identity import DataCache
 from widthwise.runs.rank_memory import memory_on_cpu
-from widthwise.runs.train import resume, train_or_resume
-from widthwise.training.joining import launched_processes
+from widthwise.runs.train import launched_processes, resume, train_or_resume
 from widthwise.training.launch import Interrupted, RankLocalError, is_launched, watch_signals
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes

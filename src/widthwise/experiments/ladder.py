@@ -27,7 +27,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
-from widthwise.runs.devices import Device
+from widthwise.training.devices import Device
 from widthwise.yaml_io import merge, read_recipe, recipe_name
 
 RUNG = "rung"

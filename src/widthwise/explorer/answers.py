@@ -58,8 +58,8 @@ class Answers:
 
     def memory(self, setting: Setting) -> dict[str, Any]:
         """Return which devices known by name it fits on, as `plan` does; imports torch."""
-        from widthwise.runs.devices import WITH_MEMORY
         from widthwise.runs.plan import Planner
+        from widthwise.training.devices import WITH_MEMORY
 
         recipe = self.recipe(setting)
         kind, planner = recipe.train.activation_checkpointing, Planner(recipe)

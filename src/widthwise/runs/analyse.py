@@ -29,9 +29,9 @@ from widthwise.records.run import other_folder
 from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import Excerpt, excerpt, held_out_text
 from widthwise.runs.environment import command_line, shown_path
-from widthwise.runs.loaded import LoadedModel, check_tokenizer, is_own_format, is_run, load_model, loading
+from widthwise.runs.loaded import check_tokenizer, is_own_format, is_run, load_model
 from widthwise.runs.result import model_analyses
-from widthwise.runs.trained import chosen_checkpoint, kept_steps, tokenizer_of
+from widthwise.runs.trained import LoadedModel, blamed_on, chosen_checkpoint, kept_steps, tokenizer_of
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.validation import validate
 
@@ -79,12 +79,12 @@ def analyse(
             if text is None
             else Corpus(shown_path(Path(text)), lambda: read_documents(text))
         )
-        model = named[first].load()
+        model = load_model(named[first].path, step=named[first].step, attention="sdpa")
         reading = _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
         models = [_analysed(first, named[first], model, reading.held_out(first, model), options, observer)]
         for name in others:
             del model  # before the next takes its place
-            model = named[name].load()
+            model = load_model(named[name].path, step=named[name].step, attention="sdpa")
             models.append(_analysed(name, named[name], model, reading.held_out(name, model), options, observer))
     names = list(of_paths)
     return Analysis(
@@ -137,10 +137,6 @@ class ModelSource:
         if self.run is None:  # whoever asks for all checkpoints has looked at each
             chosen_checkpoint(run, self.step)
         tokenizer_of(run)
-
-    def load(self) -> LoadedModel:
-        """The model. Raises UserError if there is none, or one that cannot be analysed."""
-        return load_model(self.path, step=self.step, attention="sdpa")
 
     def text(self, observer: Observer) -> Corpus:
         """The held-out documents of the run's data, if the user names no text. Raises UserError if there are none."""
@@ -197,9 +193,9 @@ def _analysed(
     name: str, source: ModelSource, model: LoadedModel, held_out: HeldOut, options: ProfileOptions, observer: Observer
 ) -> AnalysedModel:
     for damage in model.damages:
-        observer.message(damage)
+        observer.message(str(damage))
     decoder = model.model if isinstance(model.model, Decoder) else None
-    with loading(model.path) if decoder is None else nullcontext():
+    with blamed_on(model.path) if decoder is None else nullcontext():
         subject = HFSubject(model.model) if decoder is None else DecoderSubject(decoder)
     profile = Profile(subject, options)
     n_batches = math.ceil(held_out.n_windows / held_out.batch_size)

@@ -26,7 +26,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of
 from widthwise.runs.environment import environment
 from widthwise.runs.save import IMPORTED
-from widthwise.runs.trained import Source, check_tokenizer
+from widthwise.runs.trained import RunCheckpoint, check_tokenizer
 from widthwise.training import checkpoint
 from widthwise.training.growth_step import adopt
 from widthwise.training.objective import carried_state
@@ -68,20 +68,20 @@ class Intention:
         }
 
 
-def pending(source: Source) -> tuple[str, ...]:
+def pending(source: RunCheckpoint) -> tuple[str, ...]:
     """A note on growth that the run had still planned, which its descendant will not do."""
     later = [phase.start for phase in source.recipe.phases if phase.growth is not None and phase.start >= source.step]
     return (f"left out: the growth that the run would have made after step {later[0]}",) if later else ()
 
 
-def recipe_with(source: Source, plan: GrowthPlan) -> Recipe:
+def recipe_with(source: RunCheckpoint, plan: GrowthPlan) -> Recipe:
     """The recipe of a run with another model, which grows no further. Raises UserError while new and old entries of its
     last growth learn at rates of their own, which would be lost."""
     check_rates_are_alike(source)
     return checked_copy(source.recipe, "recipe", model=plan.new, growth=())
 
 
-def check_rates_are_alike(source: Source) -> None:
+def check_rates_are_alike(source: RunCheckpoint) -> None:
     """Raises UserError where new and old entries of a growth of the run learn at different rates."""
     growth = source.recipe.phase_at(source.step).growth
     if growth is not None:
@@ -89,7 +89,7 @@ def check_rates_are_alike(source: Source) -> None:
 
 
 def carry_out(
-    source: Source, intention: Intention, out: Path | str, observer: Observer | None = None
+    source: RunCheckpoint, intention: Intention, out: Path | str, observer: Observer | None = None
 ) -> dict[str, Any]:
     """Certifies the new model, then writes its run directory, or nothing.
 
@@ -105,19 +105,19 @@ def carry_out(
     n_params = f"{plan.new.cost().params:,.0f} parameters"
     with torch.random.fork_rng(), allocating(f"{source.run.path}: a model of {n_params} does not fit into memory"):
         weights, optimizer_state, state = source.load()
-        feed = continued_feed(source.run, source.recipe, recipe, state.loader, observer)
+        loader, identity, data_notes = _continued_data(source.run, source.recipe, recipe, state.loader, observer)
         model = build(plan.new, seed=0)
         model.set_weights(plan.weights(weights, intention.seed, intention.fresh))
         certificate = _certified(intention, weights, model, source)
         optimizer = recipe.optimizer.build(model)
         if recipe.optimizer.kind == source.recipe.optimizer.kind:
             adopt(optimizer, model, grown_states(plan, optimizer_state, intention.reset))
-        notes = [*intention.notes, *feed.notes, *_notes(source, intention, recipe)]
+        notes = [*intention.notes, *data_notes, *_notes(source, intention, recipe)]
         state = RunState(
             **{
                 **state.as_data(),
                 "window_steps": recipe.train.loss_window_steps,
-                "loader": feed.loader,
+                "loader": loader,
                 "width_prices": carried_state(state.width_prices, source.recipe.train, recipe.train, plan),
                 "grad_norms": [],
                 "n_skipped": 0,
@@ -138,14 +138,14 @@ def carry_out(
             earlier = [each for each in source.run.metrics() if each["step"] <= state.step]
             run.metrics_file.append([*earlier, between])
             run.metrics_file.fsync()
-            run.begin(to_yaml(recipe), {**environment(), **feed.identity})
+            run.begin(to_yaml(recipe), {**environment(), **identity})
             checkpoint.save(run.checkpoints, state.step, model, optimizer, state.as_data(), run.seal())
             write_atomic(run.path / Certificate.file_name, certificate.to_json() + "\n")
     found = {**intention.record(), "notes": notes, "certificate": certificate.to_data(), "lines": certificate.lines()}
     return {"out": str(out), "step": source.step, **found}
 
 
-def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: Source) -> Certificate:
+def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: RunCheckpoint) -> Certificate:
     found = certify(
         intention.plan,
         weights,
@@ -164,7 +164,7 @@ def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder,
     return found
 
 
-def _notes(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
+def _notes(source: RunCheckpoint, intention: Intention, recipe: Recipe) -> list[str]:
     """Notes for the user on the new run."""
     old, new = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
     name = source.run.path.resolve().name
@@ -181,43 +181,35 @@ def _notes(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True)
-class DataPosition:
-    """The data of a run that continues another one."""
+def _continued_data(
+    run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer
+) -> tuple[dict[str, int], dict[str, Any], list[str]]:
+    """Continue the data of a run where it stands if the recipes agree, and begin other data from the start.
 
-    loader: dict[str, int]
-    """State of the data loader; empty if the data begin anew."""
-    identity: dict[str, Any]
-    """The entries of environment.json on the data, and on what the model was imported from."""
-    notes: tuple[str, ...] = ()
-
-
-def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer) -> DataPosition:
-    """Continues the data of a run where it stands if the recipes agree, and begins other data from the start.
-
-    Data that stay the same need not be there. loader: the state of the run's loader, empty where it has seen no data.
-    Raises UserError where the data are unavailable or have another tokenizer.
+    Returns the state of the loader, empty where it has seen no data; the entries of environment.json on the data, and
+    on what the model was imported from; and notes. Data that stay the same need not be there. loader: the state of the
+    run's loader. Raises UserError where the data are unavailable or have another tokenizer.
     """
     recorded = run.environment()
     origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
     if not has_seen_data(run):
         if old.data != new.data and origin.get(TOKENIZER_KEY) is not None:
             check_tokenizer(run, open_data(new.data, observer.preparing).tokenizer)
-        return DataPosition(loader, origin)
+        return loader, origin, []
     settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
     if settings[0] == settings[1]:
-        return DataPosition(loader, origin)
+        return loader, origin, []
     data = open_data(new.data, observer.preparing)
     check_tokenizer(run, data.tokenizer)
     identity, train = {**origin, **identity_of(data).record()}, new.train
     new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
     fresh, differing = new_loader.state_dict(), new_loader.differing(loader)
     if not differing:
-        return DataPosition(loader, identity)
+        return loader, identity, []
     if differing == ["batch_size"]:
         seen = loader["step"] * loader["batch_size"]
-        return DataPosition({**fresh, "step": -(-seen // fresh["batch_size"])}, identity)
-    return DataPosition(fresh, identity, (f"data begin anew: other {', '.join(differing)} than before",))
+        return {**fresh, "step": -(-seen // fresh["batch_size"])}, identity, []
+    return fresh, identity, [f"data begin anew: other {', '.join(differing)} than before"]
 
 
 def batches_from(recipe: Recipe, step: int, n: int, observer: Observer) -> list[Tensor]:

@@ -14,11 +14,11 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.run_dir import RunDir
 
 KEY = "data"
-"""Where `environment.json` keeps it; null there: the run has seen no data yet, as an imported one."""
+"""Key of the identity in `environment.json`; null there: the run has seen no data yet, as an imported one."""
 TOKENIZER_KEY = "tokenizer"
-"""Where it keeps the tokenizer of a run that has seen no data yet; null: it came without one."""
+"""Key of the tokenizer of a run that has seen no data yet; null: it came without one."""
 VALIDATION_KEY = "validation"
-"""Where it keeps checksums of the texts and tasks that the recipe names for validations, if there are some."""
+"""Key of the checksums of the texts and tasks that the recipe names for validations, if there are some."""
 
 
 class TokenizerIdentity(Config):

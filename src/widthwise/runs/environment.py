@@ -19,8 +19,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 def command_line() -> str:
     """Return the shell command of this process, without passwords or paths outside the working folder."""
-    shown = (_without_private_path(_without_password(argument)) for argument in sys.argv[1:])
-    return shlex.join(["widthwise", *shown])
+    return shlex.join(["widthwise", *map(_shown_argument, sys.argv[1:])])
 
 
 def environment() -> dict[str, Any]:
@@ -42,9 +41,12 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _without_private_path(argument: str) -> str:
-    key, equals, value = argument.rpartition("=")
-    return f"{key}{equals}{shown_path(Path(value))}" if Path(value).is_absolute() else argument
+def _shown_argument(argument: str) -> str:
+    """`scheme://user:secret@host/name?password=secret` -> the same with *** where a secret stood."""
+    hidden = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", argument)
+    hidden = re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", hidden, flags=re.IGNORECASE)
+    key, equals, value = hidden.rpartition("=")
+    return f"{key}{equals}{shown_path(Path(value))}" if Path(value).is_absolute() else hidden
 
 
 def shown_path(path: Path) -> str:
@@ -52,12 +54,6 @@ def shown_path(path: Path) -> str:
     if not path.is_absolute():
         return str(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def _without_password(argument: str) -> str:
-    """`scheme://user:secret@host/name?password=secret` -> the same with *** where a secret stood."""
-    hidden = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", argument)
-    return re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", hidden, flags=re.IGNORECASE)
 
 
 def _package_version() -> str | None:

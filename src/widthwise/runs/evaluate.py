@@ -17,11 +17,12 @@ from widthwise.evaluation.perplexity import TextScores, score_documents, score_s
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
 from widthwise.runs.environment import environment
-from widthwise.runs.loaded import LoadedModel, load_model
+from widthwise.runs.loaded import load_model
 from widthwise.runs.scoring import EvaluationConfig
+from widthwise.runs.trained import LoadedModel
 
 Working = Callable[[str, int, int | None, str], None]
-"""Told what is being read, how much of it is done, of how much, and in which unit."""
+"""Takes what is being read, how much of it is done, of how much, and the unit."""
 
 
 def evaluate_run(
@@ -36,9 +37,9 @@ def evaluate_run(
     `["bits_per_byte"]` is the number of the text, or the mean of those of several; None where none was read. Each text
     has its metrics with standard errors in `["texts"][name]["metrics"]`, each task in `["tasks"]` or `["lm_eval"]`.
 
-    say: is told what is being done. step: of the checkpoint; the run's newest good one where not given. working: is
-    told how far each text and task is. Raises UserError for a path without a model or tokenizer, and for files and
-    tasks that are unavailable, before the model reads anything but for tasks of lm-evaluation-harness.
+    say: takes messages on what is being done. step: of the checkpoint; the run's newest good one where not given.
+    working: takes the progress of each text and task. Raises UserError for a path without a model or tokenizer, and for
+    files and tasks that are unavailable, before the model reads anything but for tasks of lm-evaluation-harness.
     """
     config = config or EvaluationConfig()
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
@@ -52,7 +53,7 @@ def evaluate_run(
             say(f"{config.suite}: without {part}")
     loaded = load_model(path, config.device, step)
     for damage in loaded.damages:
-        say(damage)
+        say(str(damage))
     scorer = loaded.scorer(config)
     suite_files = [] if suite is None else suite.files
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
@@ -91,7 +92,7 @@ def evaluate_run(
         "lm_eval": harness,
         "lm_eval_items": harness_items,
         "suite": None if suite is None else suite.table(local, harness, of_texts),
-        "damages": list(loaded.damages),
+        "damages": [str(damage) for damage in loaded.damages],
         "environment": environment(),
     }
 
@@ -152,13 +153,13 @@ def _check_unique(key: str, names: Sequence[str]) -> None:
 def save_evaluation(record: dict[str, Any]) -> Path:
     """Writes an evaluation into its run: evaluations/STEP-REQUEST.json, where equal questions get equal names.
 
-    Nothing that training reads. An evaluation of the same step that asked the same is replaced, no other. Raises
+    Nothing that training reads. An evaluation of the same step and request is replaced, no other. Raises
     UserError where it cannot be written, and for that of a Hugging Face folder, which is not ours to write into.
     """
     if record["step"] is None:
         raise UserError(f"{record['run']}: is no run directory, which keeps evaluations")
-    asked = json.dumps(record["request"])
-    name = f"step_{record['step']:08d}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
+    request = json.dumps(record["request"])
+    name = f"step_{record['step']:08d}-{hashlib.sha256(request.encode()).hexdigest()[:12]}.json"
     path = Path(record["run"]) / "evaluations" / name
     write_atomic(path, json.dumps(record, indent=2) + "\n")
     return path

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +36,8 @@ from widthwise.runs.save import IMPORTED
 from widthwise.runs.trained import chosen_checkpoint, tokenizer_of
 from widthwise.training import checkpoint, checkpoint_folder
 
-CARD = "README.md"
+LONGEST_BAR = 48
+"""Letters that stand for the width of the stream."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -84,8 +84,17 @@ def export_run(
     if token_ids is None:  # a text of ours begins behind the end of another, so that one token is both
         token_ids = {} if tokenizer is None else dict.fromkeys(TOKEN_IDS[:2], tokenizer.eos_id)
     has_code = reason is not None and standalone
-    folder = Folder(str(shown_path(Path(out))), architecture.model_type, has_code, definition is not None)
-    texts = {CARD: model_card(run, folder, config, recipe, step)}
+    card = _card(
+        run,
+        config,
+        recipe,
+        step,
+        folder=json.dumps(shown_path(Path(out))),
+        model_type=architecture.model_type,
+        has_code=has_code,
+        has_tokenizer=definition is not None,
+    )
+    texts = {"README.md": card}
     surroundings = Surroundings(
         n_positions,
         token_ids,
@@ -114,93 +123,35 @@ def export_run(
     }
 
 
-LONGEST_BAR = 48
-"""Letters that stand for the width of the stream."""
+def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_fields: Any) -> str:
+    """Return the model card as Markdown. config: of the exported model; step: of its weights.
 
-TEMPLATE = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True).from_string("""\
----
-library_name: transformers
-pipeline_tag: text-generation
-tags: [widthwise]
----
-
-# {{ name }}
-
-A decoder, {{ profile }}, with {{ features }}.
-
-## Use
-
-```python
-from transformers import AutoModelForCausalLM{{ ", AutoTokenizer" if folder.has_tokenizer }}
-{% if folder.needs_package %}
-import widthwise.hf  # needs widthwise to be installed
-{% endif %}
-
-folder = {{ quoted }}
-model = AutoModelForCausalLM.from_pretrained(folder{{ trust }})
-{% if folder.has_tokenizer %}
-tokenizer = AutoTokenizer.from_pretrained(folder{{ trust }})
-prompt = tokenizer("Once upon a time", return_tensors="pt")
-tokens = model.generate(**prompt, max_new_tokens=20)
-print(tokenizer.decode(tokens[0]))
-{% endif %}
-```
-
-## Shape
-
-```
-{{ picture }}
-```
-
-## Cost
-
-{{ layers }}
-
-{{ whole }}
-
-## Training
-
-{{ training }}
-
-## Evaluation
-
-{{ evaluations }}
-""")
-
-Row = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The exported folder, as its model card describes it."""
-
-    name: str
-    """As a command that is called from the same place names it."""
-    model_type: str
-    has_code: bool
-    """Whether the code of a `widthwise` model is in it."""
-    has_tokenizer: bool
-
-    @property
-    def needs_package(self) -> bool:
-        """True where transformers needs this package to read the folder."""
-        return self.model_type == "widthwise" and not self.has_code
-
-
-def model_card(run: RunDir, folder: Folder, config: ModelConfig, recipe: Recipe, step: int) -> str:
-    """Return the card as Markdown. config: of the exported model; step: of its weights."""
-    return TEMPLATE.render(
+    folder_fields: `folder`, quoted as a command that is called from the same place names it, `model_type`, `has_code`
+    (that of a `widthwise` model is in it) and `has_tokenizer`.
+    """
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    templates.filters["cell"] = _cell
+    result, environment = run.result(), run.environment()
+    return templates.get_template("model_card.md.jinja").render(
+        folder_fields,
         name=run.path.resolve().name,
         profile=profile_words(config.widths),
-        features="; ".join(_features(config)),
-        folder=folder,
-        quoted=json.dumps(folder.name),
-        trust=", trust_remote_code=True" if folder.has_code else "",
+        features=list(_features(config)),
         picture="\n".join(_picture(config)),
-        layers=_table(*_layers(config, recipe.seq_len)),
-        whole=_table(("of the whole model", ""), *_whole(config, recipe)),
-        training=_table(("", ""), *_training(run, recipe, step)),
-        evaluations=_table(("on", "metric", "value", "standard error"), *_evaluations(run, step)),
+        layers=layer_rows(config, recipe.seq_len),
+        cost=cost_summary(config, recipe.seq_len),
+        vocab_size=config.vocab_size,
+        recipe=recipe,
+        step=step,
+        data=recorded_identity(run) if environment.get(KEY) else None,
+        result=result if result is not None and result.steps == step else None,
+        version=environment.get("widthwise"),
+        evaluations=list(_evaluations(run, step)),
     )
 
 
@@ -211,65 +162,13 @@ def _picture(config: ModelConfig) -> Iterator[str]:
         yield f"{number:3}  {bar.center(LONGEST_BAR).rstrip():{LONGEST_BAR}}  {width}"
 
 
-def _layers(config: ModelConfig, seq_len: int) -> Iterator[Row]:
-    costs = "parameters", "FLOPs per token", "KV bytes per token"
-    yield "layer", "width", "heads", "KV heads", "head size", "hidden width", *costs
-    for row in layer_rows(config, seq_len):
-        heads = row.n_heads, row.n_kv_heads, row.head_dim
-        hidden = " ".join(map(str, row.hidden_widths))
-        yield row.layer, row.d_model, *heads, hidden, row.params, row.forward_flops, row.kv_bytes
-
-
-def _whole(config: ModelConfig, recipe: Recipe) -> Iterator[Row]:
-    cost = cost_summary(config, recipe.seq_len)
-    yield "parameters", cost.params["total"]
-    yield "parameters that a token uses", cost.params["active"]
-    yield f"forward FLOPs per token, at {recipe.seq_len} tokens", cost.flops_per_token.forward
-    yield "KV bytes per token, in bf16", cost.kv_bytes_per_token
-    yield "vocabulary", config.vocab_size
-
-
-def _training(run: RunDir, recipe: Recipe, step: int) -> Iterator[Row]:
-    train, result = recipe.train, run.result()
-    if run.environment().get(KEY):
-        yield "data", str(recorded_identity(run))
-    yield "steps", f"{step} of {train.steps}"
-    yield "tokens per step", train.batch_size * recipe.seq_len
-    yield "tokens per sequence", recipe.seq_len
-    yield "optimizer", recipe.optimizer.kind
-    yield "learning rate", recipe.optimizer.lr
-    yield "schedule", recipe.schedule.kind
-    yield "matrix products in", train.precision
-    yield "seed", train.seed
-    if result is not None and result.steps == step:
-        yield "tokens", result.tokens
-        yield "training FLOPs", result.training_flops
-        yield "training loss", result.train_loss
-    yield "widthwise", run.environment().get("widthwise")
-
-
-def _evaluations(run: RunDir, step: int) -> Iterator[Row]:
-    """Rows of the run's own validation and of `widthwise eval`."""
-    result = run.result()
-    if result is not None and result.steps == step:
-        text = f"held-out text{f', {result.n_val_tokens:,} tokens' if result.n_val_tokens else ''}"
-        yield text, "nats_per_token", result.val_loss, None
-        yield text, "bits_per_byte", result.val_bits_per_byte, None
+def _evaluations(run: RunDir, step: int) -> Iterator[tuple[Any, ...]]:
+    """Rows of `widthwise eval`: text or task, metric, value, standard error."""
     for path in sorted((run.path / "evaluations").glob(f"step_{step:08d}-*.json")):
         record = read_json_mapping(path)
-        for found in (record["texts"], record["tasks"]):
-            for name, each in found.items():
-                yield from (
-                    (name, metric, estimate["value"], estimate["stderr"])
-                    for metric, estimate in each["metrics"].items()
-                )
-
-
-def _table(head: Row, *rows: Row) -> str:
-    if not rows:
-        return "Nothing is recorded."
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+        for name, each in (*record["texts"].items(), *record["tasks"].items()):
+            for metric, estimate in each["metrics"].items():
+                yield name, metric, estimate["value"], estimate["stderr"]
 
 
 def _cell(value: Any) -> str:

@@ -20,7 +20,7 @@ from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.schedule import FlopBudget
 from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending, recipe_with
-from widthwise.runs.trained import Source
+from widthwise.runs.trained import RunCheckpoint
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import apply_overrides, read_recipe
 
@@ -29,7 +29,9 @@ OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.m
 DEFAULT = GrowOptions()
 
 
-def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES) -> Recipe:
+def wanted_recipe(
+    source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES
+) -> Recipe:
     """The recipe of a file, or that of the run at its checkpoint with other sizes; with changes `a.b=c`.
 
     A budget of training FLOPs in it is that of the grown run, with what the run has spent. Raises UserError.
@@ -43,7 +45,7 @@ def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], siz
 
 
 def _wanted_data(
-    source: Source, to: Path | None, overrides: Sequence[str], sizes: NewSizes
+    source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes
 ) -> tuple[dict[str, Any], str]:
     """The data of that recipe, and where they are from."""
     if to is not None:
@@ -98,12 +100,12 @@ def grow_run(
     Returns what grew, with its certificate. Raises UserError where the function cannot be preserved, and where `out` is
     not free.
     """
-    source = Source.of(path)
+    source = RunCheckpoint.of(path)
     recipe = wanted_recipe(source, None if to is None else Path(to), overrides, sizes)
     return carry_out(source, growth_intended(source, recipe, options), out)
 
 
-def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
+def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
     plan = plan_growth(old, wanted, align(old, wanted, options.layers), options.new_layers)
@@ -139,7 +141,7 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     )
 
 
-def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, options: GrowOptions) -> Rewarmup | None:
+def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: GrowOptions) -> Rewarmup | None:
     """None where nothing is to be said of the rates. Raises UserError for more steps than are left."""
     if options.rewarmup_steps is None and options.freeze_steps == 0 and plan.new == plan.old:
         return None
@@ -152,7 +154,7 @@ def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, options: GrowOpt
     return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 
 
-def bake_intended(source: Source, one_eps: bool) -> Intention:
+def bake_intended(source: RunCheckpoint, one_eps: bool) -> Intention:
     """Plans the model with the constants that its sizes imply. Raises UserError if it has them already."""
     plan = bake_plan(source.model, one_eps)
     changes = tuple(constant.change for constant in kept_constants(replace(plan, new=plan.old), plan.new))
@@ -162,7 +164,7 @@ def bake_intended(source: Source, one_eps: bool) -> Intention:
     return Intention("baked", recipe_with(source, plan), plan, changes=changes, notes=(*pending(source), *left))
 
 
-def pad_intended(source: Source, multiples: Multiples) -> Intention:
+def pad_intended(source: RunCheckpoint, multiples: Multiples) -> Intention:
     """Plans the padding of a run's model. Raises UserError if its sizes are multiples already, or cannot be."""
     plan = pad_plan(source.model, multiples)
     if plan.new == plan.old:

@@ -37,19 +37,15 @@ class HarnessAnswers:
 
 
 def run_lm_eval(
-    scorer: Scorer,
-    tasks: Sequence[str],
-    num_fewshot: int | None = None,
-    limit: int | None = None,
+    scorer: Scorer, tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None
 ) -> HarnessAnswers:
     """For the arguments and what is raised see `harness_results`."""
     results = harness_results(scorer, tasks, num_fewshot, limit, log_samples=True)
-    metrics = metrics_of(results)
+    metrics, tasks_of = metrics_of(results), results["group_subtasks"]
     items = {task: _items(samples, metrics[task]) for task, samples in results["samples"].items()}
-    tasks_of = results["group_subtasks"]
-    groups = {group: _pooled([items[task] for task in _leaves(group, tasks_of)], metrics[group])
-              for group in tasks_of if group in metrics}  # fmt: skip
-    return HarnessAnswers(metrics, items | groups)
+    groups = [group for group in tasks_of if group in metrics]
+    pooled = {group: _pooled([items[task] for task in _leaves(group, tasks_of)], metrics[group]) for group in groups}
+    return HarnessAnswers(metrics, items | pooled)
 
 
 def _leaves(name: str, tasks_of: Mapping[str, Sequence[str]]) -> list[str]:
@@ -59,55 +55,43 @@ def _leaves(name: str, tasks_of: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _pooled(tasks: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
     """The items of a group, whose metric is the mean over them if its tasks count by their size."""
-    shared = set.intersection(*(set(task["items"]) for task in tasks))
-    items = {metric: [value for task in tasks for value in task["items"][metric]] for metric in sorted(shared)}
-    return {
-        "fingerprint": hashlib.sha256("".join(task["fingerprint"] for task in tasks).encode()).hexdigest(),
-        "items": {
-            metric: values for metric, values in items.items() if _is_mean(values, metrics.get(metric, {}).get("value"))
-        },
+    items = {
+        metric: [value for task in tasks for value in task["items"][metric]]
+        for metric in sorted(set.intersection(*(set(task["items"]) for task in tasks)))
     }
+    fingerprint = hashlib.sha256("".join(task["fingerprint"] for task in tasks).encode()).hexdigest()
+    means = {metric: values for metric, values in items.items() if _is_mean(values, _value(metrics, metric))}
+    return {"fingerprint": fingerprint, "items": means}
 
 
 def _items(samples: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
-    """samples: of each question as often as there are filters of answers."""
+    """The items of each metric that is a mean; of a perplexity, whose items are log-likelihoods, those of its logarithm
+    as `nats`. samples: of each question as often as there are filters of answers."""
     ordered = sorted(samples, key=lambda sample: sample["doc_id"])
     questions = {sample["doc_id"]: sample["doc_hash"] + sample["prompt_hash"] for sample in ordered}
     found: dict[str, list[Any]] = {}
     for sample in ordered:
         for metric in sample["metrics"]:
             found.setdefault(_shown(metric, sample["filter"]), []).append(sample[metric])
-    items = (_paired(metric, values, metrics.get(metric, {}).get("value")) for metric, values in found.items())
-    return {
-        "fingerprint": hashlib.sha256("".join(questions.values()).encode()).hexdigest(),
-        "items": dict(each for each in items if each is not None),
-    }
+    items = {}
+    for metric, values in found.items():
+        value = _value(metrics, metric)
+        if _is_mean(values, value):
+            items[metric] = [float(each) for each in values]
+        elif value is not None and value > 0 and _is_mean(values, -math.log(value)):
+            items["nats"] = [-float(each) for each in values]
+    return {"fingerprint": hashlib.sha256("".join(questions.values()).encode()).hexdigest(), "items": items}
 
 
-def _paired(metric: str, values: Sequence[Any], value: float | None) -> tuple[str, list[float]] | None:
-    """The name and the items of a metric that is a mean; of a perplexity, whose items are log-likelihoods, those of its
-    logarithm, as `nats`. None for others."""
-    if _is_mean(values, value):
-        return metric, [float(each) for each in values]
-    if (
-        value is not None
-        and value > 0
-        and _are_numbers(values)
-        and _is_mean([-each for each in values], math.log(value))
-    ):
-        return "nats", [-float(each) for each in values]
-    return None
+def _value(metrics: Metrics, metric: str) -> float | None:
+    return metrics.get(metric, {}).get("value")
 
 
 def _is_mean(values: Sequence[Any], value: float | None) -> bool:
     """Other metrics, as perplexities, are functions of values that mean something else, or of several at once."""
-    if value is None or not _are_numbers(values):
+    if value is None or not all(isinstance(each, int | float) for each in values):
         return False
     return math.isclose(sum(values) / len(values), value, abs_tol=1e-9)
-
-
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(each, int | float) for each in values)
 
 
 def harness_results(
@@ -138,7 +122,11 @@ def harness_results(
     configs = [local_task(Path(file)) for file in files]
     # The list of the harness's own tasks is read from thousands of files.
     manager = TaskManager(include_defaults=bool(names))
-    _check_known(names, manager.all_tasks)
+    for name in names:
+        if name not in manager.all_tasks and not Path(name).is_file():
+            near = difflib.get_close_matches(name, manager.all_tasks, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`widthwise lm_eval ls tasks` lists them"
+            raise UserError(f"tasks: got {name!r}; lm-evaluation-harness has none of that name; {hint}")
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the bootstrap would start a process for every core
     with _data_errors(tasks), contextlib.redirect_stdout(sys.stderr):
         results = lm_eval.evaluator.simple_evaluate(
@@ -156,18 +144,15 @@ def harness_results(
 
 def metrics_of(results: dict[str, Any]) -> dict[str, Metrics]:
     """For each task and group {metric: {value, stderr}}."""
-    return {task: _metrics(found) for task, found in results["results"].items()}
-
-
-def _metrics(found: dict[str, Any]) -> Metrics:
-    metrics = {}
-    for key, value in found.items():
-        metric, comma, name = key.partition(",")
-        if comma and not metric.endswith("_stderr"):
-            metrics[_shown(metric, name)] = {
-                "value": _number(value),
-                "stderr": _number(found.get(f"{metric}_stderr,{name}")),
-            }
+    metrics: dict[str, Metrics] = {}
+    for task, found in results["results"].items():
+        estimates: dict[str, dict[str, float | None]] = {}
+        for key, value in found.items():
+            metric, comma, name = key.partition(",")
+            if comma and not metric.endswith("_stderr"):
+                estimate = {"value": _number(value), "stderr": _number(found.get(f"{metric}_stderr,{name}"))}
+                estimates[_shown(metric, name)] = estimate
+        metrics[task] = estimates
     return metrics
 
 
@@ -210,11 +195,11 @@ def harness_command_line(arguments: Sequence[str]) -> None:
 
 def _with_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
     """The arguments, with files of local questions among the tasks as configs that the harness reads."""
-    is_task, asked = False, []
+    is_task, named = False, []
 
     def as_configs(names: str) -> str:
-        asked.extend(names.split(","))
-        _check_unique(asked)
+        named.extend(names.split(","))
+        _check_unique(named)
         return ",".join(as_config(name) if name.endswith(SUFFIX) else name for name in names.split(","))
 
     def as_config(name: str) -> str:
@@ -225,13 +210,12 @@ def _with_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
 
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        is_task = option in TASKS_OPTIONS or (is_task and not argument.startswith("-"))
-        if is_task and option in TASKS_OPTIONS and equals:
-            yield f"{option}={as_configs(value)}"
-        elif is_task and option not in TASKS_OPTIONS:
-            yield as_configs(argument)
+        if option in TASKS_OPTIONS:
+            is_task = True
+            yield f"{option}={as_configs(value)}" if equals else argument
         else:
-            yield argument
+            is_task = is_task and not argument.startswith("-")
+            yield as_configs(argument) if is_task else argument
 
 
 def _check_unique(tasks: Sequence[str]) -> None:
@@ -244,16 +228,8 @@ def _check_unique(tasks: Sequence[str]) -> None:
         seen[name] = task
 
 
-def _check_known(names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known and not Path(name).is_file():
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "`widthwise lm_eval ls tasks` lists them"
-            raise UserError(f"tasks: got {name!r}; lm-evaluation-harness has none of that name; {hint}")
-
-
 @contextlib.contextmanager
-def _data_errors(asked: Sequence[str]) -> Iterator[None]:
+def _data_errors(tasks: Sequence[str]) -> Iterator[None]:
     """Turn the harness's errors about unavailable data into one line."""
     from datasets.exceptions import DatasetsError
 
@@ -261,6 +237,6 @@ def _data_errors(asked: Sequence[str]) -> Iterator[None]:
         yield
     except (ConnectionError, DatasetsError) as error:
         raise UserError(
-            f"{' '.join(asked)}: lm-evaluation-harness cannot have the data of a task ({error}); "
+            f"{' '.join(tasks)}: lm-evaluation-harness cannot have the data of a task ({error}); "
             f"without network name files of questions (NAME{SUFFIX})"
         ) from None

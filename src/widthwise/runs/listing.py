@@ -37,8 +37,23 @@ def list_runs(folder: Path | str) -> list[ListedRun]:
 def listed_run(path: Path) -> ListedRun:
     """One run that was begun."""
     run = RunDir(path)
+    metrics = run.metrics_file
     try:
-        return _read(run)
+        last, found = metrics.last_records("train", "validation")
+        trained, validated = found.get("train", {}), found.get("validation", {})
+        has_ended_itself = last.get("event") == STOPPED
+        return ListedRun(
+            path=str(path),
+            state=_state(run, has_ended_itself),
+            step=last.get("step", 0),
+            n_steps=_n_steps(run),
+            loss=finite(trained.get("loss")),
+            val_loss=finite(validated.get("loss")),
+            tokens_per_second=finite(trained.get("tokens_per_second")),
+            age_seconds=max(0.0, time.time() - metrics.path.stat().st_mtime) if metrics.path.is_file() else None,
+            n_bytes=_n_bytes(path),
+            reason=last.get("reason") if has_ended_itself else None,
+        )
     except UserError as error:
         return ListedRun(path=str(path), state="unreadable", n_bytes=_n_bytes(path), reason=str(error))
 
@@ -46,25 +61,6 @@ def listed_run(path: Path) -> ListedRun:
 def planned_run(path: Path, n_steps: int) -> ListedRun:
     """One run that has no recipe yet: it waits, or its data are being prepared."""
     return ListedRun(path=str(path), state="running" if RunDir(path).is_in_use else "waiting", n_steps=n_steps)
-
-
-def _read(run: RunDir) -> ListedRun:
-    metrics = run.metrics_file
-    last, found = metrics.last_records("train", "validation")
-    trained, validated = found.get("train", {}), found.get("validation", {})
-    is_written = metrics.path.is_file()
-    return ListedRun(
-        path=str(run.path),
-        state=_state(run, last.get("event") == STOPPED),
-        step=last.get("step", 0),
-        n_steps=_n_steps(run),
-        loss=finite(trained.get("loss")),
-        val_loss=finite(validated.get("loss")),
-        tokens_per_second=finite(trained.get("tokens_per_second")),
-        age_seconds=max(0.0, time.time() - metrics.path.stat().st_mtime) if is_written else None,
-        n_bytes=_n_bytes(run.path),
-        reason=last.get("reason") if last.get("event") == STOPPED else None,
-    )
 
 
 def stop_message(run: RunDir) -> str | None:

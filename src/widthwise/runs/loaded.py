@@ -1,110 +1,20 @@
-"""Models read for use, with their tokenizers: of runs, and of Hugging Face folders, ours or those of transformers."""
+"""Models read for use: of runs, and of Hugging Face folders, ours or those of transformers."""
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from widthwise.computing import Precision
 from widthwise.config_io import UserError
-from widthwise.data.config import open_data
 from widthwise.data.extras import require
 from widthwise.data.json_tokenizer import JsonTokenizer
-from widthwise.data.mixture import MixedData
-from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.evaluation.batches import HFModel
-from widthwise.evaluation.scorer import Scorer
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Fields
 from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf, token_named
-from widthwise.model.decoder import Decoder, build
-from widthwise.recipe.recipe import Recipe
+from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity
-from widthwise.runs.scoring import ScoringOptions
-from widthwise.runs.trained import load_trained, spent_by
-
-HELD_OUT = "held-out"
-"""Name of a run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
-NAME_A_TEXT = "name a text with --text or --data"
-LONGEST_WINDOW = 1024
-"""Most tokens per window, if no recipe gives their number."""
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory, in evaluation mode and fp32."""
-
-    path: Path
-    model: Any
-    """A `Decoder`, or a `PreTrainedModel` of transformers."""
-    tokenizer: Tokenizer
-    device: torch.device
-    n_positions: int | None
-    """Tokens of the longest text it was made for; None: any."""
-    recipe: Recipe | None = None
-    """None for a Hugging Face folder, as the rest."""
-    step: int | None = None
-    """Step of the checkpoint."""
-    tokens: int | None = None
-    """Tokens that it was trained on by that step, those of a run that it comes from included."""
-    damages: Sequence[str] = ()
-    """Newer checkpoints that could not be used, in words."""
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens per window if the user does not give it."""
-        if self.recipe is not None:
-            return self.recipe.seq_len
-        return min(LONGEST_WINDOW, self.n_positions or LONGEST_WINDOW)
-
-    def precision_for(self, options: ScoringOptions) -> Precision:
-        """The type of the matrix products."""
-        return options.precision or ("fp32" if self.recipe is None else self.recipe.train.settled_precision)
-
-    def scorer(self, options: ScoringOptions) -> Scorer:
-        """The model as a scorer of texts. Raises UserError where it reads fewer tokens than max_length."""
-        dtype, model = torch.bfloat16 if self.precision_for(options) == "bf16" else None, self.model
-        if not isinstance(model, Decoder):
-            with loading(self.path):
-                model = HFModel(model, self.n_positions)
-        return Scorer(model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
-
-    def own_texts(self) -> dict[str, tuple[PreparedData, int]]:
-        """The held-out texts of a run's data by name, and the targets of each that validations use.
-
-        One for each source of a mixture. The targets are whole windows of the recipe's seq_len, whatever an
-        evaluation's; of a source that has none, one. Raises UserError where there is no text, or another than the run
-        was trained on.
-        """
-        run, recipe = RunDir(self.path), self.recipe
-        if recipe is None:
-            raise UserError(
-                f"{run.path}: a Hugging Face folder brings no held-out text; name a text with --text or --data"
-            )
-        if not has_seen_data(run):
-            raise UserError(f"{run.path}: has seen no data yet; {NAME_A_TEXT}")
-        data = open_data(recipe.data)
-        before, now = recorded_identity(run), identity_of(data)
-        if before != now:
-            was, is_now = before.compared(now)
-            raise UserError(
-                f"{run.path}: was trained on {was}, which is now {is_now}; name a text with --text or --data"
-            )
-        held_out = recipe.held_out(data)
-        if not isinstance(data, MixedData):
-            return {HELD_OUT: (data, held_out.n_windows * recipe.seq_len)}
-        n_windows = Counter(held_out.sources)
-        return {
-            f"{HELD_OUT}/{name}": (source, max(1, n_windows[name]) * recipe.seq_len)
-            for name, source in data.sources.items()
-        }
+from widthwise.runs.trained import LoadedModel, blamed_on, load_trained, usual_device
 
 
 def load_model(
@@ -118,19 +28,7 @@ def load_model(
     path = Path(path)
     if not is_run(path, step):
         return read_own_model(path, device) if is_own_format(path) else read_with_transformers(path, device, attention)
-    trained = load_trained(path, device, step)
-    model, positions = trained.model, trained.model.config.positions
-    return LoadedModel(
-        path,
-        model,
-        trained.tokenizer,
-        model.embedding.weight.device,
-        None if positions is None else positions.n_positions,
-        trained.recipe,
-        trained.step,
-        spent_by(RunDir(path), trained.recipe, trained.step).tokens,
-        [str(damage) for damage in trained.damages],
-    )
+    return load_trained(path, device, step)
 
 
 def is_run(path: Path, step: int | None) -> bool:
@@ -156,7 +54,7 @@ def check_tokenizer(path: Path) -> None:
 def read_own_model(path: Path, device: torch.device | str | None = None) -> LoadedModel:
     """A `widthwise` folder, without transformers. Raises UserError where it is damaged."""
     check_tokenizer(path)
-    device = _device(device)
+    device = usual_device(device)
     imported, tokenizer_path = import_hf(path), path / TOKENIZER
     tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
     _check_known(tokenizer, tokenizer_path, imported.config.vocab_size)
@@ -177,8 +75,8 @@ def read_with_transformers(
     transformers.logging.disable_progress_bar()
     check_tokenizer(path)
     _check_config(path)
-    device = _device(device)
-    with loading(path):
+    device = usual_device(device)
+    with blamed_on(path):
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             local_files_only=True,
@@ -197,21 +95,6 @@ def read_with_transformers(
     tokenizer = JsonTokenizer(str(path / TOKENIZER), definition, str(path / TOKENIZER), eos)
     _check_known(tokenizer, path / TOKENIZER, model.get_input_embeddings().num_embeddings)
     return LoadedModel(path, model, tokenizer, device, getattr(model.config, "max_position_embeddings", None))
-
-
-@contextmanager
-def loading(path: Path) -> Iterator[None]:
-    """Names the folder in whatever is raised by the part of transformers that meets its damage, as a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {error})") from None
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _check_config(path: Path) -> None:

@@ -15,9 +15,8 @@ from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
 from widthwise.recipe.design import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.devices import Device
-from widthwise.runs.plan import CHEAPEST_FIRST, Planner
-from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
+from widthwise.runs.plan import CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, Planner
+from widthwise.training.devices import Device
 
 TOKENS_PER_PASS = 8192
 """A pass is to have so many at least, that its matrix products are efficient; a model that leaves room for fewer is
@@ -57,14 +56,14 @@ class Proposal:
     law: str
 
 
-def propose(asked: Request, family: Family) -> Proposal:
+def propose(request: Request, family: Family) -> Proposal:
     """The recipe for a request. Raises UserError where not even the smallest model fits, or days lack a speed."""
-    device, rate = asked.device, asked.device.flops_per_second
-    if not rate and asked.days is not None and asked.n_params is None:
+    device, rate = request.device, request.device.flops_per_second
+    if not rate and request.days is not None and request.n_params is None:
         names = " or ".join(f"'{each.name}'" for each in device.with_same_memory())
         named = f"--device {names} (of about this memory), or " if names else ""
         raise UserError(f"--days: needs a speed, and a memory has none; give {named}--tflops")
-    flops = rate * asked.n_devices * asked.days * 86400 if rate and asked.days is not None else math.inf
+    flops = rate * request.n_devices * request.days * 86400 if rate and request.days is not None else math.inf
 
     def params(size: int) -> float:
         return family.uniform(size).explicit_model.cost().params
@@ -76,32 +75,32 @@ def propose(asked: Request, family: Family) -> Proposal:
         return flops / cost.training_flops(recipe.seq_len) / cost.params
 
     def is_trained(size: int) -> bool:
-        return asked.tokens_per_param <= affordable(size)
+        return request.tokens_per_param <= affordable(size)
 
-    if asked.n_params is not None:
-        low = max(1, _largest(lambda size: params(size) <= (asked.n_params or 0)))
-        size = min(low, low + 1, key=lambda size: abs(params(size) - (asked.n_params or 0)))
-        law, is_short = f"the size nearest to {asked.n_params:,.0f} parameters", not is_trained(size)
+    if request.n_params is not None:
+        low = max(1, _largest(lambda size: params(size) <= (request.n_params or 0)))
+        size = min(low, low + 1, key=lambda size: abs(params(size) - (request.n_params or 0)))
+        law, is_short = f"the size nearest to {request.n_params:,.0f} parameters", not is_trained(size)
     else:
-        size = _largest(lambda size: is_trained(size) and asked.fits(family.uniform(size), "layer"))
+        size = _largest(lambda size: is_trained(size) and request.fits(family.uniform(size), "layer"))
         if size == 0:
             raise UserError(f"--device: not even d_model = {HEAD_DIM} fits on {device.name}; give more days or memory")
         is_short = flops < math.inf and is_trained(size + 1)  # so it is memory that ended it
         law = "the largest model" + (" that fits into the memory" if is_short or flops == math.inf else "")
-    tokens_per_param = affordable(size) if is_short else asked.tokens_per_param
+    tokens_per_param = affordable(size) if is_short else request.tokens_per_param
     uniform, n_tokens = family.uniform(size), tokens_per_param * params(size)
     kind = CHEAPEST_FIRST[-1]  # needs the least memory
     for each in CHEAPEST_FIRST[:-1]:
-        if asked.fits(uniform, each):
+        if request.fits(uniform, each):
             kind = each
             break
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
-    pass_of = Planner(recipe, asked.n_devices).setup(device, kind).micro_batch_size or 1
+    pass_of = Planner(recipe, request.n_devices).setup(device, kind).micro_batch_size or 1
     changes = {"activation_checkpointing": kind, "micro_batch_size": pass_of}
     recipe, data = family.recipe(size, n_tokens, changes)
-    if asked.n_params is not None:
+    if request.n_params is not None:
         n_params = recipe.explicit_model.cost().params
-        law += f", {n_params:,} ({n_params / asked.n_params - 1:+.1%})"
+        law += f", {n_params:,} ({n_params / request.n_params - 1:+.1%})"
     text = f"{law}; {tokens_per_param:.3g} tokens per parameter"
     if is_short:
         text += ", all that the compute gives"

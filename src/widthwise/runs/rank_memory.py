@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Self
 
-from torch import nn
-
 from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
 from widthwise.data.loader import AS_ONE_DOCUMENT, PackingConfig
@@ -30,7 +28,7 @@ from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import RankMemory, StepTraffic
-from widthwise.runs.devices import DEVICES_PER_NODE
+from widthwise.training.devices import DEVICES_PER_NODE
 
 FP32_BYTES, BF16_BYTES = 4, 2
 
@@ -90,9 +88,9 @@ class _Backward:
 
     name: str
     kept: Cost
-    """What it and all before it have kept from the forward pass."""
+    """Activations that it and all before it have kept from the forward pass."""
     at_work: Cost
-    """What it makes again, and the gradients of the activations of its larger sublayer."""
+    """Activations that it makes again, and the gradients of those of its larger sublayer."""
 
 
 class ShardedModel:
@@ -114,10 +112,14 @@ class ShardedModel:
         self._root = self.units[-1]
         self._packing, self._learns_apart = packing, learns_apart
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
-        self._hidden_matrices = optimizer.hidden_matrices(model)
+        self.hidden_matrices = set(optimizer.hidden_matrices(model))
+        """Parameters of which the optimizer keeps one number for each entry, not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
-        cast = matrices - {model.head.weight}
-        self._n_cast = [sum(each.numel() for each in cast.intersection(unit.parameters)) for unit in self.units]
+        self.cast_matrices = matrices - {model.head.weight}
+        """Parameters that bf16 copies."""
+        self._n_cast = [
+            sum(each.numel() for each in self.cast_matrices.intersection(unit.parameters)) for unit in self.units
+        ]
 
     @classmethod
     def of(cls, recipe: Recipe, device_type: str = "cuda") -> Self:
@@ -142,7 +144,7 @@ class ShardedModel:
         n_tokens = layout.micro_batch_size * seq_len
         packing_bytes = self._packing_bytes(layout.micro_batch_size, seq_len, BF16_BYTES if is_bf16 else FP32_BYTES)
         n_held = self.block_entries(n_shards)
-        n_without = sum(block_entries(matrix.shape, n_shards) for matrix in self._hidden_matrices)
+        n_without = self._hidden_entries(n_shards)
         mark_bytes = n_held if self._learns_apart else 0
 
         def moment(name: str, n_gradients: int, n_cast: int, kept: Cost, buffer_bytes: int) -> RankMemory:
@@ -188,9 +190,8 @@ class ShardedModel:
             )
         ]
 
-    def has_momentum_alone(self, parameter: nn.Parameter) -> bool:
-        """True where the optimizer keeps one number for each entry, not two."""
-        return any(parameter is each for each in self._hidden_matrices)
+    def _hidden_entries(self, n_shards: int) -> int:
+        return sum(block_entries(matrix.shape, n_shards) for matrix in self.hidden_matrices)
 
     def weight_traffic_bytes(self, layout: Layout) -> int:
         """Least bytes that a step moves between a device and its memory, for weights alone.
@@ -199,7 +200,7 @@ class ShardedModel:
         optimizer's state and writes all but gradients.
         """
         held = self.block_entries(layout.n_shards)
-        n_without = sum(block_entries(matrix.shape, layout.n_shards) for matrix in self._hidden_matrices)
+        n_without = self._hidden_entries(layout.n_shards)
         return FP32_BYTES * (layout.n_passes * 4 * self.n_params + 7 * held - 2 * n_without)
 
     def traffic(self, layout: Layout) -> StepTraffic:
@@ -210,8 +211,8 @@ class ShardedModel:
         """
         n, n_replicas = layout.n_shards, layout.n_replicas
         held, root = FP32_BYTES * self.block_entries(n), FP32_BYTES * self._root.block_entries(n)
-        updates = FP32_BYTES * sum(block_entries(matrix.shape, n) for matrix in self._hidden_matrices)
-        whole_updates = FP32_BYTES * sum(matrix.numel() for matrix in self._hidden_matrices)
+        updates = FP32_BYTES * self._hidden_entries(n)
+        whole_updates = FP32_BYTES * sum(matrix.numel() for matrix in self.hidden_matrices)
         return StepTraffic(
             all_gather_bytes=(n - 1) * (layout.n_passes * (2 * held - root) + updates),
             reduce_scatter_bytes=(n - 1) * held,

@@ -1,7 +1,8 @@
 """The result of a finished run, which reports and comparisons read."""
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from widthwise.analysis.dynamic_width import analyse_widths
@@ -12,11 +13,15 @@ from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.analysis import TokenWidths
+from widthwise.records.record import finite
 from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
+from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
 from widthwise.training.loop import TrainingLoop
-from widthwise.training.spikes import loss_curve_warnings, notes_on_spikes
 from widthwise.training.state import inherited
 from widthwise.training.validation import Validation
+
+SPIKE_NATS = 0.5
+"""Rise of the training loss above an earlier record that is named; batches differ by less."""
 
 
 def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None) -> RunResult:
@@ -33,7 +38,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     spent = inherited(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
-        "best_step": loop.retention.best_in(loop.run.checkpoints),
+        "best_step": loop.retention.best(map(step_of, checkpoint_paths(loop.run.checkpoints))),
         "val_losses": validation.losses_by_source or None,
         "val_texts": {
             name: TextResult(**text.numbers(), window_losses=text.window_losses)
@@ -117,3 +122,35 @@ def _since(records: list[dict[str, Any]], events: Sequence[str]) -> list[dict[st
     """The records after the last of some events; all records if there was none."""
     found = [i for i, record in enumerate(records) if record["event"] in events]
     return records[max(found, default=-1) + 1 :]
+
+
+def notes_on_spikes(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe the skipped steps of a run, for its result. records: of metrics.jsonl."""
+    notes, steps = [], [record["step"] for record in records if record["event"] == "skipped"]
+    if steps:
+        first = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
+        notes.append(f"{len(steps)} step{'s' * (len(steps) > 1)} without an update, because of the gradient: {first}")
+    return notes
+
+
+def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Warn of a loss that is not the best of its run: a spike of the training loss, a better validation before.
+
+    records: of metrics.jsonl.
+    """
+
+    def curve(event: str) -> list[tuple[float, int]]:
+        found = ((finite(record["loss"]), record["step"]) for record in records if record["event"] == event)
+        return [(loss, step) for loss, step in found if math.isfinite(loss)]
+
+    warnings, lowest, highest = [], math.inf, (SPIKE_NATS, 0)
+    for loss, step in curve("train"):
+        lowest = min(lowest, loss)
+        highest = max(highest, (loss - lowest, step))
+    if highest[1]:
+        warnings.append(f"the training loss rose by {highest[0]:.2f} nats, at step {highest[1]}")
+    validations = curve("validation")
+    if validations and (best := min(validations))[0] < validations[-1][0]:
+        (last, _), (loss, step) = validations[-1], best
+        warnings.append(f"the last validation, {last:.4f}, is worse than that of step {step}, {loss:.4f}")
+    return warnings

@@ -26,8 +26,8 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-def _asked_device(name: Any) -> Any:
-    """The harness asks for cuda:0 wherever nothing was said, also where there is none."""
+def _available_device(name: Any) -> Any:
+    """The harness gives cuda:0 by default, also where there is none."""
     is_cuda = isinstance(name, str) and name.startswith("cuda")
     return None if is_cuda and not torch.cuda.is_available() else name
 
@@ -39,7 +39,7 @@ class RunOptions(ScoringOptions):
     """Path of the run directory, or of a Hugging Face folder."""
     batch_size: Annotated[Count, pydantic.BeforeValidator(_number)] = 16
     """Texts per forward pass."""
-    device: Annotated[TorchDevice | None, pydantic.BeforeValidator(_asked_device)] = None
+    device: Annotated[TorchDevice | None, pydantic.BeforeValidator(_available_device)] = None
     """A torch device; by default cuda, if there is one."""
 
 
@@ -49,9 +49,9 @@ class RunLM(ScorerLM):
 
     def __init__(self, **options: Any):
         """options: of `RunOptions`. Raises UserError for others, and where the run has no model or no tokenizer."""
-        asked = parse(RunOptions, options, "model_args")
-        loaded = load_model(asked.run, asked.device)
-        super().__init__(loaded.scorer(asked))
+        given = parse(RunOptions, options, "model_args")
+        loaded = load_model(given.run, given.device)
+        super().__init__(loaded.scorer(given))
         self.step = loaded.step
 
     @classmethod

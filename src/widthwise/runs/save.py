@@ -25,7 +25,7 @@ from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 IMPORTED = "imported"
-"""Where `environment.json` says what a run was imported from."""
+"""Key in `environment.json` of what a run was imported from."""
 LONGEST_SEQUENCE = 1024
 """Most tokens per training sequence, if no recipe gives their number."""
 

@@ -20,7 +20,7 @@ from widthwise.training.observer import Observer
 from widthwise.training.train_state import optimizer_step
 
 BF16_GAIN = 1.3
-"""How much faster than in fp32 a CPU's products in bf16 must be for `precision: auto` to mean bf16."""
+"""Least ratio of a CPU's time for products in fp32 to that in bf16 for which `precision: auto` means bf16."""
 
 
 def chosen_precision(folder: Path, observer: Observer | None = None) -> Precision:

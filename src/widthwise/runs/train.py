@@ -1,8 +1,8 @@
 """Starting and resuming runs, also by other settings: more steps, other intervals of records and checkpoints."""
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +10,37 @@ from widthwise.config_io import UserError, checked_copy, differences, parse, to_
 from widthwise.data.documents import ignore_progress
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import (
-    VALIDATION_KEY,
-    DataCache,
-    has_seen_data,
-    identity_of,
-    recorded_identity,
-)
+from widthwise.runs.data_identity import VALIDATION_KEY, DataCache, has_seen_data, identity_of, recorded_identity
 from widthwise.runs.environment import REPRODUCED_WITH, OtherWork, environment
 from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint_folder
-from widthwise.training.joining import launched_processes
-from widthwise.training.launch import Interrupted, is_launched, watch_signals
+from widthwise.training.launch import Interrupted, is_launched, n_launched, watch_signals
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, SilentObserver
-from widthwise.training.processes import Processes
+from widthwise.training.processes import ALONE, Processes
 from widthwise.yaml_io import apply_overrides, to_yaml
+
+
+@contextmanager
+def launched_processes(config: TrainConfig) -> Iterator[Processes]:
+    """Join the processes that were started together, for the length of the block.
+
+    Raises UserError where they cannot share the batch or the model as the recipe says.
+    """
+    n = n_launched()
+    config.rows_of_process(n)
+    if n == 1:
+        yield ALONE
+        return
+    from widthwise.training.distributed import group  # slow to import, and a single process needs none of it
+
+    with group(config) as processes:
+        yield processes
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
@@ -126,12 +137,11 @@ class _Launch:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
         # A process that does not see the run would find its checkpoints damaged, and the run would begin anew.
-        for rank, sees in enumerate(self.processes.all_gather(lambda: self.run.exists)):
-            if not sees:
-                path = self.run.path.resolve()
-                raise self.processes.on_every_rank(
-                    UserError(f"{path}: process {rank} does not see this run; all machines must share the folder")
-                )
+        path = self.run.path.resolve()
+        self.processes.check_same(
+            lambda: self.run.exists,
+            lambda rank, *_: f"{path}: process {rank} does not see this run; all machines must share the folder",
+        )
         data = self._open_data(recipe)
         before, now = self.processes.on_rank_zero(lambda: (self.run.environment(), self._environment()))
 
@@ -184,12 +194,10 @@ class _Launch:
         self.processes.all_gather(
             lambda: None if opened else opened.append(self.data_cache.open(recipe.data, ignore_progress))
         )
-        first, *others = self.processes.all_gather(lambda: identity_of(opened[0]))
-        for rank, identity in enumerate(others, start=1):
-            if identity != first:
-                raise self.processes.on_every_rank(
-                    UserError(f"data: process {rank} has {identity}; process 0 has {first}")
-                )
+        self.processes.check_same(
+            lambda: identity_of(opened[0]),
+            lambda rank, own, first: f"data: process {rank} has {own}; process 0 has {first}",
+        )
         return opened[0]
 
     def _verified_data(self, recipe: Recipe) -> OpenedData:

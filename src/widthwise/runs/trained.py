@@ -1,52 +1,149 @@
-"""A run at one of its checkpoints: the model to use, and all from which another run begins."""
+"""A run at one of its checkpoints: the model to use, with its tokenizer, and all from which another run begins."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from widthwise.computing import Precision
 from widthwise.config_io import UserError
+from widthwise.data.config import open_data
+from widthwise.data.mixture import MixedData
+from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
+from widthwise.evaluation.batches import HFModel
+from widthwise.evaluation.scorer import Scorer
 from widthwise.growth.plan import State
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import has_seen_data, recorded_tokenizer
+from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity, recorded_tokenizer
+from widthwise.runs.scoring import ScoringOptions
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import state_by_name
 from widthwise.training.state import RunState, Spent, inherited
 
+HELD_OUT = "held-out"
+"""Name of a run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
+NAME_A_TEXT = "name a text with --text or --data"
+LONGEST_WINDOW = 1024
+"""Most tokens per window, if no recipe gives their number."""
+
 
 @dataclass(frozen=True)
-class Trained:
-    """A model as a checkpoint has it."""
+class LoadedModel:
+    """A model in memory, in evaluation mode and fp32."""
 
-    recipe: Recipe
-    model: Decoder
+    path: Path
+    model: Any
+    """A `Decoder`, or a `PreTrainedModel` of transformers."""
     tokenizer: Tokenizer
-    step: int
-    damages: list[checkpoint_folder.Damage]
-    """Newer checkpoints that could not be used, where the newest was asked for."""
+    device: torch.device
+    n_positions: int | None
+    """Tokens of the longest text it was made for; None: any."""
+    recipe: Recipe | None = None
+    """None for a Hugging Face folder, as the rest."""
+    step: int | None = None
+    """Step of the checkpoint."""
+    tokens: int | None = None
+    """Tokens that it was trained on by that step, those of a run that it comes from included."""
+    damages: Sequence[checkpoint_folder.Damage] = ()
+    """Newer checkpoints that could not be used, where no step was given."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per window if the user does not give it."""
+        if self.recipe is not None:
+            return self.recipe.seq_len
+        return min(LONGEST_WINDOW, self.n_positions or LONGEST_WINDOW)
+
+    def precision_for(self, options: ScoringOptions) -> Precision:
+        """The type of the matrix products."""
+        return options.precision or ("fp32" if self.recipe is None else self.recipe.train.settled_precision)
+
+    def scorer(self, options: ScoringOptions) -> Scorer:
+        """The model as a scorer of texts. Raises UserError where it reads fewer tokens than max_length."""
+        dtype, model = torch.bfloat16 if self.precision_for(options) == "bf16" else None, self.model
+        if not isinstance(model, Decoder):
+            with blamed_on(self.path):
+                model = HFModel(model, self.n_positions)
+        return Scorer(model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
+
+    def own_texts(self) -> dict[str, tuple[PreparedData, int]]:
+        """The held-out texts of a run's data by name, and the targets of each that validations use.
+
+        One for each source of a mixture. The targets are whole windows of the recipe's seq_len, whatever an
+        evaluation's; of a source that has none, one. Raises UserError where there is no text, or another than the run
+        was trained on.
+        """
+        run, recipe = RunDir(self.path), self.recipe
+        if recipe is None:
+            raise UserError(f"{run.path}: a Hugging Face folder brings no held-out text; {NAME_A_TEXT}")
+        if not has_seen_data(run):
+            raise UserError(f"{run.path}: has seen no data yet; {NAME_A_TEXT}")
+        data = open_data(recipe.data)
+        before, now = recorded_identity(run), identity_of(data)
+        if before != now:
+            was, is_now = before.compared(now)
+            raise UserError(f"{run.path}: was trained on {was}, which is now {is_now}; {NAME_A_TEXT}")
+        held_out = recipe.held_out(data)
+        if not isinstance(data, MixedData):
+            return {HELD_OUT: (data, held_out.n_windows * recipe.seq_len)}
+        n_windows = Counter(held_out.sources)
+        return {
+            f"{HELD_OUT}/{name}": (source, max(1, n_windows[name]) * recipe.seq_len)
+            for name, source in data.sources.items()
+        }
 
 
-def load_trained(path: Path | str, device: torch.device | str | None = None, step: int | None = None) -> Trained:
-    """The model and tokenizer of a run directory. step: of the checkpoint; its newest good one where not given.
+@contextmanager
+def blamed_on(path: Path) -> Iterator[None]:
+    """Name the folder in whatever is raised by the part of transformers that meets its damage, as a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {error})") from None
+
+
+def load_trained(path: Path | str, device: torch.device | str | None = None, step: int | None = None) -> LoadedModel:
+    """Load the model and tokenizer of a run. step: of the checkpoint; its newest good one where not given.
 
     Raises UserError where the folder is no run directory or has no such checkpoint that can be used.
     """
     run = RunDir(path)
     recipe = saved_recipe(run)
     found, damages = chosen_checkpoint(run, step)
-    default = "cuda" if torch.cuda.is_available() else "cpu"
     step = checkpoint_folder.step_of(found)
-    model = build(recipe.model_at(step), seed=0, device=device or default)
+    device = usual_device(device)
+    model = build(recipe.model_at(step), seed=0, device=device)
     checkpoint.load_weights(found, model)
-    return Trained(recipe, model.eval(), tokenizer_of(run), step, damages)
+    positions = model.config.positions
+    return LoadedModel(
+        run.path,
+        model.eval(),
+        tokenizer_of(run),
+        device,
+        None if positions is None else positions.n_positions,
+        recipe,
+        step,
+        spent_by(run, recipe, step).tokens,
+        damages,
+    )
+
+
+def usual_device(device: torch.device | str | None) -> torch.device:
+    """Return the device, where none is given cuda if there is one."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpoint_folder.Damage]]:
@@ -63,7 +160,7 @@ def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpo
     path = paths[step]
     if (reason := checkpoint_folder.find_damage(path)) is not None:
         raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(path, reason)}")
-    run.check_recipe_of(checkpoint_folder.seal_of(path), path.name)
+    run.check_recipe_of(checkpoint_folder.manifest_of(path).seal, path.name)
     return path, []
 
 
@@ -73,25 +170,25 @@ def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]
     if found is None:
         reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
         raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
-    run.check_recipe_of(checkpoint_folder.seal_of(found), found.name)
+    run.check_recipe_of(checkpoint_folder.manifest_of(found).seal, found.name)
     return found, damages
 
 
 def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: None) -> list[int]:
-    """The steps of all good checkpoints of a run, first to last. say: is told of those that are damaged.
+    """The steps of all good checkpoints of a run, first to last. say: takes a message on each damaged one.
 
     Raises UserError where the folder is no run directory or has no usable checkpoint.
     """
     run = RunDir(path)
     run.config_yaml()
     newest_checkpoint(run)
-    reasons = {
-        each: checkpoint_folder.find_damage(each) for each in checkpoint_folder.checkpoint_paths(run.checkpoints)
-    }
-    for each, reason in reasons.items():
-        if reason is not None:
+    steps = []
+    for each in checkpoint_folder.checkpoint_paths(run.checkpoints):
+        if (reason := checkpoint_folder.find_damage(each)) is None:
+            steps.append(checkpoint_folder.step_of(each))
+        else:
             say(f"{run.path}: {checkpoint_folder.Damage(each, reason)}; it is left out")
-    return sorted(checkpoint_folder.step_of(each) for each, reason in reasons.items() if reason is None)
+    return sorted(steps)
 
 
 def spent_by(run: RunDir, recipe: Recipe, step: int) -> Spent:
@@ -124,7 +221,7 @@ def check_tokenizer(run: RunDir, given: Tokenizer) -> None:
 
 
 @dataclass(frozen=True)
-class Source:
+class RunCheckpoint:
     """A run at its newest good checkpoint, or at another one."""
 
     run: RunDir
@@ -132,10 +229,10 @@ class Source:
     saved: Path
     """Folder of the checkpoint."""
     damages: tuple[checkpoint_folder.Damage, ...]
-    """Newer checkpoints that could not be used, where the newest was asked for."""
+    """Newer checkpoints that could not be used, where no step was given."""
 
     @classmethod
-    def of(cls, path: Path | str, step: int | None = None) -> "Source":
+    def of(cls, path: Path | str, step: int | None = None) -> "RunCheckpoint":
         """step: of the checkpoint; its newest good one where not given.
 
         Raises UserError where it is no run directory or has no such checkpoint that can be used.
@@ -143,7 +240,7 @@ class Source:
         run = RunDir(path)
         recipe = saved_recipe(run)
         found, damages = chosen_checkpoint(run, step)
-        run.check_seal(checkpoint_folder.seal_of(found), found.name)
+        run.check_seal(checkpoint_folder.manifest_of(found).seal, found.name)
         return cls(run, recipe, found, tuple(damages))
 
     @property

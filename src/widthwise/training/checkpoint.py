@@ -12,13 +12,12 @@ checkpoints/step_00000100/
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -48,8 +47,6 @@ from widthwise.training.processes import ALONE, Processes
 from widthwise.training.saved_tensors import SavedTensors, file_name, write_one_by_one, write_tensors
 from widthwise.training.state import RunState
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -61,16 +58,22 @@ class Snapshot:
     @classmethod
     def of(cls, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes = ALONE) -> "Snapshot":
         """The tensors of this moment; they share the memory of the model. See `copied`."""
-        if not processes.writes_shards:
+        if processes.rank >= processes.n_shards:  # the first replica writes
             return cls({})
         shard, n_shards = processes.shard, processes.n_shards
         tensors = {
             file_name(MODEL, shard, n_shards): {name: held(each.detach()) for name, each in _weights(model).items()},
             file_name(OPTIMIZER, shard, n_shards): {
-                name: held(each) for name, each in _optimizer_tensors(model, optimizer).items()
+                f"{name}.{part}": held(value)
+                for name, parameter in model.named_parameters()
+                for part, value in optimizer.state[parameter].items()
             },
         }
-        return cls(tensors | ({RNG: _rng_states()} if processes.is_rank_zero else {}))
+        if processes.is_rank_zero:
+            tensors[RNG] = {"cpu": torch.get_rng_state()}
+            if torch.cuda.is_initialized():
+                tensors[RNG]["cuda"] = torch.cuda.get_rng_state()
+        return cls(tensors)
 
     def copied(self) -> "Snapshot":
         """Return a copy on the CPU, which training no longer changes."""
@@ -101,12 +104,7 @@ def save(
 
 
 def write(
-    folder: Path,
-    step: int,
-    snapshot: Snapshot,
-    state: Mapping[str, Any],
-    seal: Seal | None,
-    processes: Processes,
+    folder: Path, step: int, snapshot: Snapshot, state: Mapping[str, Any], seal: Seal | None, processes: Processes
 ) -> Path:
     """Writes the checkpoint of a step; when this returns, it survives a power cut. Called by all processes.
 
@@ -115,10 +113,12 @@ def write(
     """
     path, partial = folder / name_of(step), partial_of(folder, step)
 
+    @_refusing()
     def begin() -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
 
+    @_refusing()
     def finish() -> None:
         _save_json(state, partial / STATE)
         records[STATE] = FileRecord.of(partial / STATE)
@@ -133,11 +133,11 @@ def write(
         fsync_folder(folder)
 
     try:
-        processes.on_rank_zero(_refusing(begin))
+        processes.on_rank_zero(begin)
         records: dict[str, FileRecord] = {}
-        for written in processes.all_gather(_refusing(lambda: snapshot.write(partial))):
+        for written in processes.all_gather(_refusing()(lambda: snapshot.write(partial))):
             records |= written
-        processes.on_rank_zero(_refusing(finish))
+        processes.on_rank_zero(finish)
     except UserError as error:
         processes.on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
         raise processes.on_every_rank(
@@ -146,16 +146,13 @@ def write(
     return path
 
 
-def _refusing(work: Callable[[], T]) -> Callable[[], T]:
-    """The same work, which raises UserError where it cannot write."""
-
-    def refusing() -> T:
-        try:
-            return work()
-        except (OSError, SafetensorError) as error:
-            raise UserError(str(getattr(error, "strerror", None) or error)) from None
-
-    return refusing
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turns what a file cannot be written for into a UserError."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(str(getattr(error, "strerror", None) or error)) from None
 
 
 def load_weights(path: Path, model: Decoder) -> None:
@@ -248,27 +245,12 @@ def _weights(model: Decoder) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.values()}
 
 
-def _optimizer_tensors(model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}.{part}": value
-        for name, parameter in model.named_parameters()
-        for part, value in optimizer.state[parameter].items()
-    }
-
-
-def _rng_states() -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
 def _save_json(data: Any, path: Path) -> None:
     path.write_text(json.dumps(data) + "\n")
     fsync_file(path)
 
 
-class Saver:
+class Saver(AbstractContextManager["Saver"]):
     """Writes one snapshot after the other. At the end of its block all are on the disk."""
 
     def __init__(self, processes: Processes, in_background: bool):
@@ -294,13 +276,8 @@ class Saver:
         if pending is not None:
             pending.result()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._thread is not None:
             self._thread.shutdown()
-        if kind is None:
+        if error[0] is None:
             self.wait()

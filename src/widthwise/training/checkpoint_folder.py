@@ -36,7 +36,7 @@ class CheckpointManifest(Config):
     n_shards: Count = 1
     files: dict[str, FileRecord]
     seal: Seal | None = None
-    """What it belongs to; None where it was saved outside of a run."""
+    """The run that it belongs to; None where it was saved outside of one."""
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file: what equals its default is left out."""
@@ -59,18 +59,13 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
     Only what `save` names is one: a copy under another name is its owner's, neither used nor deleted.
     """
-    found = [path for path in folder.glob("step_*") if path.is_dir() and name_of(_step(path.name)) == path.name]
+    found = [path for path in folder.glob("step_*") if path.is_dir() and name_of(step_of(path)) == path.name]
     return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
-    """The step of a finished checkpoint, from its name."""
-    return _step(path.name)
-
-
-def _step(name: str) -> int:
-    """The step in a name; -1 if there is none."""
-    digits = name.removeprefix("step_")
+    """Return the step of a checkpoint, from its name; -1 for another name."""
+    digits = path.name.removeprefix("step_")
     return int(digits) if digits.isdecimal() and len(digits) < 20 else -1
 
 
@@ -112,15 +107,10 @@ def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
     return None
 
 
-def seal_of(path: Path) -> Seal | None:
-    """Return the seal of a valid checkpoint, if it has one."""
-    return manifest_of(path).seal
-
-
 def remove_partial(folder: Path) -> None:
     """Deletes what killed processes left half-written. Only for the holder of the run's lock."""
     for path in folder.glob(".step_*.partial"):
-        if path == partial_of(folder, _step(path.name[1:].removesuffix(".partial"))):
+        if path == partial_of(folder, step_of(Path(path.stem[1:]))):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -139,9 +129,9 @@ class Retention:
     """Retention of the good checkpoints of a run."""
 
     last: int
-    """The newest, so many."""
+    """Number of the newest that are kept."""
     every: int | None = None
-    """Those of its multiples, for good."""
+    """Steps whose multiples are kept for good."""
     losses: Mapping[int, float] = field(default_factory=dict)
     """Held-out losses by step, of those that may be the best; with some, the best that is still there is kept."""
 
@@ -171,10 +161,6 @@ class Retention:
         known = [(self.losses[step], step) for step in steps if math.isfinite(self.losses.get(step, math.nan))]
         return min(known)[1] if known else None
 
-    def best_in(self, folder: Path) -> int | None:
-        """The same of the checkpoints in a folder."""
-        return self.best(map(step_of, checkpoint_paths(folder)))
-
 
 def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
     """Deletes the good checkpoints that no rule keeps. Call when the newest is complete.
@@ -193,7 +179,7 @@ def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe
 def _may_go(path: Path, recipe: str | None) -> bool:
     """Return True for a checkpoint of this run, or one too damaged or too old to tell."""
     try:
-        seal = seal_of(path)
+        seal = manifest_of(path).seal
     except UserError:
         return True
     return recipe is None or seal is None or seal.recipe == recipe

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -38,7 +39,7 @@ from widthwise.training.processes import Processes
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 PATIENCE = timedelta(hours=12)
-"""How long the others wait for what the first process does alone, such as reading a corpus."""
+"""Longest wait of the others for what the first process does alone, such as reading a corpus."""
 LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNORECASE)
 """Words of the RuntimeError of a message that did not arrive."""
 SECONDS_TO_ANSWER = 5.0
@@ -90,7 +91,10 @@ def _join(config: TrainConfig) -> None:
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
     own = PrefixStore(f"widthwise-{start}-{next(_n_groups)}", store)
     if torch.cuda.is_available():
-        torch.cuda.set_device(_own_gpu())
+        own_gpu, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if own_gpu >= n_gpus:
+            raise RankLocalError(f"LOCAL_RANK: got {own_gpu}; this machine shows {n_gpus} GPUs, one for each process")
+        torch.cuda.set_device(own_gpu)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=own,
@@ -98,14 +102,6 @@ def _join(config: TrainConfig) -> None:
         world_size=world_size,
         timeout=_patience_of_device(config.hang_seconds),
     )
-
-
-def _own_gpu() -> int:
-    """The GPU of this process. Raises RankLocalError where the machine has fewer than processes."""
-    own, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if own >= n_gpus:
-        raise RankLocalError(f"LOCAL_RANK: got {own}; this machine shows {n_gpus} GPUs, one for each process")
-    return own
 
 
 def _patience_of_device(hang_seconds: float) -> timedelta:
@@ -123,7 +119,7 @@ class Group(Processes):
         self._seconds, self._store = hang_seconds, _get_default_store()
         # For what may take one process long, and for what all come to at about the same time.
         self._messages, self._pulse = _messages(PATIENCE), _messages(timedelta(seconds=hang_seconds))
-        self._background: _BackgroundGroup | None = None
+        self._background: Group | None = None
 
     @property
     def device(self) -> torch.device:
@@ -213,17 +209,11 @@ class Group(Processes):
             heard.update(range(1, self.world_size))  # the store has ended, and with it the first process
 
     def for_background_thread(self) -> "Group":
-        self._background = self._background or _BackgroundGroup(self)
+        if self._background is None:
+            self._background = copy(self)
+            # Of what all begin at once: a thread that waited longer would keep its process from ending.
+            self._background._messages = _messages(timedelta(seconds=self._seconds))
         return self._background
-
-
-class _BackgroundGroup(Group):
-    """The same processes with messages of their own, for a background thread."""
-
-    def __init__(self, group: Group):
-        vars(self).update(vars(group))
-        # Of what all begin at once: a thread that waited longer would keep its process from ending.
-        self._messages = _messages(timedelta(seconds=group._seconds))
 
 
 def _messages(timeout: timedelta) -> dist.ProcessGroup:
@@ -241,9 +231,7 @@ def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
         cast(
             dist.ProcessGroup,
             dist.new_subgroups_by_enumeration(
-                rows.tolist(),
-                timeout=_patience_of_device(hang_seconds),
-                backend="nccl" if device == "cuda" else "gloo",
+                rows.tolist(), timeout=_patience_of_device(hang_seconds), backend="nccl" if device == "cuda" else "gloo"
             )[0],
         )
         for rows in (ranks.T, ranks)

@@ -117,7 +117,7 @@ class EntryRates:
 
     @contextmanager
     def applied(self, step: int) -> Iterator[None]:
-        """Whatever moves the weights in the block moves them by as much as their rates at this step say."""
+        """Scale what the block moves the weights by to their rates at this step."""
         new, old = self.pace.of_new(step), self.pace.of_old(step)
         if new == old == 1.0:
             yield

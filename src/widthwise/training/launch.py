@@ -98,7 +98,9 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
         if not is_launched():
             restore()
         if say is not None and parent_process() is None:
-            speakers.append(threading.Thread(target=say, args=(_stopping(number),)))
+            has_second = number == signal.SIGINT and not is_launched()
+            text = "stopping after this step" + ("; again to stop now" if has_second else "")
+            speakers.append(threading.Thread(target=say, args=(text,)))
             speakers[-1].start()
 
     for number in previous:
@@ -113,8 +115,3 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
                 signal.signal(number, signal.SIG_IGN)
         else:
             restore()
-
-
-def _stopping(number: int) -> str:
-    has_second = number == signal.SIGINT and not is_launched()
-    return "stopping after this step" + ("; again to stop now" if has_second else "")

@@ -10,16 +10,15 @@ from widthwise.data.loader import Loader
 from widthwise.data.mixture import OpenedData
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
-from widthwise.training import checkpoint, checkpoint_folder
+from widthwise.training import checkpoint
+from widthwise.training.checkpoint_folder import Damage, Retention, latest_valid, manifest_of, prune, step_of
 from widthwise.training.launch import SignalWatch, stopped_by
-from widthwise.training.metrics import SpeedMeter
+from widthwise.training.metrics import MetricsLogger
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.spikes import Diverged, check_step, checked_loss
-from widthwise.training.state import MetricsLogger, RunState
-from widthwise.training.step_statistics import dead_scores
-from widthwise.training.train_state import AsyncLosses, ReadStep, TrainState
-from widthwise.training.validation import Sampler, Validation, ValidationSets, validate
+from widthwise.training.state import Diverged, RunState, checked_loss
+from widthwise.training.train_state import TrainState
+from widthwise.training.validation import Validation, ValidationSets, validate
 
 
 class TrainingLoop:
@@ -33,12 +32,11 @@ class TrainingLoop:
         self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes
         self.config, self.data = recipe.train, data
         self.name = run.path.resolve().name
-        self._speed = SpeedMeter(processes)
+        self.metrics_logger = MetricsLogger(run, recipe, observer, processes, self.note)
         torch.manual_seed(self.config.seed)
         self.train_state = TrainState.untrained(recipe, recipe.phases[0], processes)
         self.held_out = recipe.held_out(data, processes.world_size)
-        self.sets = ValidationSets.opened_by_all(recipe.validation, self.held_out, self.train_state.model, processes)
-        self.sampler = processes.same_on_every_rank(self._sampler)
+        self.sets = ValidationSets.opened(recipe, self.held_out, self.train_state.model, processes)
         self.loader = Loader(
             data.train,
             seq_len=recipe.seq_len,
@@ -49,23 +47,16 @@ class TrainingLoop:
         )
         self.state = RunState(self.config.loss_window_steps)
         self._started = time.perf_counter()
-        self._async_losses = AsyncLosses()
-        self._newest: ReadStep | None = None
         self._saver, self._saved_step = checkpoint.Saver(processes, self.config.checkpoint_in_background), 0
-        self.metrics_logger = MetricsLogger(run, recipe, observer, processes, self.note)
-        self._damaged: list[checkpoint_folder.Damage] = []
-
-    def _sampler(self) -> Sampler | None:
-        sample = self.config.sample
-        return None if sample is None else Sampler(sample, self.held_out, self.train_state.model)
+        self._damaged: list[Damage] = []
 
     def restore(self) -> None:
         """Load the newest good checkpoint, or stay at step 0 without one, and rewind the metrics to it."""
         processes = self.processes
-        path, self._damaged = checkpoint_folder.latest_valid(self.run.checkpoints, processes)
+        path, self._damaged = latest_valid(self.run.checkpoints, processes)
         if path is not None:
-            processes.on_rank_zero(lambda: self.run.check_seal(checkpoint_folder.seal_of(path), path.name))
-            phase = self.recipe.phase_at(checkpoint_folder.step_of(path))
+            processes.on_rank_zero(lambda: self.run.check_seal(manifest_of(path).seal, path.name))
+            phase = self.recipe.phase_at(step_of(path))
             if phase.start > 0:
                 self.train_state = TrainState.untrained(self.recipe, phase, processes)
             self._load(path)
@@ -114,7 +105,8 @@ class TrainingLoop:
             try:
                 self._enter_phase_if_due()
                 self._step()
-                received = self._agreed_signal(watch)
+                # Each rank may receive a signal at another moment.
+                received = int(self.processes.all_reduce_max(watch.received or 0)[0])
                 self._save_if_due(must_save=received > 0 or self.state.step == self.config.steps)
             except Diverged as spike:
                 self._stop(spike)
@@ -124,7 +116,6 @@ class TrainingLoop:
                     stopped_by(received, self.run.path, self.state.step, self.config.steps)
                 )
             self._validate_if_due()
-        self._saver.wait()
 
     def _announce_first_step(self) -> None:
         """Announce the first step with a model, which takes longer than later ones."""
@@ -132,27 +123,24 @@ class TrainingLoop:
             how = " (compiling)" if self.config.compile else ""
             self.observer.busy(f"step {self.state.step + 1:,} running{how}")
 
-    def _agreed_signal(self, watch: SignalWatch) -> int:
-        """Return the number of the signal that any rank has received, or 0. Each receives it at another moment."""
-        return int(self.processes.all_reduce_max(watch.received or 0)[0])
-
     @property
     def wall_seconds(self) -> float:
         """Time spent so far, by all processes that worked on the run."""
         return time.perf_counter() - self._started
 
     def _step(self) -> None:
-        self._speed.begin_step()
+        logger = self.metrics_logger
+        logger.stopwatch.begin_step()
         batch = next(self.loader)
         self.state.step += 1
         outcome = self.train_state.train_step(self.state.step, batch, self.held_out.boundaries)
-        self._async_losses.add(outcome)
+        logger.add(outcome)
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
-            self._collect()  # inside the measured time, because it waits for the device
-        self._speed.end_step()
+            logger.collect(self.state)  # inside the measured time, because it waits for the device
+        logger.stopwatch.end_step()
         if must_log and not outcome.n_skipped:  # after a step without an update the next record covers its time too
-            self._log()
+            logger.log(self.state, self.train_state)
         self.observer.step_done(self.state.step)
 
     def _enter_phase_if_due(self) -> None:
@@ -179,36 +167,6 @@ class TrainingLoop:
     def _is_due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
 
-    def _collect(self) -> None:
-        """Wait for the device and collect the losses of the steps since the last time."""
-        for each in self._async_losses.read(self.state.step):
-            for event, values in each.records().items():
-                self.metrics_logger.write(each.step, event, **values)
-            check_step(self.config, each.step, each.loss, each.grad_norm, each.outcome.n_skipped)
-            if not each.outcome.n_skipped:
-                self.state.add_loss(each.loss)
-            self._newest = each
-
-    def _log(self) -> None:
-        loss = checked_loss(self.config, self.state)
-        self.state.lowest_loss = loss if self.state.lowest_loss is None else min(loss, self.state.lowest_loss)
-        self.state.unlogged_losses.clear()
-        train_state, newest = self.train_state, self._newest
-        assert newest is not None  # a step is collected before it is logged
-        record = train_state.record(newest.outcome)
-        for warning in dead_scores(record):
-            self.note(warning)
-        self.metrics_logger.write(
-            self.state.step,
-            "train",
-            loss=loss,
-            lr=train_state.lr(self.state.step),
-            grad_norm=newest.grad_norm,
-            tokens=self.metrics_logger.spent(self.state.step).tokens,
-            **self._speed.record(self.recipe.tokens_per_step, train_state.flops_per_token),
-            **record,
-        )
-
     def _stop(self, spike: Diverged) -> NoReturn:
         """Raises RunFailed, after the last checkpoint is written."""
         self._saver.wait()
@@ -222,7 +180,7 @@ class TrainingLoop:
         """Save a checkpoint, unless the loss shows that the run has failed."""
         if self.state.step == self._saved_step or not (must_save or self._is_due(self.config.checkpoint_every)):
             return
-        self._collect()
+        self.metrics_logger.collect(self.state)
         if self.state.unlogged_losses:
             checked_loss(self.config, self.state)
         self.state.loader = self.loader.state_dict()
@@ -236,9 +194,8 @@ class TrainingLoop:
             checkpoint.write(folder, step, snapshot, state, seal, processes)
             self._prune(folder, seal, rules, processes)
 
-        self._saver.save(
-            checkpoint.Snapshot.of(self.train_state.model, self.train_state.optimizer, self.processes), write
-        )
+        model, optimizer = self.train_state.model, self.train_state.optimizer
+        self._saver.save(checkpoint.Snapshot.of(model, optimizer, self.processes), write)
         self._saved_step = step
 
     def _sealed(self) -> tuple[Path, Seal]:
@@ -247,14 +204,14 @@ class TrainingLoop:
         self.run.metrics_file.fsync()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
-    def _prune(self, folder: Path, seal: Seal, rules: checkpoint_folder.Retention, processes: Processes) -> None:
+    def _prune(self, folder: Path, seal: Seal, rules: Retention, processes: Processes) -> None:
         damaged, self._damaged = self._damaged, []
-        processes.on_rank_zero(lambda: checkpoint_folder.prune(folder, rules, damaged, seal.recipe))
+        processes.on_rank_zero(lambda: prune(folder, rules, damaged, seal.recipe))
 
     @property
-    def retention(self) -> checkpoint_folder.Retention:
+    def retention(self) -> Retention:
         """Retention by the records so far."""
-        return checkpoint_folder.Retention.of(self.config, self.metrics_logger.held_out_losses)
+        return Retention.of(self.config, self.metrics_logger.held_out_losses)
 
     def _validate_if_due(self) -> None:
         at_end = self.state.step in (0, self.config.steps)  # the end has its own
@@ -268,11 +225,10 @@ class TrainingLoop:
 
     def _validate(self) -> Validation:
         """Validates at this step, and records it once."""
-        found = self.sets.validate(self.train_state.model, self.processes)
+        model, step = self.train_state.model, self.state.step
+        found = self.sets.validate(model, self.processes)
         if not self._has_validated:
-            if self.sampler is not None:
-                self.metrics_logger.write_samples(
-                    self.state.step, self.sampler.records(self.train_state.model, self.state.step)
-                )
-            self.metrics_logger.write_with_costs(self.state.step, "validation", **found.record())
+            if self.sets.sampler is not None:
+                self.metrics_logger.write_samples(step, self.sets.sampler.records(model, step))
+            self.metrics_logger.write_with_costs(step, "validation", **found.record())
         return found

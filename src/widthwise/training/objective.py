@@ -58,7 +58,7 @@ class Objective:
 
     def state(self) -> list[float]:
         """The state that a checkpoint keeps. Waits for the device."""
-        return [] if self._budget is None else self._budget.state()
+        return [] if self._budget is None else self._budget.prices.tolist()
 
     def load_state(self, state: Sequence[float]) -> None:
         """Restores a `state`."""
@@ -116,21 +116,17 @@ class WidthBudget:
         """The fraction that each dynamic layer uses. choices: those of all layers, or their means."""
         return [choices[layer.index]["width_fraction"] for layer in self._layers]
 
-    def state(self) -> list[float]:
-        """The prices, as a checkpoint keeps them. Waits for the device."""
-        return self.prices.tolist()
-
     def load_state(self, prices: Sequence[float]) -> None:
-        """Restore the prices of `state`. Raises UserError for another number of them."""
-        if len(prices) != len(self.state()):
-            raise UserError(f"resume: the saved width_prices are {len(prices)}; must be {len(self.state())}")
+        """Restore the prices that a checkpoint keeps. Raises UserError for another number of them."""
+        if len(prices) != len(self.prices):
+            raise UserError(f"resume: the saved width_prices are {len(prices)}; must be {len(self.prices)}")
         self.prices = self.prices.new_tensor(prices)
 
     def record(self) -> dict[str, Any]:
         """Return the entries of a training record. width_price: of the next step, or one for each dynamic layer."""
         if not self.config.has_price:
             return {}
-        prices = self.state()
+        prices = self.prices.tolist()
         return {"width_price": prices if self.config.is_layerwise else prices[0]}
 
     def end_step(self, means: Sequence[Tensor]) -> None:

@@ -1,5 +1,6 @@
 """Observers, which receive the progress of a run."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,41 +43,22 @@ class Observer(Protocol):
         ...
 
 
-class ForwardingObserver:
+class ForwardingObserver(Observer):
     """Passes everything on to another observer: the base of those that do something besides."""
 
     def __init__(self, observer: Observer):
         self._observer = observer
 
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        self._observer.preparing(stage, n_bytes, n_bytes_total)
-
-    def opened(self, run: Path) -> None:
-        self._observer.opened(run)
-
-    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
-        self._observer.working(stage, n_done, n_total, unit)
-
-    def busy(self, what: str) -> None:
-        self._observer.busy(what)
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._observer.starting(name, step, n_steps)
-
-    def step_done(self, step: int) -> None:
-        self._observer.step_done(step)
-
-    def record(self, record: dict[str, Any]) -> None:
-        self._observer.record(record)
-
-    def remaining(self, seconds: float) -> None:
-        self._observer.remaining(seconds)
-
-    def message(self, text: str) -> None:
-        self._observer.message(text)
-
     def beside(self) -> Observer:
         return self._observer.beside()
+
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    return lambda self, *values: getattr(self._observer, name)(*values)
+
+
+for _name in [name for name in vars(Observer) if not name.startswith("_")]:
+    setattr(ForwardingObserver, _name, _forwarding(_name))
 
 
 class SilentObserver(Observer):

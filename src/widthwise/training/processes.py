@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
 
 T = TypeVar("T")
@@ -26,11 +27,6 @@ class Processes:
     def is_rank_zero(self) -> bool:
         """True in the process that prints, locks and writes for all."""
         return self.rank == 0
-
-    @property
-    def writes_shards(self) -> bool:
-        """True in the ranks of the first replica, whose shards a checkpoint holds."""
-        return self.rank < self.n_shards
 
     def shard_model(self, model: Decoder) -> None:
         """Shard the parameters of a model on the meta device."""
@@ -53,6 +49,16 @@ class Processes:
     def all_gather(self, work: Callable[[], T]) -> list[T]:
         """Do the work on every rank and gather the values by rank; all raise the first error of any."""
         return [work()]
+
+    def check_same(self, work: Callable[[], T], mistake: Callable[[int, T, T], str]) -> None:
+        """Do the work on every rank. Raises UserError on all where the value of one is not that of rank 0.
+
+        mistake: the message for a rank, its value and that of rank 0.
+        """
+        first, *others = self.all_gather(work)
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise self.on_every_rank(UserError(mistake(rank, other, first)))
 
     def all_gather_tensors(self, value: T) -> list[T]:
         """Gather a value with tensors by rank; the tensors move to the device of this process."""

@@ -1,19 +1,23 @@
-"""Progress of a run: its state, its costs so far, and the logger of its records."""
+"""Progress of a run: its state and costs so far, which steps make their update, and when it has diverged."""
 
 import copy
+import math
+import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import pydantic
+from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import SpikePolicy, StopAtSpike, TrainConfig
 from widthwise.records.run import DESCENTS
-from widthwise.run_dir import RunDir
-from widthwise.training.observer import Observer
-from widthwise.training.processes import Processes
+from widthwise.run_dir import RunDiverged
+from widthwise.training.processes import ALONE, Processes
 
 
 @dataclass
@@ -38,19 +42,14 @@ class RunState:
     grad_norms: list[float] = field(default_factory=list)
     """Gradient norms that the next one is compared with, where `train.on_spike` looks at steps."""
     n_skipped: int = 0
-    """How many steps in a row have made no update by now."""
+    """Steps in a row that have made no update by now."""
     wall_seconds: float = 0.0
     """Wall time spent by all processes that worked on the run."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know about the result, such as a damaged checkpoint that was passed over."""
+    """Remarks for the user on the result, such as a damaged checkpoint that was passed over."""
 
     def __post_init__(self) -> None:
         self.recent_losses = deque(self.recent_losses, maxlen=self.window_steps)
-
-    def add_loss(self, loss: float) -> None:
-        """Takes in the loss of one more step."""
-        self.recent_losses.append(loss)
-        self.unlogged_losses.append(loss)
 
     @classmethod
     def read(cls, data: Mapping[str, Any], where: str) -> Self:
@@ -87,71 +86,77 @@ def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
     return Spent(**{key: found[-1][key] for key in Spent._fields}) if found else Spent()
 
 
-class MetricsLogger:
-    """Writes the records of a run. Every rank calls it alike; rank 0 writes."""
+class Diverged(Exception):
+    """A step after which the run cannot simply go on."""
 
-    def __init__(
-        self, run: RunDir, recipe: Recipe, observer: Observer, processes: Processes, note: Callable[[str], None]
-    ):
-        """note: is told what the user should know."""
-        self._run, self._recipe, self._observer, self._processes, self._note = run, recipe, observer, processes, note
-        self._steps: dict[str, int] = {}
-        self.held_out_losses: dict[int, float] = {}
-        """Step -> loss of each validation on record."""
-        self._account = Spent()
+    def __init__(self, step: int, reason: str):
+        super().__init__(reason)
+        self.step, self.reason = step, reason
 
-    def rewind(self, step: int) -> None:
-        """Drop the records of steps after this one."""
+    def failure(self, run: Path, n_steps: int, lr: float, saved_step: int) -> RunDiverged:
+        """Return the error that stops the run. saved_step: of its last checkpoint, or 0."""
+        kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "there is no checkpoint"
+        message = (
+            f"{run}: stopped at step {self.step} of {n_steps}: {self.reason}; the learning rate was {lr:.4g}, try a "
+            f"lower optimizer.lr or more schedule.warmup_steps; {kept}"
+        )
+        return RunDiverged(message, self.step)
 
-        def rewound() -> list[dict[str, Any]]:
-            self._run.metrics_file.rewind(step)
-            if (samples := self._run.samples_file).path.is_file():
-                samples.rewind(step)
-            return self._run.metrics()
 
-        records = self._processes.on_rank_zero(rewound)
-        self._steps = {record["event"]: record["step"] for record in records}
-        self.held_out_losses = {r["step"]: r["loss"] for r in records if r["event"] == "validation"}
-        self._account = inherited(records)
+class Gate:
+    """Decides before each update of one model whether it is made, alike in all processes."""
 
-    def write(self, step: int, event: str, **values: Any) -> None:
-        """Adds a record."""
-        record = {"step": step, "event": event, **values}
-        self._processes.on_rank_zero(lambda: self._append(record))
-        self._steps[event] = step
-        if event == "validation":
-            self.held_out_losses[step] = values["loss"]
-        self._observer.record(record)
+    def __init__(self, policy: SpikePolicy, processes: Processes):
+        self._policy, self._processes = policy, processes
+        self._norms: deque[float] = deque(maxlen=policy.window_steps)
+        self._n_skipped = 0
 
-    def write_samples(self, step: int, records: list[dict[str, Any]]) -> None:
-        """Adds the texts of a step, before its validation is on record: a kill in between makes them again."""
+    def n_skipped(self, grad_norm: Tensor) -> int:
+        """0 for a step that makes its update; the k-th in a row that does not has k. Waits for the device if it looks.
 
-        def replace() -> None:
-            self.follow()
-            self._run.samples_file.rewind(step - 1)
-            self._run.samples_file.append(records)
+        grad_norm: of all processes, before clipping.
+        """
+        if isinstance(self._policy, StopAtSpike):
+            return 0
+        found = grad_norm.item()
+        (norm,) = self._processes.all_reduce_max(found if math.isfinite(found) else math.inf)
+        if self._policy.admits(norm, self._norms):
+            self._norms.append(norm)
+            self._n_skipped = 0
+        else:
+            self._n_skipped += 1
+        return self._n_skipped
 
-        self._processes.on_rank_zero(replace)
+    def save_to(self, state: RunState) -> None:
+        """Puts down what later decisions depend on."""
+        state.grad_norms, state.n_skipped = list(self._norms), self._n_skipped
 
-    def write_with_costs(self, step: int, event: str, **values: Any) -> None:
-        """Adds a record with the tokens and the compute spent by then."""
-        _, tokens, training_flops = self.spent(step)
-        self.write(step, event, tokens=tokens, training_flops=training_flops, **values)
+    def load(self, state: RunState) -> None:
+        """Goes on as `save_to` left it."""
+        self._norms.clear()
+        self._norms.extend(state.grad_norms)
+        self._n_skipped = state.n_skipped
 
-    def _append(self, record: dict[str, Any]) -> None:
-        self.follow()
-        self._run.metrics_file.append([record])
 
-    def follow(self) -> None:
-        """Goes where somebody has moved the run's folder, and notes it. Raises RunFailed where it is gone."""
-        before = self._run.path
-        if self._run.follow():
-            self._note(f"{before}: was moved to {self._run.path} while the run was at work; it goes on there")
+ALWAYS_OPEN = Gate(StopAtSpike(), ALONE)
 
-    def last_step(self, event: str) -> int:
-        """The step of the last such record, 0 where there is none."""
-        return self._steps.get(event, 0)
 
-    def spent(self, step: int) -> Spent:
-        """Tokens and compute by a step, those included that the run it comes from spent."""
-        return self._account.until(self._recipe, step)
+def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:
+    """Raises Diverged where a run must not go on after a step. n_skipped: see `Gate`."""
+    if n_skipped > config.on_spike.max_skipped:
+        reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with "
+    elif n_skipped or (math.isfinite(loss) and math.isfinite(grad_norm)):
+        return
+    else:
+        reason = ""
+    raise Diverged(step, f"{reason}loss {loss:.4g}, gradient norm {grad_norm:.4g}")
+
+
+def checked_loss(config: TrainConfig, state: RunState) -> float:
+    """Mean loss since the last record. Raises Diverged where it is far above the lowest one."""
+    loss, lowest, rise = statistics.fmean(state.unlogged_losses), state.lowest_loss, config.max_loss_rise
+    if lowest is not None and loss > lowest + rise:
+        raise Diverged(
+            state.step, f"loss {loss:.4g}, above the lowest ({lowest:.4g}) by train.max_loss_rise = {rise:g}"
+        )
+    return loss

@@ -50,12 +50,10 @@ class ChoiceMeans:
         """The sums of all layers, one after the other."""
         return [value for sums in self._sums for value in sums.values()]
 
-    def over(self, n_processes: int, sums: Sequence[Tensor]) -> "ChoiceMeans":
-        """The means over so many processes. sums: `sums`, each summed over the processes."""
-        means, values = ChoiceMeans(), iter(sums)
-        means._sums = [{name: next(values) for name in own} for own in self._sums]
-        means._n_sequences = self._n_sequences * n_processes
-        return means
+    def reduced(self, n_processes: int, sums: Iterator[Tensor]) -> None:
+        """Become the means over so many processes. sums: begin with `sums`, each summed over the processes."""
+        self._sums = [{name: next(sums) for name in own} for own in self._sums]
+        self._n_sequences *= n_processes
 
     def add(self, choices: Sequence[Choices], n_sequences: int) -> None:
         """Takes in a pass over so many sequences."""
@@ -84,24 +82,20 @@ class ChoiceMeans:
         }
 
 
-def score_gradient_norms(model: Decoder) -> list[float | None]:
-    """Norm of the gradient of each layer's width score and its bias, after clipping; null where a layer has none.
-
-    Called by all processes that share the model.
-    """
-    norms: list[float | None] = [None] * model.config.n_layers
-    for index, ffn in dynamic_modules(model).items():
-        if parameters := ffn.choice_parameters():
-            gradients = [each.grad for each in parameters if each.grad is not None]
-            norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
-    return norms
-
-
 def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
-    """The entries of a training record on choices; empty if no layer chooses. Call between a step and the next."""
+    """Return the entries of a training record on choices; empty if no layer chooses.
+
+    score_grad_norm: norm of the gradient of each layer's width score and its bias, after clipping; null where a layer
+    has none. Called by all processes that share the model, between a step and the next.
+    """
     record: dict[str, Any] = dict(choices.record())
     if "width_fraction" in record:
-        record["score_grad_norm"] = score_gradient_norms(model)
+        norms: list[float | None] = [None] * model.config.n_layers
+        for index, ffn in dynamic_modules(model).items():
+            if parameters := ffn.choice_parameters():
+                gradients = [each.grad for each in parameters if each.grad is not None]
+                norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
+        record["score_grad_norm"] = norms
     return record
 
 
@@ -119,40 +113,35 @@ class MTPLosses:
     """Mean losses of the depths over forward passes. They stay on the device until they are read."""
 
     def __init__(self) -> None:
-        self._sums: list[Tensor] = []
+        self.sums: list[Tensor] = []
+        """The sum of each depth."""
         self._counts: list[int] = []
 
     def add(self, losses: Sequence[Tensor]) -> None:
-        """Takes in a pass; see `model.decoder.Loss.mtp_losses`."""
-        if not self._sums:
-            self._sums = [torch.zeros((), dtype=torch.float64, device=found.device) for found in losses]
+        """Take in a pass; see `model.decoder.Loss.mtp_losses`."""
+        if not self.sums:
+            self.sums = [torch.zeros((), dtype=torch.float64, device=found.device) for found in losses]
             self._counts = [0] * len(losses)
         for k, found in enumerate(losses):
-            self._sums[k] = self._sums[k] + found.sum(dtype=torch.float64)
+            self.sums[k] = self.sums[k] + found.sum(dtype=torch.float64)
             self._counts[k] += found.numel()
 
-    @property
-    def sums(self) -> list[Tensor]:
-        """The sum of each depth."""
-        return self._sums
-
-    def over(self, n_processes: int, sums: Sequence[Tensor]) -> "MTPLosses":
-        """The losses over so many processes. sums: `sums`, each summed over the processes."""
-        losses = MTPLosses()
-        losses._sums, losses._counts = list(sums), [n * n_processes for n in self._counts]
-        return losses
+    def reduced(self, n_processes: int, sums: Iterator[Tensor]) -> None:
+        """Become the losses over so many processes. sums: begin with `sums`, each summed over the processes."""
+        self.sums = [next(sums) for _ in self.sums]
+        self._counts = [n * n_processes for n in self._counts]
 
     def means(self) -> list[float]:
         """Nats per token of each depth, over the positions it was asked at; empty without such heads."""
-        return [float(total) / count for total, count in zip(self._sums, self._counts)]
+        return [float(total) / count for total, count in zip(self.sums, self._counts)]
 
     def record(self) -> dict[str, list[float]]:
         """Key -> means, for a record; empty without such heads."""
-        return {"mtp_losses": self.means()} if self._sums else {}
+        return {"mtp_losses": self.means()} if self.sums else {}
 
 
 KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
-"""What a record holds, each with one entry per layer."""
+"""Keys of a record, each with one entry per layer."""
 
 
 class LayerWatch(Recompute):

@@ -20,7 +20,7 @@ from widthwise.training.observer import ForwardingObserver, Observer, SilentObse
 from widthwise.yaml_io import parse_yaml
 
 PROJECT = "widthwise"
-"""Under which trackers file runs, where the user's environment says nothing else."""
+"""Project of a tracker in which runs are filed, where the user's environment names no other."""
 
 Values = Mapping[str, float | str]
 """Name, such as `train/loss`, -> number, or words."""
@@ -34,7 +34,7 @@ class TrackedRun:
     recipe: Mapping[str, Any]
     """Its resolved recipe as plain data, without the model, whose layers are too many."""
     id: str | None
-    """What the tracker called it before, if it has followed the run already."""
+    """The tracker's name for it, if it has followed the run already."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Tracker(ABC):
     """Name of the extra that installs that module."""
 
     id: str
-    """What it calls the run, by which it finds it again."""
+    """Its name for the run, by which it finds it again."""
 
     @abstractmethod
     def __init__(self, run: TrackedRun):
@@ -148,12 +148,9 @@ def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
         yield path, value
 
 
-TRACKERS: Mapping[str, type[Tracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-}
+TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
 STATE = "tracking.json"
-"""File of a run: for each tracker what it calls the run, and how far it has been told of it."""
+"""File of a run: for each tracker its name for the run, and the last step that it has of each event."""
 
 
 @contextmanager
@@ -220,16 +217,12 @@ class _Follower:
         self._tracker: Tracker | None = None
         self._sent: dict[str, int] = {}
         with self._harmless():
-            self._open()
-
-    def _open(self) -> None:
-        known = self._state().get(self._name, {})
-        self._sent = dict(known.get("sent", {}))
-        path = self._folder / "config.yaml"
-        recipe = {key: value for key, value in parse_yaml(read_text(path), str(path)).items() if key != "model"}
-        self._tracker = TRACKERS[self._name](TrackedRun(self._folder, recipe, known.get("id")))
-        self._keep_state()  # a run that stops before its first record is found again
-        self.take(RunDir(self._folder).metrics())
+            known, path = self._state().get(name, {}), folder / "config.yaml"
+            self._sent = dict(known.get("sent", {}))
+            recipe = {key: value for key, value in parse_yaml(read_text(path), str(path)).items() if key != "model"}
+            self._tracker = TRACKERS[name](TrackedRun(folder, recipe, known.get("id")))
+            self._keep_state()  # a run that stops before its first record is found again
+            self.take(RunDir(folder).metrics())
 
     def take(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Sends what has not been sent."""
@@ -237,15 +230,12 @@ class _Follower:
             before = dict(self._sent)
             for record in records:
                 if record["step"] > self._sent.get(record["event"], -1):
-                    self._send(record)
+                    if self._tracker is None:
+                        return
+                    self._tracker.log(record["step"], values_of(record))
+                    self._sent[record["event"]] = record["step"]
             if self._sent != before:
                 self._keep_state()
-
-    def _send(self, record: Mapping[str, Any]) -> None:
-        if self._tracker is None:
-            return
-        self._tracker.log(record["step"], values_of(record))
-        self._sent[record["event"]] = record["step"]
 
     def close(self) -> None:
         with self._harmless():

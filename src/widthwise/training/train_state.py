@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +23,8 @@ from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.growth_step import EntryRates, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.spikes import ALWAYS_OPEN, Gate, skipped_record
-from widthwise.training.step_statistics import (
-    ChoiceMeans,
-    LayerWatch,
-    MTPLosses,
-    choice_record,
-    norms_record,
-    watched_layers,
-)
+from widthwise.training.state import ALWAYS_OPEN, Gate
+from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record, watched_layers
 
 WHOLE_UPDATES = nullcontext()
 """Lets the optimizer move all entries as it would."""
@@ -47,13 +40,13 @@ class StepOutcome:
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
-    """What the layers chose, averaged over the batch; of the same pass."""
+    """Choices of the layers, averaged over the batch; of the same pass."""
     mtp_losses: MTPLosses
     """Losses of the MTP heads, likewise."""
     n_skipped: int = 0
     """0 where the step has made its update; else how many in a row have not."""
     norms: Tensor | None = None
-    """Those of each layer, if they were asked for; see `LayerWatch.measured`."""
+    """Norms of each layer, if they were due; see `LayerWatch.measured`."""
 
 
 def optimizer_step(
@@ -106,51 +99,15 @@ def optimizer_step(
     if not n_skipped:
         with moving:
             optimizer.step()
-    loss, *sums = processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums])
-    choices = choices.over(processes.world_size, sums[: len(choices.sums)])
-    mtp_losses = mtp_losses.over(processes.world_size, sums[len(choices.sums) :])
+    sums = iter(processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums]))
+    loss = next(sums)
+    choices.reduced(processes.world_size, sums)
+    mtp_losses.reduced(processes.world_size, sums)
     if not n_skipped:
         objective.end_step(choices)
     norms = None if watch is None else watch.measured(processes)
     n_targets = batch[:, 1:].numel() * processes.world_size
     return StepOutcome(loss / n_targets, grad_norm, choices, mtp_losses, n_skipped, norms)
-
-
-class ReadStep(NamedTuple):
-    """A step whose loss and gradient norm have been read."""
-
-    step: int
-    outcome: StepOutcome
-    loss: float
-    grad_norm: float
-
-    def records(self) -> dict[str, dict[str, Any]]:
-        """Event -> what is recorded of this step alone: norms that were asked for, and that it made no update."""
-        found: dict[str, dict[str, Any]] = {}
-        if self.outcome.norms is not None:
-            found["norms"] = norms_record(self.outcome.norms)
-        if self.outcome.n_skipped:
-            found["skipped"] = skipped_record(self.loss, self.grad_norm)
-        return found
-
-
-class AsyncLosses:
-    """Outcomes of steps that are still on the device; reading them waits for it."""
-
-    def __init__(self) -> None:
-        self._outcomes: list[StepOutcome] = []
-
-    def add(self, outcome: StepOutcome) -> None:
-        self._outcomes.append(outcome)
-
-    def read(self, last_step: int) -> list[ReadStep]:
-        """Wait for the device and return all outcomes in order. last_step: the number of the newest."""
-        outcomes, self._outcomes = self._outcomes, []
-        if not outcomes:
-            return []
-        pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in outcomes]).tolist()
-        first = last_step - len(outcomes) + 1
-        return [ReadStep(first + i, outcome, *pair) for i, (outcome, pair) in enumerate(zip(outcomes, pairs))]
 
 
 def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,12 +26,12 @@ from widthwise.evaluation.local_tasks import EncodedTask, TaskScores, encode_tas
 from widthwise.evaluation.scorer import Scorer
 from widthwise.kernels.precision import autocast
 from widthwise.model.compiling import uncompiled
-from widthwise.model.context import Choices
-from widthwise.model.decoder import Decoder, Loss
+from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, check_length, stream_tokens
 from widthwise.model.shards import reshard
-from widthwise.recipe.train_section import SampleConfig, ValidationConfig, ValidationTask, ValidationText
+from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import SampleConfig, ValidationTask, ValidationText
 from widthwise.records.analysis import TokenWidths
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.step_statistics import ChoiceMeans
@@ -59,7 +59,7 @@ class Validation:
     mtp_window_losses: list[list[float]]
     """For each of them, its mean loss in every window; empty without multi-token prediction."""
     texts: Mapping[str, "Validation"] = field(default_factory=dict)
-    """Those of the same moment on the other texts of the recipe, by name."""
+    """Validations of the same moment on the other texts of the recipe, by name."""
     tasks: Mapping[str, TaskScores] = field(default_factory=dict)
     """Scores of the same moment on the tasks of the recipe, by name."""
 
@@ -92,7 +92,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     byte_lengths = held_out.data.tokenizer.token_byte_lengths()
     window_losses: list[float] = []
     n_bytes = 0
-    of_further_heads: list[tuple[Tensor, ...]] = []
+    by_depth: list[tuple[Tensor, ...]] = []
     widths, choices = WidthMeter(model), ChoiceMeans()
     with evaluating(model) as device:
         all_batches = held_out.batches()
@@ -103,17 +103,18 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
             documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
             with autocast(device, held_out.precision):
                 found = model.loss(tokens, targets, documents=documents, positions=positions)
-            for batch, (losses, chosen, of_depths) in zip(batches, processes.all_gather_tensors(_kept(found))):
+            kept = (_means(found.losses), found.choices, tuple(map(_means, found.mtp_losses)))
+            for batch, (losses, chosen, mtp_losses) in zip(batches, processes.all_gather_tensors(kept)):
                 n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
                 with autocast(device, held_out.precision):
                     widths.add(chosen)
                 window_losses += losses.tolist()
                 choices.add(chosen, len(batch))
-                of_further_heads.append(of_depths)
+                by_depth.append(mtp_losses)
     reshard(model)
     loss = float(np.mean(window_losses))
     expert_loads = [None if mean is None else mean.tolist() for mean in choices.by_layer("expert_load")]
-    mtp_window_losses: list[list[float]] = [torch.cat(batches).tolist() for batches in zip(*of_further_heads)]
+    mtp_window_losses: list[list[float]] = [torch.cat(batches).tolist() for batches in zip(*by_depth)]
     nats = loss * held_out.seq_len * len(window_losses)
     return Validation(
         loss=loss,
@@ -128,51 +129,43 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     )
 
 
-def _kept(found: Loss) -> tuple[Tensor, tuple[Choices, ...], tuple[Tensor, ...]]:
-    """Return a batch's results for the other ranks: mean losses of the windows, choices, mean losses of the windows by
-    each MTP head."""
-    of_depths = tuple(losses.mean(dim=1, dtype=torch.float64) for losses in found.mtp_losses)
-    return found.losses.mean(dim=1, dtype=torch.float64), found.choices, of_depths
+def _means(losses: Tensor) -> Tensor:
+    """Return the mean loss of each window."""
+    return losses.mean(dim=1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class ValidationSets:
-    """The texts and tasks of `validation` in the recipe, opened."""
+    """The held-out part of the data, and the texts, tasks and prompts of the recipe, opened for validations."""
 
     held_out: HeldOut
-    """The held-out part of the data, which says how all texts are read."""
+    """Says how all texts are read."""
     texts: dict[str, HeldOut]
     tasks: dict[str, EncodedTask]
+    sampler: "Sampler | None"
 
     @classmethod
-    def opened(cls, config: ValidationConfig, held_out: HeldOut, model: Decoder) -> "ValidationSets":
-        """Reads and tokenises everything. model: which is to be validated first.
+    def opened(cls, recipe: Recipe, held_out: HeldOut, model: Decoder, processes: Processes = ALONE) -> Self:
+        """Reads and tokenises everything, on every rank for itself. model: which is to be validated first.
 
-        Raises UserError, which names text or task, for what cannot be read, is too short, or has other tokens.
+        Raises UserError, which names text or task, for what cannot be read, is too short, or has other tokens, for
+        samples that would not fit into the model, and where two ranks do not find the same.
         """
-        texts = {name: _text(f"validation.texts.{name}", text, held_out) for name, text in config.texts.items()}
-        scorer = _scorer(model, held_out)
-        tasks = {name: _task(f"validation.tasks.{name}", task, scorer) for name, task in config.tasks.items()}
-        return cls(held_out, texts, tasks)
+        config, sample = recipe.validation, recipe.train.sample
 
-    @classmethod
-    def opened_by_all(
-        cls, config: ValidationConfig, held_out: HeldOut, model: Decoder, processes: Processes
-    ) -> "ValidationSets":
-        """As `opened`, by several processes, each for itself. Raises UserError where two do not find the same."""
-        found: list[ValidationSets] = []
+        made: list[Self] = []
 
         def identity() -> dict[str, dict[str, str]]:
-            found.append(cls.opened(config, held_out, model))
-            return found[0].identity()
+            texts = {name: _text(f"validation.texts.{name}", text, held_out) for name, text in config.texts.items()}
+            scorer = _scorer(model, held_out)
+            tasks = {name: _task(f"validation.tasks.{name}", task, scorer) for name, task in config.tasks.items()}
+            made.append(cls(held_out, texts, tasks, None if sample is None else Sampler(sample, held_out, model)))
+            return made[0].identity()
 
-        first, *others = processes.all_gather(identity)
-        for rank, other in enumerate(others, start=1):
-            if other != first:
-                raise processes.on_every_rank(
-                    UserError(f"validation: process {rank} finds other texts or tasks than process 0")
-                )
-        return found[0]
+        processes.check_same(
+            identity, lambda rank, *_: f"validation: process {rank} finds other texts or tasks than process 0"
+        )
+        return made[0]
 
     def identity(self) -> dict[str, dict[str, str]]:
         """Return checksums: of each text's tokens read, of each task's questions."""

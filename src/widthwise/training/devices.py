@@ -1,4 +1,4 @@
-"""The devices that a prediction assumes: what one holds, computes and moves, by its data sheet or as the user says."""
+"""Devices: their memory, peak and bandwidths, by the data sheet or as the user says."""
 
 import math
 import re
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from widthwise.config_io import UserError
-from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
 
 DEFAULT_MFU = 0.4
 DEVICES_PER_NODE = 8
@@ -46,7 +45,7 @@ class Device:
         return found.used(mfu)
 
     @classmethod
-    def asked(
+    def from_options(
         cls,
         device: str | None,
         memory: str | None = None,
@@ -159,22 +158,19 @@ def _key(name: str) -> str:
     return re.sub(r"[ _-]", "", name.casefold())
 
 
-def _known(
-    name: str, memory: float, bandwidth: float, tflops: float = 0, node: float = 0, network: float = 0
-) -> Device:
+def _known(name: str, memory: float, bandwidth: float, tflops: float, node: float = 0, network: float = 0) -> Device:
     """Memory in GB, bandwidths in GB/s."""
-    peak = tflops * 1e12 or PEAK_BF16_FLOPS_PER_SECOND[name]
-    return Device(name, round(memory * 1e9), peak, bandwidth * 1e9, node * 1e9, network * 1e9)
+    return Device(name, round(memory * 1e9), tflops * 1e12, bandwidth * 1e9, node * 1e9, network * 1e9)
 
 
 DEVICES = (
-    _known("A10", 24, 600),
-    _known("L4", 24, 300),
-    _known("L40S", 48, 864),
-    _known("A100", 80, 2039, node=300, network=25),
-    _known("H100", 80, 3350, node=450, network=50),
-    _known("H200", 141, 4800, node=450, network=50),
-    _known("B200", 180, 8000, node=900, network=50),
+    _known("A10", 24, 600, 125),
+    _known("L4", 24, 300, 121),
+    _known("L40S", 48, 864, 362),
+    _known("A100", 80, 2039, 312, node=300, network=25),
+    _known("H100", 80, 3350, 989, node=450, network=50),
+    _known("H200", 141, 4800, 989, node=450, network=50),
+    _known("B200", 180, 8000, 2250, node=900, network=50),
     _known("RTX 3060", 12, 360, 25.5),
     _known("RTX 3090", 24, 936, 71),
     _known("RTX 4060 Ti 8GB", 8, 288, 44.1),
@@ -184,7 +180,9 @@ DEVICES = (
     _known("RTX 4090", 24, 1008, 165.2),
     _known("RTX 5080", 16, 960, 112.6),
     _known("RTX 5090", 32, 1792, 209.5),
-    *(_known(name, 0, 0) for name in ("H100 PCIe", "H100 NVL", "GH200")),
+    _known("H100 PCIe", 0, 0, 756),
+    _known("H100 NVL", 0, 0, 835),
+    _known("GH200", 0, 0, 989),
 )
 """By NVIDIA's data sheets (A100 80 GB, H100 and H200 as SXM), and for GeForce its white papers of Ampere GA102, Ada and
 RTX Blackwell: the bf16 tensor peak with fp32 sums, without sparsity. It is twice the fp32 peak of the CUDA cores, which
@@ -192,3 +190,10 @@ gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2). Links are th
 NVLink bandwidth, which is given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
 WITH_MEMORY = tuple(each for each in DEVICES if each.memory_bytes)
 WITH_LINKS = tuple(each for each in DEVICES if each.node_bytes_per_second)
+
+
+def peak_flops_per_second(gpu_name: str) -> float | None:
+    """Return the bf16 peak without sparsity of the GPU that drivers call so; None for GeForce and unknown GPUs."""
+    words = set(gpu_name.replace("-", " ").split()) - {"RTX"}
+    found = [each for each in DEVICES if set(each.name.split()) <= words]
+    return max(found, key=lambda each: len(each.name)).peak_flops_per_second if found else None
