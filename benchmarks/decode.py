@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from workloads import cost_ratios, template
 
 from widthwise.interop.hf_export import Surroundings, export_hf
+from widthwise.model.context import KVCache
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.generate import SamplingConfig, continue_cached
-from widthwise.model.kv_cache import KVCache
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GREEDY = SamplingConfig(temperature=0)

@@ -10,10 +10,9 @@ from torch.nn.functional import leaky_relu
 import widthwise
 from widthwise.config_io import Config, options_of
 from widthwise.model.axes import Linear, Vector
-from widthwise.model.context import Choices, PassContext
+from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
-from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.norm import NormSite
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.model.residual.plain_module import Carry, PlainResidual, Stream

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from widthwise.config_io import UserError
     from widthwise.data.config import open_data
+    from widthwise.data.json_tokenizer import open_tokenizer
     from widthwise.data.loader import Loader
     from widthwise.data.prepare import prepare
     from widthwise.data.prepared import PreparedData
-    from widthwise.data.tokenizer_spec import open_tokenizer
     from widthwise.experiments.compare import read_plan
     from widthwise.experiments.running import run_plan
     from widthwise.growth.choices import NewSizes

@@ -8,6 +8,8 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pydantic
@@ -242,3 +244,11 @@ def _thawed(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _thawed(item) for key, item in value.items()}
     return [_thawed(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """An optional dependency, imported where it is first needed. Raises UserError naming the extra that installs it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise UserError(f"{module} is not installed; run: pip install 'widthwise[{extra}]'") from None

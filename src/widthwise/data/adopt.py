@@ -8,11 +8,11 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Counter, ProgressCallback, ignore_progress
+from widthwise.data.json_tokenizer import open_tokenizer
 from widthwise.data.manifest import CorpusRecord, SplitRecord, Splits
 from widthwise.data.prepared import PreparedData, assemble, checked_parts, record_files, write_manifest
 from widthwise.data.shards import TokenFile, bin_path, idx_path
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import open_tokenizer
 
 COPIED_BYTES_AT_ONCE = 2**24
 

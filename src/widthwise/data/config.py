@@ -14,13 +14,13 @@ from pydantic import Discriminator, Tag
 from widthwise.config_io import Config, UserError
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import HeldOutFraction, ProgressCallback, ignore_progress, scan
+from widthwise.data.json_tokenizer import check_spec
 from widthwise.data.loader import PackingConfig
 from widthwise.data.manifest import FORMAT_VERSION
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import cache_folder, check_url, is_url
-from widthwise.data.tokenizer_spec import check_spec
 from widthwise.files import file_sha256
 
 DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05}

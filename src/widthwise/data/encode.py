@@ -17,10 +17,10 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Document, Entry, Scan, Scanner
+from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.manifest import SplitRecord, Splits
 from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import restore_tokenizer
 
 WAITING_BATCHES_PER_PROCESS = 2
 BATCH_BYTES = 2**20

@@ -33,12 +33,12 @@ from widthwise.data.documents import (
     ignore_progress,
 )
 from widthwise.data.encode import SplitShards, encode
+from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.manifest import Splits
 from widthwise.data.prepare import PLAN, PreparationPlan, finish, read_plan, write_tokenizer
 from widthwise.data.prepared import PreparedData, assemble
 from widthwise.data.readers import open_source
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import restore_tokenizer
 from widthwise.files import fsync_file, new_folder, read_json, reading, write_atomic
 
 KEYS, RECORD = "keys.bin", "part.json"

@@ -15,6 +15,7 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
+from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -29,7 +30,6 @@ from widthwise.data.manifest import (
 from widthwise.data.remote import fetched, is_url
 from widthwise.data.shards import TokenFile, bin_path, names_path, read_names
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import restore_tokenizer
 from widthwise.files import FileRecord, file_sha256, fsync_folder, is_at, read_json, reading, write_atomic, writing
 
 CHECKED_TOKENS_AT_ONCE = 2**24

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, require
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
 from widthwise.data.documents import Corpus, Document
-from widthwise.data.extras import require
 from widthwise.files import check_plain_file, parse_json
 
 Reader = Callable[[Path, str, str], Iterator[Document]]

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError
-from widthwise.data.extras import require
+from widthwise.config_io import UserError, require
 from widthwise.files import write_atomic
 
 N_BYTES = 256

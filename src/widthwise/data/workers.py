@@ -14,9 +14,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, require
 from widthwise.data.documents import ProgressCallback, ignore_progress
-from widthwise.data.extras import require
 from widthwise.data.parts import TokenizePart, begin, fill_from_parts, progress_of, shards_folder
 from widthwise.data.prepare import PLAN, PreparationPlan, read_plan
 from widthwise.data.prepared import PreparedData, assemble

@@ -13,8 +13,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
-from widthwise.data.extras import require
+from widthwise.config_io import Config, UserError, nearest_hint, parse, require, to_data
 from widthwise.experiments.axes import Axis, word
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (

@@ -8,8 +8,7 @@ import pydantic
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear
 from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
-from widthwise.model.layer import LayerConfig
-from widthwise.model.mtp import MTPConfig
+from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig

@@ -1,6 +1,6 @@
-"""Components that are told apart by `kind`: those of the package, and those that plugins register."""
+"""Components that are told apart by `kind`, those of the package and of plugins; and what growth must keep of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, reduce
 from importlib.metadata import entry_points
 from operator import or_
@@ -10,7 +10,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
-from widthwise.config_io import Config, UserError, nearest_hint
+from widthwise.config_io import Config, UserError, nearest_hint, to_data
 
 C = TypeVar("C", bound=Config)
 T = TypeVar("T", bound=Config)
@@ -111,3 +111,30 @@ def load_plugins() -> None:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"plugin {point.name} ({point.value}): cannot be loaded ({reason})") from None
+
+
+CHANGES_FUNCTION = ", which would change the function"
+
+
+def must_agree(name: str, old: object, new: object, reason: str = CHANGES_FUNCTION) -> None:
+    """Raises UserError, which ends in the reason, where a growth would change something that is no size."""
+    if old != new:
+        before, after = (to_data(each) if isinstance(each, Config) else each for each in (old, new))
+        raise UserError(f"{name}: got {after!r} where it was {before!r}{reason}")
+
+
+def all_must_agree(names: Iterable[str], old: Config, new: Config, reason: str = CHANGES_FUNCTION) -> None:
+    """`must_agree` for fields of two configs of one kind."""
+    for name in names:
+        must_agree(name, getattr(old, name), getattr(new, name), reason)
+
+
+def must_stay(names: Iterable[str], old: Config, new: Config) -> None:
+    """Raises UserError for fields that could change without changing the function, but growth does not know how."""
+    all_must_agree(names, old, new, "; growth has no conversion for it")
+
+
+def may_be_added(name: str, old: object, new: object) -> None:
+    """Raises UserError where a growth would take away what was there; what joins starts unheard."""
+    if old and not new:
+        must_agree(name, old, new, "; growth takes nothing away")

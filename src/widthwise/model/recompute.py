@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.model.config import ModelConfig
+from widthwise.model.context import LayerCache
 from widthwise.model.cost import Cost
-from widthwise.model.kv_cache import LayerCache
 from widthwise.records.cost import PARTS
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from widthwise.computing import Precision
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, require
 from widthwise.data.config import open_data
-from widthwise.data.extras import require
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepared import PreparedData

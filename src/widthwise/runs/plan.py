@@ -15,7 +15,7 @@ from widthwise.data.shards import token_dtype
 from widthwise.model.axes import Linear
 from widthwise.model.config import ModelConfig, part_of
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.model.sharded_units import block_entries
+from widthwise.model.shards import block_entries
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import (

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
+from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import restore_tokenizer
 from widthwise.growth.plan import State
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build

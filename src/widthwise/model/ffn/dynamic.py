@@ -4,11 +4,12 @@ Source: Dynamic Width Feedforward Networks (Aardvark, 2025), whose method is sco
 written, all its tokens use half of the units; the other scores and masks make a width that is actually learned.
 
 A width, a centre or a temperature is measured in units that the layer had before any growth, so that it keeps its
-meaning when units are inserted (see unit_ranks.py). Counts of units refer to those it has now.
+meaning when units are inserted (see dynamic_module.py). Counts of units refer to those it has now.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pkgutil import resolve_name
 from typing import ClassVar, Literal
 
 import pydantic
@@ -84,9 +85,9 @@ class DynamicConfig(WidthChoosingConfig):
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
 
     def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
-        from widthwise.model.ffn.unit_ranks import old_index
-
-        return old_index(self.sizes) if self.grown_from and n_new > n_old else super().units_before(n_old, n_new)
+        if not self.grown_from or n_new == n_old:
+            return super().units_before(n_old, n_new)
+        return resolve_name("widthwise.model.ffn.dynamic_module:old_index")(self.sizes)
 
     def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
         if isinstance(old, SwiGLUConfig):

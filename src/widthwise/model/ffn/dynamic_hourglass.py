@@ -10,11 +10,11 @@ from typing import Literal
 import pydantic
 
 from widthwise.config_io import options_of
-from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.cost import Cost
 from widthwise.model.ffn.hourglass import KEPT_OF_BLOCKS, BlockOptions, HourglassConfig, StackConfig, StackTemplate
 from widthwise.model.ffn.interface import Blocks, FFNConfig, register_ffn
 from widthwise.model.ffn.width_choice import WidthChoice, WidthChoosingConfig
+from widthwise.model.kinds import all_must_agree, must_stay
 from widthwise.model.norm import NormSite
 
 

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal, Self
 import pydantic
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.agreement import must_agree, must_stay
 from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.mlp import N_KEPT, Activation, MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
+from widthwise.model.kinds import must_agree, must_stay
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 

@@ -10,14 +10,13 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config
-from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.cost import Cost
-from widthwise.model.kinds import Component
+from widthwise.model.kinds import Component, all_must_agree, must_stay
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
 if TYPE_CHECKING:
-    from widthwise.model.ffn.interface_module import FeedForward
+    from widthwise.model.context import FeedForward
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.agreement import may_be_added
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.kinds import may_be_added
 from widthwise.sizes import Width
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]

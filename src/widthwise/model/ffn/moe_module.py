@@ -5,8 +5,7 @@ from torch import Tensor
 
 from widthwise.kernels import grouped_swiglu
 from widthwise.model.axes import Control, Experts
-from widthwise.model.context import Choices, PassContext
-from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pydantic
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.agreement import may_be_added, must_agree, must_stay
 from widthwise.model.cost import Cost
+from widthwise.model.kinds import may_be_added, must_agree, must_stay
 from widthwise.model.residual.interface import (
     RESIDUALS,
     Idle,
@@ -27,7 +27,7 @@ from widthwise.model.residual.interface import (
     register_residual,
 )
 from widthwise.model.residual.slots import (
-    ENTRY_SIZES,
+    ENTRY_COSTS,
     REDUCTION_COSTS,
     check_slots,
     group_norm_cost,
@@ -124,10 +124,11 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return self.n_slots * self.slot_width
 
     def embedding_width(self, d_model: int) -> int:
-        return self.stream_width if ENTRY_SIZES[self.embedding].has_wide_table else d_model
+        return self.stream_width if self.embedding == "direct" else d_model
 
     def entry_cost(self, d_model: int) -> Cost:
-        return ENTRY_SIZES[self.embedding].cost(d_model, self.n_slots, self.slot_width)
+        cost = ENTRY_COSTS.get(self.embedding)
+        return Cost() if cost is None else cost(d_model, self.n_slots, self.slot_width)
 
     def exit_cost(self, d_model: int) -> Cost:
         cost = REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width)
@@ -266,20 +267,16 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     def at_widths(self, d_model: int, widths: Sequence[int]) -> HyperConnectionsConfig:
         slot_width = self.quantum(d_model)
         n_owned_slots = max(n_blocks(width, slot_width) for width in (d_model, *widths))
-        n_slots = self.n_slots or n_owned_slots
+        n_slots, n_fractions = self.n_slots or n_owned_slots, d_model // slot_width
+        is_tiled = n_slots > n_fractions and n_slots % n_fractions == 0
+        usual = "rms" if is_tiled and self.reduce != "sum" else None
         return HyperConnectionsConfig(
             slot_width=slot_width,
             n_slots=n_slots,
             n_owned_slots=n_owned_slots,
-            group_norm=self._group_norm(n_slots, d_model // slot_width),
+            group_norm=None if self.group_norm == "none" else usual if self.group_norm == "auto" else self.group_norm,
             **options_of(HyperConnectionOptions, self),
         )
-
-    def _group_norm(self, n_slots: int, n_fractions: int) -> GroupNormKind | None:
-        if self.group_norm == "auto":
-            is_mixed = self.reduce != "sum"
-            return "rms" if is_mixed and n_slots > n_fractions and n_slots % n_fractions == 0 else None
-        return None if self.group_norm == "none" else self.group_norm
 
 
 LARGEST_DENOMINATOR = 8

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from widthwise.kernels import rms_norm
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
 from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Start, Vector
-from widthwise.model.residual.interface_module import Exit
+from widthwise.model.context import Exit
 
 
 class DirectEntry(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.model.axes import Linear, UnscaledLinear
+from widthwise.model.context import Exit, Site
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface_module import Exit, Site
 from widthwise.model.residual.plain import PlainResidualConfig, projected
 
 
