@@ -36,10 +36,6 @@ class LeakyConfig(LeakyOptions, FFNConfig):
     kind: Literal["leaky"] = "leaky"
     d_inner: pydantic.PositiveInt
 
-    @property
-    def hidden_widths(self) -> tuple[int, ...]:
-        return (self.d_inner,)
-
     def cost(self, d_model: int, d_out: int) -> Cost:
         return self.leaky_cost(d_model, self.d_inner, d_out)
 

@@ -112,7 +112,7 @@ def test_files_are_copied_where_they_cannot_be_linked_and_a_full_disk_leaves_not
     assert documents_of(data) == [TRAIN, HELD_OUT]
     assert not (data.path / "train.bin").samefile(theirs / "a.bin")
     assert f"copying {theirs}/b.idx" in seen
-    monkeypatch.setattr("shutil.copyfileobj", fail(errno.ENOSPC))
+    monkeypatch.setattr("shutil.copyfile", fail(errno.ENOSPC))
     with pytest.raises(UserError, match=r"train\.bin: cannot be copied from .*a\.bin \(No space left on device\)"):
         adopted(theirs, "full")
     assert sorted(os.listdir(tmp_path)) == ["out", "theirs"]

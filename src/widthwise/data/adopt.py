@@ -13,8 +13,7 @@ from widthwise.data.manifest import CorpusRecord, SplitRecord, Splits
 from widthwise.data.prepared import PreparedData, assemble, checked_parts, record_files, write_manifest
 from widthwise.data.shards import TokenFile, bin_path, idx_path
 from widthwise.data.tokenizer import Tokenizer
-
-COPIED_BYTES_AT_ONCE = 2**24
+from widthwise.files import fsync_file
 
 
 def adopt(
@@ -79,14 +78,8 @@ def _bring(source: Path, target: Path, progress: ProgressCallback) -> None:
         os.link(source.resolve(), target)  # the file itself: a link to a relative symbolic link would dangle
     except OSError:
         progress(f"copying {source}", 0, None)
-        _copy(source, target)
-
-
-def _copy(source: Path, target: Path) -> None:
-    try:
-        with open(source, "rb") as original, open(target, "xb") as copy:
-            shutil.copyfileobj(original, copy, COPIED_BYTES_AT_ONCE)
-            copy.flush()
-            os.fsync(copy.fileno())
-    except OSError as error:
-        raise UserError(f"{target}: cannot be copied from {source} ({error.strerror})") from None
+        try:
+            shutil.copyfile(source, target)
+            fsync_file(target)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be copied from {source} ({error.strerror})") from None

@@ -182,10 +182,6 @@ class SplitShards:
         for entry in entries:
             self._scanner.count(entry)
 
-    def has_room_for(self, splits: Splits) -> bool:
-        """Return True where all documents of other shards fit behind these."""
-        return self.max_tokens is None or self.n_train_tokens + splits.train.n_tokens <= self.max_tokens
-
     def append(self, folder: Path, splits: Splits, found: Scan, keys: Iterable[bytes]) -> None:
         """Appends all documents of the shards in another folder, for which there must be room.
 

@@ -63,27 +63,20 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise UserError(f"{where}: has a token of id {self.vocab_size - 1}; allowed: below {MAX_VOCAB_SIZE}")
-        self.eos_id = self._find_eos(eos, where)
-        self._byte_lengths = self._count_bytes(data.get("decoder"), where)
-        self.encode(ANY_TEXT)
-
-    def _find_eos(self, eos: str | None, where: str) -> int:
         wanted = (eos,) if eos else END_OF_TEXT_NAMES
         found = next((name for name in wanted if name in self._vocab), None)
         if found is None:
             hint = f"has no token {eos!r}" if eos else f"has none of {' '.join(END_OF_TEXT_NAMES)}"
             raise UserError(f"{where}: {hint}; name its end-of-text token as in tokenizer.json#<token>")
-        return self._vocab[found]
-
-    def _count_bytes(self, decoder: dict[str, Any] | None, where: str) -> np.ndarray:
-        count = _piece_counter(decoder, where)
-        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        self.eos_id = self._vocab[found]
+        count = _piece_counter(data.get("decoder"), where)
+        self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for piece, index in self._vocab.items():
-            lengths[index] = count(piece)
+            self._byte_lengths[index] = count(piece)
         for index, token in self._tokenizer.get_added_tokens_decoder().items():
-            lengths[index] = 0 if token.special else len(token.content.encode())
-        lengths[self.eos_id] = 0
-        return lengths
+            self._byte_lengths[index] = 0 if token.special else len(token.content.encode())
+        self._byte_lengths[self.eos_id] = 0
+        self.encode(ANY_TEXT)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with _refusing(f"{self._where}: cannot encode a text"):
@@ -201,14 +194,10 @@ def _piece_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str]
     if "ByteLevel" in kinds:
         return len  # each byte is written as one character
     if kinds & {"ByteFallback", "Metaspace"}:
-        return _sentencepiece_bytes
+        return lambda piece: 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", piece) else len(piece.replace("▁", " ").encode())
     raise UserError(
         f"{where}: decoder {sorted(kinds) or 'none'} does not tell the bytes of a token; use a byte-level tokenizer"
     )
-
-
-def _sentencepiece_bytes(piece: str) -> int:
-    return 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", piece) else len(piece.replace("▁", " ").encode())
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int) -> JsonTokenizer:

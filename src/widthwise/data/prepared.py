@@ -104,10 +104,6 @@ class PreparedData:
                 f"{names_path(self.path / split)}: names another number of documents than there are"
             ) from None
 
-    def check_tokenizer(self) -> None:
-        """Raises UserError as `tokenizer`, which is not opened before it is needed."""
-        _ = self.tokenizer
-
     def verify(self, progress: ProgressCallback = ignore_progress) -> None:
         """Checks all checksums, the tokenizer, and every token against its size. Raises UserError naming the file."""
         done = Counter(progress, "checking the data", sum(record.n_bytes for record in self.manifest.files.values()))
@@ -152,7 +148,10 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
     if not (reuse and is_prepared(out)):
         with _own_folder(out.parent / f".{out.name}.partial") as partial:
             if not (reuse and is_prepared(out)):
-                _refuse_occupied(out)
+                if is_prepared(out):
+                    raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
+                if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
+                    raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
                 fill(partial)
                 with writing(out):
                     os.replace(partial, out)
@@ -196,32 +195,12 @@ def write_manifest(
     write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
 
-def _refuse_occupied(out: Path) -> None:
-    if is_prepared(out):
-        raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
-    if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
-        raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
-
-
 @contextmanager
 def _own_folder(folder: Path) -> Iterator[Path]:
     """An empty folder for one process at a time, removed at the end unless renamed.
 
     Other processes wait; a killed process releases it.
     """
-    handle = _lock_folder(folder)
-    try:
-        for left_behind in folder.iterdir():
-            left_behind.unlink()
-        yield folder
-    finally:
-        if is_at(handle, folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
-
-
-def _lock_folder(folder: Path) -> int:
-    """Locks the folder; returns the open handle that holds the lock."""
     while True:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -231,5 +210,13 @@ def _lock_folder(folder: Path) -> int:
                 continue  # another process finished and renamed it between the two calls
             fcntl.flock(handle, fcntl.LOCK_EX)
         if is_at(handle, folder):
-            return handle
+            break
         os.close(handle)  # the folder we waited for was renamed or removed
+    try:
+        for left_behind in folder.iterdir():
+            left_behind.unlink()
+        yield folder
+    finally:
+        if is_at(handle, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import rms_norm
-from widthwise.kernels.dispatch import compute_dtype, without_autocast
+from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
 from widthwise.kernels.rms_norm import reference_rms_norm
 from widthwise.model.cost import Axes, size
 
@@ -167,7 +167,7 @@ class LayerNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widened(x)
         with without_autocast(wide):
             centred = wide - wide.mean(dim=-1, keepdim=True)
             inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)

@@ -63,15 +63,12 @@ class Kinds(Generic[C]):
             raise PydanticKnownError("model_attributes_type")
         if "kind" not in data:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-        return self._class_of(data["kind"]).model_validate(data)
-
-    def _class_of(self, kind: Any) -> type[C]:
+        kind = data["kind"]
         if not isinstance(kind, str) or kind not in self._classes:
             load_plugins()
-        found = self._classes.get(kind) if isinstance(kind, str) else None
-        if found is None:
+        if not isinstance(kind, str) or kind not in self._classes:
             raise self._unknown(kind)
-        return found
+        return self._classes[kind].model_validate(data)
 
     def _unknown(self, kind: Any) -> PydanticCustomError:
         context = {"kind": repr(kind), "hint": nearest_hint(str(kind), self._classes)}

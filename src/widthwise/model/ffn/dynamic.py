@@ -16,7 +16,7 @@ import pydantic
 
 from widthwise.config_io import options_of
 from widthwise.model.cost import Cost
-from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.ffn.width_choice import WidthChoice, WidthChoosingConfig
 from widthwise.sizes import Width
@@ -27,7 +27,7 @@ class DynamicConfig(WidthChoosingConfig):
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
-    counted_by = "d_ff"
+    counted_by, units_are, unchosen = "d_ff", "units", SwiGLUConfig
     module = "widthwise.model.ffn.dynamic_module:DynamicWidth"
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
@@ -51,10 +51,6 @@ class DynamicConfig(WidthChoosingConfig):
     def full_width(self) -> int:
         """The width of a token that uses all units: d_ff before any growth."""
         return self.sizes[0]
-
-    @property
-    def hidden_widths(self) -> tuple[int, ...]:
-        return (self.d_ff,)
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         """Cost of the masked form, where every token computes all units; see `flops_of_units` for the sliced form."""
@@ -88,13 +84,6 @@ class DynamicConfig(WidthChoosingConfig):
         if not self.grown_from or n_new == n_old:
             return super().units_before(n_old, n_new)
         return resolve_name("widthwise.model.ffn.dynamic_module:old_index")(self.sizes)
-
-    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
-        if isinstance(old, SwiGLUConfig):
-            yield f"feed-forward {old.kind} -> {self.kind}, every token with all units at first (conversion)"
-        elif isinstance(old, DynamicConfig) and self.begins_to_choose(old):
-            yield f"mask {old.mask.kind} -> {self.mask.kind}, every token with all units at first (conversion)"
-        yield from super().growth_in_words(old, blocks)
 
     def left_by_bake(self) -> Iterator[str]:
         if self.grown_from:

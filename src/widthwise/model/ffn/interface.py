@@ -66,9 +66,9 @@ class FFNConfig(Config, ABC):
     the stream by scaling its weights."""
 
     @property
-    @abstractmethod
     def hidden_widths(self) -> tuple[int, ...]:
         """Hidden width of every feed-forward map that a token passes through, in order."""
+        return tuple(getattr(self, field) for field in self.hidden_axes)
 
     @property
     def vocab_size(self) -> int | None:

@@ -6,6 +6,7 @@ A width, a centre or a temperature is measured in units: hidden units of a `dyna
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.ffn.interface import FFNConfig
+from widthwise.model.ffn.interface import Blocks, FFNConfig
 from widthwise.model.ffn.width_mask import AnyWidthMask, StraightThroughMaskConfig
 from widthwise.model.kinds import must_stay
 from widthwise.sizes import VocabSize, Width
@@ -209,6 +210,10 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
     active_at_start = ("score", "bias", "mask")
     counted_by: ClassVar[str]
     """The field that says how many units there are."""
+    units_are: ClassVar[str]
+    """What sentences call the units."""
+    unchosen: ClassVar[type[FFNConfig]]
+    """The feed-forward that computes the same where every token uses all units."""
 
     @pydantic.model_validator(mode="after")
     def _check_mask(self) -> Self:
@@ -243,6 +248,14 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
     def begins_to_choose(self, old: "WidthChoosingConfig") -> bool:
         """Return whether growth from `old` gives a score to tokens that have used all units so far."""
         return self.mask.has_width and not old.mask.has_width
+
+    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+        start = f"every token with all {self.units_are} at first (conversion)"
+        if isinstance(old, self.unchosen):
+            yield f"feed-forward {old.kind} -> {self.kind}, {start}"
+        elif isinstance(old, WidthChoosingConfig) and self.begins_to_choose(old):
+            yield f"mask {old.mask.kind} -> {self.mask.kind}, {start}"
+        yield from super().growth_in_words(old, blocks)
 
     def started_whole(self, old: FFNConfig) -> Self:
         """This config with a `start` so high that the mask is exactly 1 for every unit and every token, as a layer

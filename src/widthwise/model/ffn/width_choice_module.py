@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from widthwise.kernels.dispatch import compute_dtype, without_autocast
+from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
 from widthwise.model.axes import Control, Vector
 from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.width_choice import (
@@ -37,11 +37,6 @@ EPS = 1e-5
 """eps of the norms inside scores."""
 
 
-def wide(x: Tensor) -> Tensor:
-    """`x` in fp32, or unchanged if it is wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 class WidthScore(nn.Module, ABC):
     """forward(source) -> (B, T), called with autocast off. `source` returns what the score is computed from."""
 
@@ -58,7 +53,7 @@ class WidthScore(nn.Module, ABC):
 
 class ConstScore(WidthScore):
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return torch.zeros_like(wide(x[..., 0]))
+        return torch.zeros_like(widened(x[..., 0]))
 
     def forward(self, source: Tensor) -> Tensor:
         return source
@@ -75,7 +70,7 @@ class GainedScore(WidthScore, ABC):
 
     def forward(self, source: Tensor) -> Tensor:
         score = self.before_gain(source)
-        return score if self.log_gain is None else wide(self.log_gain()).exp() * score
+        return score if self.log_gain is None else widened(self.log_gain()).exp() * score
 
 
 class TokenScore(GainedScore):
@@ -87,12 +82,12 @@ class TokenScore(GainedScore):
         return context.tokens
 
     def before_gain(self, source: Tensor) -> Tensor:
-        return wide(functional.embedding(source, self.table()[:, None])[..., 0])
+        return widened(functional.embedding(source, self.table()[:, None])[..., 0])
 
 
 class RandomScore(GainedScore):
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return torch.rand_like(wide(x[..., 0]))
+        return torch.rand_like(widened(x[..., 0]))
 
     def before_gain(self, source: Tensor) -> Tensor:
         return source.clamp(min=2**-25).logit()  # a draw can be 0: -inf times a gradient of 0 is NaN
@@ -113,19 +108,19 @@ class LayerNormMeanScore(FeatureScore):
         self.scale, self.shift = Vector({"d_model": d_model}, 1.0), Vector({"d_model": d_model}, 0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
-        x = wide(source)
-        return functional.layer_norm(x, x.shape[-1:], wide(self.scale()), wide(self.shift()), EPS).mean(dim=-1)
+        x = widened(source)
+        return functional.layer_norm(x, x.shape[-1:], widened(self.scale()), widened(self.shift()), EPS).mean(dim=-1)
 
 
 class RMSMeanScore(FeatureScore):
     def before_gain(self, source: Tensor) -> Tensor:
-        x = wide(source)
+        x = widened(source)
         return x.mean(dim=-1) * (x.square().mean(dim=-1) + EPS).rsqrt()
 
 
 class RawMeanScore(FeatureScore):
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return super().source(wide(stream).mean(dim=-1), stream, context)
+        return super().source(widened(stream).mean(dim=-1), stream, context)
 
     def before_gain(self, source: Tensor) -> Tensor:
         return source
@@ -137,7 +132,7 @@ class LinearScore(FeatureScore):
         self.v = Control({"d_model": d_model}, {"score": 1}, start=0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
-        return functional.linear(wide(source), wide(self.v.weight))[..., 0]
+        return functional.linear(widened(source), widened(self.v.weight))[..., 0]
 
 
 class MLPScore(FeatureScore):
@@ -147,8 +142,8 @@ class MLPScore(FeatureScore):
         self.v = Control({"d_hidden": config.d_hidden}, {"score": 1}, start=0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
-        hidden = functional.silu(functional.linear(wide(source), wide(self.w_in.weight)))
-        return functional.linear(hidden, wide(self.v.weight))[..., 0]
+        hidden = functional.silu(functional.linear(widened(source), widened(self.w_in.weight)))
+        return functional.linear(hidden, widened(self.v.weight))[..., 0]
 
 
 class WidthChoosing(FeedForward):
@@ -182,10 +177,10 @@ class WidthChoosing(FeedForward):
         without a mask, whose edge is None, and the forced one if `context` forces one.
         """
         if context.width_fraction is not None:
-            forced = wide(context.width_fraction).expand(x.shape[:2])
+            forced = widened(context.width_fraction).expand(x.shape[:2])
             return forced, forced, HARD
         if self.score is None:
-            ones = torch.ones_like(wide(x[..., 0]))
+            ones = torch.ones_like(widened(x[..., 0]))
             return ones, ones, None
         level = recomputed(self._level, self.score.source(x, stream, context))
         edge = self.mask.edge(context.progress, compute_dtype(x))
@@ -196,7 +191,7 @@ class WidthChoosing(FeedForward):
         assert self.score is not None
         assert self.bias is not None
         with without_autocast(source):
-            return torch.sigmoid(self.score(source) + wide(self.bias()))
+            return torch.sigmoid(self.score(source) + widened(self.bias()))
 
     def _fraction(self, level: Tensor) -> Tensor:
         return self.choice.min_fraction + (1 - self.choice.min_fraction) * level
