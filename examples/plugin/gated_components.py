@@ -15,7 +15,7 @@ from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
 from widthwise.model.norm import NormSite
 from widthwise.model.residual.plain import PlainResidualConfig
-from widthwise.model.residual.plain_module import Carry, PlainResidual, Stream
+from widthwise.model.residual.plain_module import PlainResidual, Stream
 
 
 class LeakyOptions(Config):
@@ -92,7 +92,7 @@ class GatedResidualConfig(PlainResidualConfig):
 
 
 class GatedResidual(PlainResidual):
-    def __init__(self, resize: Carry, d_write: int, multiplier: float):
+    def __init__(self, resize: Resize, d_write: int, multiplier: float):
         super().__init__(resize, d_write, multiplier)
         self.gate = Vector({}, start=1.0)
 

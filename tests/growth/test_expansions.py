@@ -24,9 +24,9 @@ from growth_cases import (
 
 from widthwise.growth.plan import GrowthPlan, grown_states, plan_growth
 from widthwise.growth.tensor_plan import Constant
+from widthwise.kernels.rotary import rope_table
 from widthwise.merging import merge
 from widthwise.model.generate import SamplingConfig, generate
-from widthwise.model.rope import rope_table
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -18,6 +18,7 @@ from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan
 from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.kernels.rotary import base_of
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import LayerNorm, Linear, Norm
@@ -27,7 +28,6 @@ from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
-from widthwise.model.rope import base_of
 
 TOLERANCE = 1e-12
 """Relative difference below which two numbers are equal up to rounding."""

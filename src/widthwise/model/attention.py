@@ -13,7 +13,7 @@ from widthwise.model.norm import NormSite, QKNormConfig
 from widthwise.sizes import Count, Width
 
 if TYPE_CHECKING:
-    from widthwise.model.rope import Rope
+    from widthwise.kernels.rotary import Rope
 
 
 LARGEST_DENOMINATOR = 64
@@ -114,7 +114,7 @@ class AttentionConfig(Config):
     @property
     def rope(self) -> "Rope | None":
         """The rotary positions of its heads; None where it has none."""
-        from widthwise.model.rope import Rope
+        from widthwise.kernels.rotary import Rope
 
         return None if self.rope_base is None else Rope(self.head_dim, self.rope_base, self.rope_frequencies)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.rope import Rope
+from widthwise.kernels.rotary import Rope
 
 if TYPE_CHECKING:
     from widthwise.model.residual.interface import Stream

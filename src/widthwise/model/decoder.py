@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from widthwise.kernels import Teacher, linear_cross_entropy
 from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import compute_dtype
+from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import (
@@ -26,7 +27,6 @@ from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.residual.interface import Stream
-from widthwise.model.rope import rope_table
 
 
 class Loss(NamedTuple):
@@ -106,7 +106,7 @@ class Decoder(nn.Module):
     @property
     def n_tokens_before(self) -> int:
         """Number of earlier tokens that the embedding of a token depends on."""
-        return 0 if self.ngrams is None else self.ngrams.n_before
+        return 0 if self.ngrams is None else self.ngrams.config.max_n - 1
 
     def embed(
         self,
@@ -291,7 +291,9 @@ class Decoder(nn.Module):
         elif positions is None:
             positions = torch.arange(start, start + n_new, device=tokens.device)[None]
         if self.positions is not None:
-            self.positions.check(start + n_new if real is None else int(real.sum(dim=1).max()))
+            n_tokens = start + n_new if real is None else int(real.sum(dim=1).max())
+            if n_tokens > self.positions.n_positions:
+                raise ValueError(f"{n_tokens} tokens do not fit into {self.positions.n_positions} learned positions")
         ropes = {layer.attention.rope for layer in layers}
         tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
         wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units

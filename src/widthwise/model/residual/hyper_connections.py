@@ -9,7 +9,7 @@ arXiv:2503.14125).
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -35,9 +35,6 @@ from widthwise.model.residual.slots import (
     site_cost,
 )
 from widthwise.sizes import NSlots, Width
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class HyperConnectionOptions(Config):
@@ -140,12 +137,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return self.n_slots, self.slot_width
 
-    def to_slots(self, stream: "Tensor", d_model: int) -> "Tensor":
-        return stream
-
-    def from_slots(self, slots: "Tensor") -> "Tensor":
-        return slots
-
     @property
     def layout(self) -> SlotLayout:
         return SlotLayout(self.slot_width, self.n_slots, self.n_owned_slots, has_means=self.group_norm == "layer")
@@ -153,7 +144,27 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def with_constants_of(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> "HyperConnectionsConfig":
         """A plain residual becomes slots whose initial coefficients compute the same."""
         if not isinstance(old, HyperConnectionsConfig):
-            self._check_was_prefix(old, d_model, widths)
+            # The old stream must be what slots with initial coefficients would hold.
+            layout, widest = old.layout, max(d_model, *widths)
+            if not (isinstance(layout, PrefixLayout) and old.is_sum):
+                raise ValueError(
+                    f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots"
+                )
+            if layout.resize != "carry" and len({d_model, *widths}) > 1:
+                raise ValueError(
+                    f"resize: got {layout.resize}; slots carry coordinates, so that only carry can become slots"
+                )
+            for name in ("read_init", "reduce_init"):
+                if getattr(self, name) != "first":
+                    got = f"{name}: got {getattr(self, name)}"
+                    raise ValueError(f"{got}; the first slots were read, so it must be first")
+            if self.reduce == "sum" and self.n_slots > self.n_owned_slots:
+                raise ValueError("reduce: got sum; the first slots were read, so it must be full or slot")
+            if self.embedding in ("expand", "slot") and widest > d_model:
+                raise ValueError(
+                    f"embedding: got {self.embedding}, which fills coordinates {d_model} to {widest} that start at 0; "
+                    "use direct or pad"
+                )
             # A norm of groups in front of the last norm would change the function by the eps of both.
             return self.model_copy(update={"group_norm": None})
         must_stay(("embedding", "reduce", "writes", "scale"), old, self)
@@ -169,26 +180,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
             "group_norm_dim": old.group_norm_dim or d_model,
         }
         return self.model_copy(update=constants)
-
-    def _check_was_prefix(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> None:
-        """Raises ValueError if the old stream is not what slots with initial coefficients would hold."""
-        layout, widest = old.layout, max(d_model, *widths)
-        if not (isinstance(layout, PrefixLayout) and old.is_sum):
-            raise ValueError(f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots")
-        if layout.resize != "carry" and len({d_model, *widths}) > 1:
-            raise ValueError(
-                f"resize: got {layout.resize}; slots carry coordinates, so that only carry can become slots"
-            )
-        for name in ("read_init", "reduce_init"):
-            if getattr(self, name) != "first":
-                raise ValueError(f"{name}: got {getattr(self, name)}; the first slots were read, so it must be first")
-        if self.reduce == "sum" and self.n_slots > self.n_owned_slots:
-            raise ValueError("reduce: got sum; the first slots were read, so it must be full or slot")
-        if self.embedding in ("expand", "slot") and widest > d_model:
-            raise ValueError(
-                f"embedding: got {self.embedding}, which fills coordinates {d_model} to {widest} that start at 0; use "
-                "direct or pad"
-            )
 
     def growth_in_words(self, old: ResidualConfig) -> Iterator[str]:
         if not isinstance(old, HyperConnectionsConfig):

@@ -138,13 +138,13 @@ class ResidualConfig(Config, ABC):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         """(n_slots, slot_width): the equal parts of the stream, for those who use all of it, such as MTP heads."""
 
-    @abstractmethod
     def to_slots(self, stream: Stream, d_model: int) -> "Tensor":
-        """The stream as (B, T, n_slots, slot_width)."""
+        """The stream as (B, T, n_slots, slot_width), which by default it is."""
+        return stream
 
-    @abstractmethod
     def from_slots(self, slots: "Tensor") -> Stream:
         """The inverse of `to_slots`."""
+        return slots
 
     @property
     def layout(self) -> PrefixLayout | SlotLayout | None:
