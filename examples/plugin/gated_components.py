@@ -15,7 +15,7 @@ from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
 from widthwise.model.norm import NormSite
 from widthwise.model.residual.plain import PlainResidualConfig
-from widthwise.model.residual.plain_module import PlainResidual, Stream
+from widthwise.model.residual.plain_module import PlainResidual, Resize, Stream
 
 
 class LeakyOptions(Config):

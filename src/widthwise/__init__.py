@@ -49,7 +49,7 @@ _HOMES = {
     "data.loader": ("Loader",),
     "data.prepare": ("prepare",),
     "data.prepared": ("PreparedData",),
-    "data.tokenizer_spec": ("open_tokenizer",),
+    "data.json_tokenizer": ("open_tokenizer",),
     "experiments.running": ("run_plan",),
     "experiments.compare": ("read_plan",),
     "growth.choices": ("NewSizes",),
