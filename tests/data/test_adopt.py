@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from widthwise.config_io import UserError, parse
-from widthwise.data.adopt import adopt
 from widthwise.data.config import DataConfig, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
-from widthwise.data.prepared import PreparedData
+from widthwise.data.prepared import PreparedData, adopt
 
 EOS = 256
 TRAIN = [[*f"document {index} of the training text".encode(), EOS] for index in range(7)]

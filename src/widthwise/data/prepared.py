@@ -1,9 +1,11 @@
-"""A prepared corpus on disk: how its folder appears, whole or not at all, and how it is opened and checked.
+"""A prepared corpus on disk: how its folder appears, whole or not at all, how it is opened and checked, and
+how existing Megatron-LM shards become one.
 
 The folder holds token files, their tokenizer, and the manifest that vouches for both (manifest.py).
 """
 
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
-from widthwise.data.json_tokenizer import restore_tokenizer
+from widthwise.data.json_tokenizer import open_tokenizer, restore_tokenizer
 from widthwise.data.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -28,9 +30,19 @@ from widthwise.data.manifest import (
     parse_manifest,
 )
 from widthwise.data.remote import fetched, is_url
-from widthwise.data.shards import TokenFile, bin_path, names_path, read_names
+from widthwise.data.shards import TokenFile, bin_path, idx_path, names_path, read_names
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import FileRecord, file_sha256, fsync_folder, is_at, read_json, reading, write_atomic, writing
+from widthwise.files import (
+    FileRecord,
+    file_sha256,
+    fsync_file,
+    fsync_folder,
+    is_at,
+    read_json,
+    reading,
+    write_atomic,
+    writing,
+)
 
 CHECKED_TOKENS_AT_ONCE = 2**24
 
@@ -220,3 +232,69 @@ def _own_folder(folder: Path) -> Iterator[Path]:
         if is_at(handle, folder):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
+
+
+def adopt(
+    train: Path | str,
+    held_out: Path | str,
+    out: Path | str,
+    *,
+    tokenizer: str,
+    progress: ProgressCallback = ignore_progress,
+) -> PreparedData:
+    """Checks two token files, each `PREFIX.bin` and `PREFIX.idx`, and links them into `out`, which appears whole.
+
+    `tokenizer` is the spec of the tokenizer that made them. Hard links survive the deletion of the originals; where they
+    are impossible, as across file systems, the files are copied. Raises UserError for a file that is damaged, empty or
+    holds a token outside the vocabulary, the same file twice, `bpe-N`, and an `out` that is occupied.
+    """
+    files = {"train": TokenFile(Path(train)), "held_out": TokenFile(Path(held_out))}
+    known = open_tokenizer(tokenizer, lambda: _refuse_training(tokenizer))
+    if bin_path(files["train"].prefix).samefile(bin_path(files["held_out"].prefix)):
+        raise UserError(f"{held_out}: is given as train and as held-out; a loss on seen text says nothing")
+
+    def fill(folder: Path) -> None:
+        splits = Splits(**{name: _checked(tokens, known, progress) for name, tokens in files.items()})
+        for name, tokens in files.items():
+            for path_of in (bin_path, idx_path):
+                _bring(path_of(tokens.prefix), path_of(folder / name), progress)
+        known.save(folder)
+        records = record_files(folder, progress)
+        checksums = "".join(f"{name} {record.sha256}\n" for name, record in records.items())
+        corpus = CorpusRecord(
+            name=" + ".join(str(tokens.prefix) for tokens in files.values()),
+            fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
+            n_documents=splits.train.n_documents + splits.held_out.n_documents,
+            n_bytes=splits.train.n_bytes + splits.held_out.n_bytes,
+        )
+        write_manifest(folder, tokenizer=known, corpus=corpus, splits=splits, files=records)
+
+    return assemble(out, fill)
+
+
+def _refuse_training(spec: str) -> Iterator[str]:
+    raise UserError(f"tokenizer {spec!r}: would be trained anew; name the tokenizer.json that made the tokens")
+
+
+def _checked(tokens: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
+    """The counts of a token file, after reading all of it."""
+    if tokens.n_tokens == 0:
+        raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens")
+    byte_lengths, n_bytes = tokenizer.token_byte_lengths(), 0
+    done = Counter(progress, f"checking {tokens.prefix}", tokens.n_bytes)
+    for part in checked_parts(tokens, tokenizer.vocab_size):
+        n_bytes += int(byte_lengths[part].sum())
+        done.add(part.nbytes)
+    return SplitRecord(n_documents=tokens.n_documents, n_tokens=tokens.n_tokens, n_bytes=n_bytes, n_token_bytes=n_bytes)
+
+
+def _bring(source: Path, target: Path, progress: ProgressCallback) -> None:
+    try:
+        os.link(source.resolve(), target)  # the file itself: a link to a relative symbolic link would dangle
+    except OSError:
+        progress(f"copying {source}", 0, None)
+        try:
+            shutil.copyfile(source, target)
+            fsync_file(target)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be copied from {source} ({error.strerror})") from None
