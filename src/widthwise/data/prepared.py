@@ -244,9 +244,9 @@ def adopt(
 ) -> PreparedData:
     """Checks two token files, each `PREFIX.bin` and `PREFIX.idx`, and links them into `out`, which appears whole.
 
-    `tokenizer` is the spec of the tokenizer that made them. Hard links survive the deletion of the originals; where they
-    are impossible, as across file systems, the files are copied. Raises UserError for a file that is damaged, empty or
-    holds a token outside the vocabulary, the same file twice, `bpe-N`, and an `out` that is occupied.
+    `tokenizer` is the spec of the tokenizer that made them. Hard links survive the deletion of the originals; where
+    they are impossible, as across file systems, the files are copied. Raises UserError for a file that is damaged,
+    empty or holds a token outside the vocabulary, the same file twice, `bpe-N`, and an `out` that is occupied.
     """
     files = {"train": TokenFile(Path(train)), "held_out": TokenFile(Path(held_out))}
     known = open_tokenizer(tokenizer, lambda: _refuse_training(tokenizer))
