@@ -16,9 +16,9 @@ from workloads import DTYPES, cost_ratios, template
 
 from widthwise.computing import Precision
 from widthwise.interop.hf_export import Surroundings, export_hf
+from widthwise.model.context import KVCache
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.generate import SamplingConfig, continue_cached
-from widthwise.model.kv_cache import KVCache
 
 GREEDY = SamplingConfig(temperature=0)
 X_TARGET, TRANSFORMERS_TARGET = 1.05, 1.5

@@ -21,7 +21,7 @@ from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, rel
 
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
-from widthwise.kernels.precision import autocast
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build

@@ -16,9 +16,8 @@ from workloads import DTYPES
 from widthwise.computing import Precision
 from widthwise.kernels.linear_cross_entropy import fused_linear_cross_entropy, reference_linear_cross_entropy
 from widthwise.kernels.rms_norm import fused_rms_norm, reference_rms_norm
-from widthwise.kernels.rotary import fused_rotate, reference_rotate
+from widthwise.kernels.rotary import Rope, fused_rotate, reference_rotate, rope_table
 from widthwise.kernels.swiglu import fused_swiglu, reference_swiglu
-from widthwise.model.rope import Rope, rope_table
 
 N_TOKENS, D_MODEL, D_FF, VOCAB_SIZE, HEAD_DIM = 1024, 256, 1024, 4096, 32
 

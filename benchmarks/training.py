@@ -16,7 +16,7 @@ from torch import nn
 from workloads import DTYPES, Size, TrainingStep, cost_ratios
 
 from widthwise.computing import Precision
-from widthwise.kernels.precision import autocast
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build
 

@@ -18,11 +18,11 @@ from workloads import DTYPES, Size, TrainingStep, cost_ratios
 
 from widthwise.computing import Precision
 from widthwise.config_io import parse
-from widthwise.kernels.precision import autocast
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.config import ModelConfig
+from widthwise.model.context import Exit, Site
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.residual.hyper_connections import HyperConnectionsTemplate
-from widthwise.model.residual.interface_module import Exit, Site
 from widthwise.model.residual.plain_module import Stream
 
 N_STREAMS = 4

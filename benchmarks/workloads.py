@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from widthwise.computing import Precision
 from widthwise.config_io import parse
-from widthwise.kernels.precision import autocast
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import read_recipe

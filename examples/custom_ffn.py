@@ -7,10 +7,9 @@ from torch import Tensor, sin
 
 import widthwise
 from widthwise.model.axes import Linear
-from widthwise.model.context import Choices, PassContext
+from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
-from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.norm import NormSite
 
 

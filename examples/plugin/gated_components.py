@@ -10,13 +10,12 @@ from torch.nn.functional import leaky_relu
 import widthwise
 from widthwise.config_io import Config, options_of
 from widthwise.model.axes import Linear, Vector
-from widthwise.model.context import Choices, PassContext
+from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
-from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.norm import NormSite
 from widthwise.model.residual.plain import PlainResidualConfig
-from widthwise.model.residual.plain_module import Carry, PlainResidual, Stream
+from widthwise.model.residual.plain_module import PlainResidual, Resize, Stream
 
 
 class LeakyOptions(Config):
@@ -36,10 +35,6 @@ class LeakyConfig(LeakyOptions, FFNConfig):
     hidden_axes: ClassVar = {"d_inner": "d_inner"}
     kind: Literal["leaky"] = "leaky"
     d_inner: pydantic.PositiveInt
-
-    @property
-    def hidden_widths(self) -> tuple[int, ...]:
-        return (self.d_inner,)
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         return self.leaky_cost(d_model, self.d_inner, d_out)
@@ -97,7 +92,7 @@ class GatedResidualConfig(PlainResidualConfig):
 
 
 class GatedResidual(PlainResidual):
-    def __init__(self, resize: Carry, d_write: int, multiplier: float):
+    def __init__(self, resize: Resize, d_write: int, multiplier: float):
         super().__init__(resize, d_write, multiplier)
         self.gate = Vector({}, start=1.0)
 

@@ -2,10 +2,10 @@
 
 from widthwise.config_io import UserError as UserError
 from widthwise.data.config import open_data as open_data
+from widthwise.data.json_tokenizer import open_tokenizer as open_tokenizer
 from widthwise.data.loader import Loader as Loader
 from widthwise.data.prepare import prepare as prepare
 from widthwise.data.prepared import PreparedData as PreparedData
-from widthwise.data.tokenizer_spec import open_tokenizer as open_tokenizer
 from widthwise.experiments.compare import read_plan as read_plan
 from widthwise.growth.choices import NewSizes as NewSizes
 from widthwise.model.config import ModelConfig as ModelConfig

@@ -11,7 +11,9 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pydantic
@@ -254,3 +256,11 @@ def _thawed(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _thawed(item) for key, item in value.items()}
     return [_thawed(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """An optional dependency, imported where it is first needed. Raises UserError naming the extra that installs it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise UserError(f"{module} is not installed; run: pip install 'widthwise[{extra}]'") from None

@@ -4,7 +4,7 @@ transformers offers packages no entry point for that. `AutoConfig`, `AutoModel` 
 such folders like any other, without code from the folder. Raises UserError without the extra [hf].
 """
 
-from widthwise.data.extras import require
+from widthwise.config_io import require
 
 require("transformers", "hf")
 

@@ -23,7 +23,7 @@ from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
-from widthwise.model.dynamic_modules import dynamic_modules
+from widthwise.model.ffn.width_choice_module import dynamic_modules
 
 OPTIONS = ProfileOptions(thresholds=(0.0, 0.03, 0.2, 1.5), utilisation_threshold=0.25)
 

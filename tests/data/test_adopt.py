@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from widthwise.config_io import UserError, parse
-from widthwise.data.adopt import adopt
 from widthwise.data.config import DataConfig, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
-from widthwise.data.prepared import PreparedData
+from widthwise.data.prepared import PreparedData, adopt
 
 EOS = 256
 TRAIN = [[*f"document {index} of the training text".encode(), EOS] for index in range(7)]
@@ -112,7 +111,7 @@ def test_files_are_copied_where_they_cannot_be_linked_and_a_full_disk_leaves_not
     assert documents_of(data) == [TRAIN, HELD_OUT]
     assert not (data.path / "train.bin").samefile(theirs / "a.bin")
     assert f"copying {theirs}/b.idx" in seen
-    monkeypatch.setattr("shutil.copyfileobj", fail(errno.ENOSPC))
+    monkeypatch.setattr("shutil.copyfile", fail(errno.ENOSPC))
     with pytest.raises(UserError, match=r"train\.bin: cannot be copied from .*a\.bin \(No space left on device\)"):
         adopted(theirs, "full")
     assert sorted(os.listdir(tmp_path)) == ["out", "theirs"]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.data.adopt import adopt
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
+from widthwise.data.prepared import adopt
 from widthwise.data.shards import ShardWriter
 from widthwise.yaml_io import difference, merge
 

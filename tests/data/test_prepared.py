@@ -83,4 +83,4 @@ def test_a_changed_byte_and_a_token_outside_the_vocabulary_are_found_by_verify(f
         PreparedData.open(folder).verify()
     in_manifest(lambda said: said["tokenizer"].update(id="0" * 64))(folder)
     with pytest.raises(UserError, match="is not the tokenizer the data was made with"):
-        PreparedData.open(folder).check_tokenizer()
+        _ = PreparedData.open(folder).tokenizer

@@ -24,8 +24,8 @@ from growth_cases import (
 
 from widthwise.growth.plan import GrowthPlan, grown_states, plan_growth
 from widthwise.growth.tensor_plan import Constant
+from widthwise.kernels.rotary import rope_table
 from widthwise.model.generate import SamplingConfig, generate
-from widthwise.model.rope import rope_table
 from widthwise.yaml_io import merge
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -9,7 +9,7 @@ from hf_models import LINEAR_RULE, LLAMA3_RULE, transformers
 from widthwise.config_io import UserError
 from widthwise.interop.architecture import Fields
 from widthwise.interop.rope_scaling import read_rope, write_rope
-from widthwise.model.rope import Rope
+from widthwise.kernels.rotary import Rope
 
 HEAD_DIM = 14
 N_POSITIONS = 64

@@ -3,8 +3,7 @@
 import torch
 from thinned import in_turn
 
-from widthwise.kernels.rotary import fused_rotate, reference_rotate
-from widthwise.model.rope import Rope, rope_table
+from widthwise.kernels.rotary import Rope, fused_rotate, reference_rotate, rope_table
 
 POSITIONS = {"shared": torch.arange(5)[None], "own": torch.tensor([[0, 1, 2, 0, 1], [3, 4, 5, 6, 7]])}
 

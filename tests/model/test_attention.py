@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from widthwise.config_io import UserError, parse
 from widthwise.kernels.attention import sdpa_attention
+from widthwise.kernels.rotary import rope_table
 from widthwise.model.attention import AttentionConfig, AttentionTemplate, QKNormConfig
 from widthwise.model.attention_module import Attention
 from widthwise.model.context import PassContext
 from widthwise.model.norm import NormConfig, NormSite
-from widthwise.model.rope import rope_table
 
 SITE = NormSite("none", NormConfig(norm_dim=7))
 SIZES = [(6, 6), (6, 3), (6, 9), (2, 8), (5, 2)]

@@ -55,7 +55,7 @@ def test_cost_equals_the_built_model_its_exits_and_its_caches(template):
     layers = [sum(costs.values(), Cost()).forward_flops(SEQ_LEN) for costs in resolved.layer_costs()]
     assert [after - before for before, after in itertools.pairwise(exits)] == pytest.approx(layers)
     model = on_meta(lambda: Decoder(resolved))
-    own, further = model.new_cache(3, 7).n_bytes, model.new_mtp_cache(3, 7).n_bytes
+    own, further = model.new_cache(3, 7).n_bytes, model.new_cache(3, 7, of_mtp=True).n_bytes
     assert own == 3 * 7 * resolved.inference_cost().kv_bytes(bytes_per_element=4)
     assert own + further == 3 * 7 * resolved.cost().kv_bytes(bytes_per_element=4)
 

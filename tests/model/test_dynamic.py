@@ -16,8 +16,8 @@ from widthwise.kernels.sliced_swiglu import bucket_edges
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
+from widthwise.model.ffn.dynamic_module import old_index
 from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.ffn.unit_ranks import old_index
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from model_cases import KINDS, config, decoder, random_tokens, variant
 
-from widthwise.model.context import causal_mask
+from widthwise.kernels.attention import visible
+from widthwise.model.context import padding_documents
 from widthwise.model.generate import pad_left
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -59,7 +60,7 @@ def test_left_padded_rows_equal_the_same_rows_alone(name, chunks):
 def test_a_real_query_looks_at_real_keys_up_to_itself_and_a_padded_one_at_itself_alone():
     """A row of the mask without any key could be NaN and spread."""
     real = torch.tensor([[False, False, True, True]])
-    mask = causal_mask(real, start=1, n_new=3, device=torch.device("cpu"))
+    mask = visible(3, 4, padding_documents(real), torch.device("cpu"))
     assert mask.int().tolist() == [[[[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]]]
 
 

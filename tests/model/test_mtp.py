@@ -10,9 +10,9 @@ from model_cases import decoder, random_tokens
 from mtp_cases import STREAMS, mtp_config, mtp_decoder
 from torch.nn.functional import cross_entropy
 
+from widthwise.kernels.rotary import rope_table
 from widthwise.model.context import PassContext
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.rope import rope_table
 
 pytestmark = pytest.mark.usefixtures("float64")
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}

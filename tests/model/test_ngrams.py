@@ -13,10 +13,9 @@ from widthwise.growth.plan import plan_growth
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.generate import SamplingConfig, generate
+from widthwise.model.generate import SamplingConfig, generate, generate_drafted
 from widthwise.model.input_tables import NGramsConfig
 from widthwise.model.input_tables_module import NGrams
-from widthwise.model.speculative import generate_drafted
 
 NGRAMS = {"ngrams": {"max_n": 4, "n_rows": 23}}
 GREEDY = SamplingConfig(temperature=0)
@@ -87,10 +86,10 @@ def test_drafting_finds_what_greedy_decoding_finds(residual):
 def test_a_head_drafts_with_the_ngrams_that_it_was_trained_with(k):
     """The slots of a depth from its cache, against those of the whole text."""
     model, tokens = decoder(config("uniform", **NGRAMS, mtp={"n_depths": 2})), random_tokens(1, 9)
-    cache, seen = model.new_mtp_cache(1, 9), []
+    cache, seen = model.new_cache(1, 9, of_mtp=True), []
     with torch.no_grad():
         slots = model.slots(model.stream(tokens))[:, : 9 - k]
-        whole = model.mtp_slots(k, slots, tokens[:, k:], model.new_mtp_cache(1, 9), tokens[:, :k])
+        whole = model.mtp_slots(k, slots, tokens[:, k:], model.new_cache(1, 9, of_mtp=True), tokens[:, :k])
         for i in range(9 - k):
             before = tokens[:, max(0, i + k - model.n_tokens_before) : i + k]
             seen.append(model.mtp_slots(k, slots[:, i : i + 1], tokens[:, i + k : i + k + 1], cache, before))

@@ -9,8 +9,7 @@ from mtp_cases import mtp_decoder
 
 from widthwise.config_io import UserError
 from widthwise.model.decoder import build
-from widthwise.model.generate import SamplingConfig, generate, pad_left
-from widthwise.model.speculative import generate_drafted
+from widthwise.model.generate import SamplingConfig, generate, generate_drafted, pad_left
 
 N_POSITIONS = 19
 POSITIONS = {"positions": {"n_positions": N_POSITIONS}}

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from widthwise.kernels.dispatch import VARIABLE
 from widthwise.model.config import ModelConfig
+from widthwise.model.cost import Cost
 from widthwise.model.recompute import RECOMPUTE
 
 TOKENS, TARGETS = random_tokens(2, 9), random_tokens(2, 9, seed=1)
@@ -146,18 +147,16 @@ def test_and_of_two_states_a_layer_keeps_one_where_the_other_can_be_made_from_it
 def test_where_no_layer_runs_again_the_count_is_that_of_the_model():
     for name in ("plain", "moe", "slots", "further_heads"):
         resolved = variant("x", name)
-        assert RECOMPUTE["none"].kept(resolved) == RECOMPUTE["none"].activations(resolved)
+        assert all(again == Cost() for again in RECOMPUTE["none"].made_again(resolved))
     for size in (2, 4):
-        counted = RECOMPUTE["none"].activations(resolved).activation_bytes(size)
-        assert counted == resolved.cost().activation_bytes(size)
+        assert RECOMPUTE["none"].kept(resolved).activation_bytes(size) == resolved.cost().activation_bytes(size)
 
 
-def test_the_most_at_any_moment_is_with_the_largest_layer():
+def test_most_is_made_again_for_the_largest_layer():
     """A layer of width d and d_ff = 1.7 d: 36, the largest, reads 20 and keeps 20 + 4 x 36 + 36 + 3 x 61 numbers; its
     two heads and two norms keep 4 in fp32.
     """
-    resolved, every = variant("x", "plain"), RECOMPUTE["layer"]
+    resolved = variant("x", "plain")
     d_ff = resolved.layers[0].ffn.d_ff
-    kept, most = every.kept(resolved), every.activations(resolved)
-    assert most.activation_elements - kept.activation_elements == 20 + 4 * 36 + 36 + 3 * d_ff
-    assert most.activation_fp32_elements - kept.activation_fp32_elements == 4
+    most = max(RECOMPUTE["layer"].made_again(resolved), key=Cost.activation_bytes)
+    assert most == Cost(activation_elements=20 + 4 * 36 + 36 + 3 * d_ff, activation_fp32_elements=4)

@@ -8,8 +8,7 @@ from model_cases import random_tokens
 from mtp_cases import STREAMS, mtp_config, mtp_decoder
 
 from widthwise.model.decoder import build
-from widthwise.model.generate import SamplingConfig, generate
-from widthwise.model.speculative import Drafter, Speculation, generate_drafted, stream_drafted
+from widthwise.model.generate import Drafter, SamplingConfig, Speculation, generate, generate_drafted, stream_drafted
 
 pytestmark = pytest.mark.usefixtures("float64")
 GREEDY = SamplingConfig(temperature=0)

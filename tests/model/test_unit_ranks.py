@@ -7,7 +7,7 @@ from dynamic_models import exact_units
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.model.ffn.unit_ranks import grown_centres, old_index
+from widthwise.model.ffn.dynamic_module import grown_centres, old_index
 
 GROWTHS = st.lists(st.integers(1, 90), min_size=2, max_size=4).map(lambda added: tuple(accumulate(added)))
 """Sizes of a layer that was grown once to three times."""

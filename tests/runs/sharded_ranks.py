@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from widthwise.config_io import parse
-from widthwise.kernels.precision import autocast
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.recompute import RECOMPUTE

@@ -18,7 +18,7 @@ from widthwise.config_io import to_data
 from widthwise.data.loader import AS_ONE_DOCUMENT, NO_BOUNDARIES, Boundaries
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint, build
-from widthwise.model.sharded_units import sharded_units
+from widthwise.model.shards import sharded_units
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
 from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe

@@ -11,7 +11,7 @@ from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
 from widthwise.model.decoder import build
-from widthwise.model.speculative import generate_drafted
+from widthwise.model.generate import generate_drafted
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained

@@ -10,14 +10,13 @@ from torch import Tensor
 from widthwise.analysis.meters import Moments
 from widthwise.data.loader import HeldOut
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.kernels.precision import autocast
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import is_compiled
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares, forced_fractions
-from widthwise.model.dynamic_modules import dynamic_modules, width_fractions
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.ffn.width_choice_module import WidthChoosing
+from widthwise.model.ffn.width_choice_module import WidthChoosing, dynamic_modules, width_fractions
 from widthwise.records.analysis import ForcedLoss, LayerWidths, TokenWidths
 
 N_BINS = 32

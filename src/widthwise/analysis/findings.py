@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.data.extras import require
+from widthwise.config_io import require
 from widthwise.files import write_atomic
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite

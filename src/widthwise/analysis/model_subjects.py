@@ -14,10 +14,10 @@ from widthwise.analysis.subject import AttentionCall, Subject, Watcher, watched_
 from widthwise.config_io import UserError
 from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.model.axes import Linear
+from widthwise.model.context import FeedForward
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
 from widthwise.model.ffn.hourglass_module import Hourglass
-from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.ffn.moe_module import MoE
 from widthwise.model.ffn.width_choice_module import WidthChoosing
 from widthwise.model.layer_module import DecoderLayer

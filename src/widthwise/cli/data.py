@@ -117,7 +117,7 @@ def adopt_command(
 
     Example: `widthwise data adopt --train wiki_train --held-out wiki_valid --tokenizer tokenizer.json --out data/wiki`
     """
-    from widthwise.data.adopt import adopt
+    from widthwise.data.prepared import adopt
 
     with shown_progress(progress_console()) as shown:
         adopted = adopt(train, held_out, out, tokenizer=tokenizer, progress=shown.preparing)

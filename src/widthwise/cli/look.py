@@ -114,9 +114,8 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
 
     Example: `widthwise generate runs/quickstart/runs/x-seed1 --prompt "def main("`
     """
-    from widthwise.model.generate import SamplingConfig
+    from widthwise.model.generate import SamplingConfig, generate_drafted
     from widthwise.model.generate import generate as continue_prompts
-    from widthwise.model.speculative import generate_drafted
     from widthwise.runs.trained import load_trained
 
     temperature = options.temperature

@@ -14,13 +14,13 @@ from pydantic import Discriminator, Tag
 from widthwise.config_io import Config, UserError
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import HeldOutFraction, ProgressCallback, ignore_progress, scan
+from widthwise.data.json_tokenizer import check_spec
 from widthwise.data.loader import PackingConfig
 from widthwise.data.manifest import FORMAT_VERSION
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import cache_folder, check_url, is_url
-from widthwise.data.tokenizer_spec import check_spec
 from widthwise.files import file_sha256
 
 DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05}
@@ -79,7 +79,15 @@ class OneSource(Config):
         """Opens or prepares the data, see `open_data`. where: the path of this section, for errors."""
         if self.path is not None:
             data = PreparedData.open(self.path, progress)
-            self._check_agreement(data, where)
+            found = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
+            for key, value in found.items():
+                given = getattr(self, key)
+                if given not in (None, value):
+                    adopted = (
+                        "adopted without one" if data.manifest.held_out_from is None else "prepared with held_out_from"
+                    )
+                    made = adopted if value is None else f"prepared with {value!r}"
+                    raise UserError(f"{where}.{key}: got {given!r}, but {self.path} was {made}")
             return data
         assert self.corpus is not None
         assert self.tokenizer is not None
@@ -88,18 +96,6 @@ class OneSource(Config):
         fingerprint = scan(HeldOutFraction(self.held_out).entries(corpus), progress).fingerprint
         out = cache_folder() / "data" / _cache_name(self.corpus, self.tokenizer, self.held_out, fingerprint)
         return prepare(corpus, out, tokenizer=self.tokenizer, held_out=self.held_out, reuse=True, progress=progress)
-
-    def _check_agreement(self, data: PreparedData, where: str) -> None:
-        found = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
-        for key, value in found.items():
-            asked = getattr(self, key)
-            if asked is not None and asked != value:
-                made = f"prepared with {value!r}"
-                if value is None:
-                    made = (
-                        "adopted without one" if data.manifest.held_out_from is None else "prepared with held_out_from"
-                    )
-                raise UserError(f"{where}.{key}: got {asked!r}, but {self.path} was {made}")
 
     def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:
         """Checks opened data, whose sizes, manifest and index are known to agree, as far as `verify` says.
@@ -110,7 +106,7 @@ class OneSource(Config):
         if self.verify == "full":
             data.verify(progress)
         else:
-            data.check_tokenizer()
+            _ = data.tokenizer  # opened, and so checked
 
 
 class DataConfig(PackingConfig, OneSource):

@@ -26,23 +26,17 @@ def synthetic_documents() -> Iterator[Document]:
     A model gains from bigrams (word order), from agreement across an adjective, and from copying the hero named first.
     """
     for index in range(N_DOCUMENTS):
-        yield Document(f"synthetic/{index:04d}", _story(random.Random(index)))
-
-
-def _story(rng: random.Random) -> str:
-    hero = _pick(rng, NOUNS)
-    sentences = [f"This is about the {hero}."]
-    sentences += [_sentence(rng, hero) for _ in range(SENTENCES_PER_DOCUMENT)]
-    return " ".join(sentences) + "\n"
-
-
-def _sentence(rng: random.Random, hero: str) -> str:
-    plural = rng.random() < 0.3
-    adjective = f"{_pick(rng, ADJECTIVES)} " if rng.random() < 0.5 else ""
-    noun = _pick(rng, NOUNS) + "s" if plural else hero
-    verb = _pick(rng, VERBS)
-    agreeing = verb if plural else verb[:-1] + "ies" if verb.endswith("y") else verb + "s"
-    return f"The {adjective}{noun} {agreeing} the {_pick(rng, NOUNS)} {_pick(rng, ENDINGS)}."
+        rng = random.Random(index)
+        hero = _pick(rng, NOUNS)
+        sentences = [f"This is about the {hero}."]
+        for _ in range(SENTENCES_PER_DOCUMENT):
+            plural = rng.random() < 0.3
+            adjective = f"{_pick(rng, ADJECTIVES)} " if rng.random() < 0.5 else ""
+            noun = _pick(rng, NOUNS) + "s" if plural else hero
+            verb = _pick(rng, VERBS)
+            agreeing = verb if plural else verb[:-1] + "ies" if verb.endswith("y") else verb + "s"
+            sentences.append(f"The {adjective}{noun} {agreeing} the {_pick(rng, NOUNS)} {_pick(rng, ENDINGS)}.")
+        yield Document(f"synthetic/{index:04d}", " ".join(sentences) + "\n")
 
 
 def _pick(rng: random.Random, words: tuple[str, ...]) -> str:
@@ -94,11 +88,6 @@ def _python_source(folder: Path, prefix: str, leave_out: frozenset[str]) -> Iter
             yield Document(f"{prefix}{path.relative_to(folder).as_posix()}", text)
 
 
-def _stdlib() -> Iterator[Document]:
-    """The standard library's own source without its tests; names are paths relative to the library."""
-    return _python_source(Path(sysconfig.get_path("stdlib")), "", INSTALLED_FOLDERS | TEST_FOLDERS)
-
-
 def _installed_python() -> Iterator[Document]:
     """The standard library with its tests, then every installed package."""
     yield from _python_source(Path(sysconfig.get_path("stdlib")), "stdlib/", INSTALLED_FOLDERS)
@@ -107,10 +96,11 @@ def _installed_python() -> Iterator[Document]:
 
 
 CORPORA: dict[str, Callable[[], Iterator[Document]]] = {
-    "python-stdlib": _stdlib,
+    "python-stdlib": lambda: _python_source(Path(sysconfig.get_path("stdlib")), "", INSTALLED_FOLDERS | TEST_FOLDERS),
     "installed-python": _installed_python,
     "synthetic": synthetic_documents,
 }
+"""Name -> the documents. python-stdlib: the library's own source without its tests, by paths relative to it."""
 
 
 def named_corpus(name: str) -> Corpus:

@@ -17,10 +17,10 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Document, Entry, Scan, Scanner
+from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.manifest import SplitRecord, Splits
 from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import restore_tokenizer
 
 WAITING_BATCHES_PER_PROCESS = 2
 BATCH_BYTES = 2**20
@@ -181,10 +181,6 @@ class SplitShards:
             count += (chosen.sum(), len(own), n_bytes[chosen].sum(), self._byte_lengths[own].sum())
         for entry in entries:
             self._scanner.count(entry)
-
-    def has_room_for(self, splits: Splits) -> bool:
-        """Return True where all documents of other shards fit behind these."""
-        return self.max_tokens is None or self.n_train_tokens + splits.train.n_tokens <= self.max_tokens
 
     def append(self, folder: Path, splits: Splits, found: Scan, keys: Iterable[bytes]) -> None:
         """Appends all documents of the shards in another folder, for which there must be room.

@@ -1,4 +1,10 @@
-"""Tokenizers of the `tokenizers` library: a tokenizer.json whose tokens stand for known bytes, and BPE."""
+"""Tokenizers of the `tokenizers` library, and those of all kinds by their names in recipes.
+
+bytes                          the 256 bytes and an end-of-text token
+bpe-4096                       byte-level BPE of that size, trained on the corpus
+path/to/tokenizer.json[#EOS]   a file of the `tokenizers` library whose tokens stand for known bytes; EOS ends a text
+tiktoken:cl100k_base           an encoding of the tiktoken library (extra `tiktoken`)
+"""
 
 import base64
 import hashlib
@@ -7,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +21,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from widthwise.config_io import UserError
-from widthwise.data.tokenizer import Tokenizer
+from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, TiktokenTokenizer, Tokenizer
+from widthwise.files import read_text
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]")
@@ -55,27 +63,20 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise UserError(f"{where}: has a token of id {self.vocab_size - 1}; allowed: below {MAX_VOCAB_SIZE}")
-        self.eos_id = self._find_eos(eos, where)
-        self._byte_lengths = self._count_bytes(data.get("decoder"), where)
-        self.encode(ANY_TEXT)
-
-    def _find_eos(self, eos: str | None, where: str) -> int:
         wanted = (eos,) if eos else END_OF_TEXT_NAMES
         found = next((name for name in wanted if name in self._vocab), None)
         if found is None:
             hint = f"has no token {eos!r}" if eos else f"has none of {' '.join(END_OF_TEXT_NAMES)}"
             raise UserError(f"{where}: {hint}; name its end-of-text token as in tokenizer.json#<token>")
-        return self._vocab[found]
-
-    def _count_bytes(self, decoder: dict[str, Any] | None, where: str) -> np.ndarray:
-        count = _piece_counter(decoder, where)
-        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        self.eos_id = self._vocab[found]
+        count = _piece_counter(data.get("decoder"), where)
+        self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for piece, index in self._vocab.items():
-            lengths[index] = count(piece)
+            self._byte_lengths[index] = count(piece)
         for index, token in self._tokenizer.get_added_tokens_decoder().items():
-            lengths[index] = 0 if token.special else len(token.content.encode())
-        lengths[self.eos_id] = 0
-        return lengths
+            self._byte_lengths[index] = 0 if token.special else len(token.content.encode())
+        self._byte_lengths[self.eos_id] = 0
+        self.encode(ANY_TEXT)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with _refusing(f"{self._where}: cannot encode a text"):
@@ -193,14 +194,10 @@ def _piece_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str]
     if "ByteLevel" in kinds:
         return len  # each byte is written as one character
     if kinds & {"ByteFallback", "Metaspace"}:
-        return _sentencepiece_bytes
+        return lambda piece: 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", piece) else len(piece.replace("▁", " ").encode())
     raise UserError(
         f"{where}: decoder {sorted(kinds) or 'none'} does not tell the bytes of a token; use a byte-level tokenizer"
     )
-
-
-def _sentencepiece_bytes(piece: str) -> int:
-    return 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", piece) else len(piece.replace("▁", " ").encode())
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int) -> JsonTokenizer:
@@ -233,3 +230,50 @@ def _at_most(texts: Iterator[str], n_bytes: int) -> Iterator[str]:
         n_bytes -= len(text.encode())
         if n_bytes <= 0:
             return
+
+
+def check_spec(spec: str) -> str:
+    """The spec itself if it is well formed; nothing is loaded. Raises UserError otherwise."""
+    size = _bpe_size(spec)
+    if size is not None and size <= N_BYTES:
+        raise UserError(f"tokenizer {spec!r}: a byte-level BPE has at least {N_BYTES + 1} tokens")
+    if spec == "bytes" or size or re.fullmatch(r"tiktoken:.+|.+\.json(#.+)?", spec):
+        return spec
+    raise UserError(f"tokenizer {spec!r}: allowed: bytes, bpe-N, path/to/tokenizer.json, tiktoken:NAME")
+
+
+def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]] | None = None) -> Tokenizer:
+    """The tokenizer that a spec names. `training_texts` gives the texts to train `bpe-N` on; others do not call it."""
+    size = _bpe_size(check_spec(spec))
+    if size is not None:
+        if training_texts is None:
+            raise UserError(
+                f"tokenizer {spec!r}: is trained on a corpus; name bytes, tiktoken:NAME or a tokenizer.json"
+            )
+        return train_bpe(training_texts(), size)
+    path, _, eos = spec.partition("#")
+    return _built_in(spec) or JsonTokenizer(spec, read_text(Path(path)), path, eos or None)
+
+
+def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
+    """The tokenizer that `save` wrote at `path`, under its spec. Raises UserError if file and spec disagree."""
+    if path.name == JsonTokenizer.file_name:
+        eos = END_OF_TEXT if _bpe_size(spec) else spec.partition("#")[2]
+        return JsonTokenizer(spec, read_text(path), str(path), eos or None)
+    tokenizer = _built_in(spec)
+    if tokenizer is None or tokenizer.definition() != read_text(path):
+        raise UserError(f"{path}: does not describe the tokenizer {spec!r} as it is on this machine")
+    return tokenizer
+
+
+def _bpe_size(spec: str) -> int | None:
+    """The vocabulary size in `bpe-N`, or None for another spec."""
+    match = re.fullmatch(r"bpe-(\d+)", spec)
+    return int(match[1]) if match else None
+
+
+def _built_in(spec: str) -> Tokenizer | None:
+    """A tokenizer that needs only its name."""
+    if spec.startswith("tiktoken:"):
+        return TiktokenTokenizer(spec.removeprefix("tiktoken:"))
+    return ByteTokenizer() if spec == ByteTokenizer.spec else None

@@ -15,7 +15,6 @@ import numpy as np
 from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError
 from widthwise.data.mixture import MixedData, OpenedData, TokenMixture, Windows, windows_of
-from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import TokenFile, bin_path
 from widthwise.data.tokenizer import Tokenizer
 
@@ -81,7 +80,8 @@ class PackingConfig(Config):
         if not asked:
             return NO_BOUNDARIES
         eos_id = data.tokenizer.eos_id
-        for tokens in _files(data):
+        sources = list(data.sources.values()) if isinstance(data, MixedData) else [data]
+        for tokens in (tokens for source in sources for tokens in (source.train, source.held_out)):
             if (index := unended(tokens, eos_id)) is not None:
                 raise UserError(
                     f"data.{asked[0]}: got true, but document {index} of {bin_path(tokens.prefix)} does not end in the "
@@ -93,12 +93,6 @@ class PackingConfig(Config):
 
 AS_ONE_DOCUMENT = PackingConfig()
 """The default: a row is read as one document."""
-
-
-def _files(data: OpenedData) -> Iterator[TokenFile]:
-    sources: list[PreparedData] = list(data.sources.values()) if isinstance(data, MixedData) else [data]
-    for source in sources:
-        yield from (source.train, source.held_out)
 
 
 def unended(tokens: TokenFile, eos_id: int) -> int | None:

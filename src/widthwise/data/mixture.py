@@ -123,16 +123,36 @@ MOST_OFF = 1.68
 """Half of 3.3598..., the sum of the reciprocals of the Fibonacci numbers."""
 
 
-class RowDivision(ABC):
-    """Rows 0, 1, 2, ... of one or several sources, told apart by their names. Everything is exact for any integers."""
+@dataclass(frozen=True)
+class RowDivision:
+    """Rows 0, 1, 2, ... of one source, or of two parts, of which the first has the share weight / total.
 
-    @abstractmethod
+    Everything is exact for any integers.
+    """
+
+    name: str
+    """The source; of two parts the names of all."""
+    weight: int = 1
+    total: int = 1
+    parts: "tuple[RowDivision, RowDivision] | None" = None
+
     def place(self, row: int) -> tuple[str, int]:
         """The source of a row, and how many rows that source has before it."""
+        if self.parts is None:
+            return self.name, row
+        before = self._n_first(row)
+        is_first = self._n_first(row + 1) > before
+        return self.parts[0].place(before) if is_first else self.parts[1].place(row - before)
 
-    @abstractmethod
     def counts(self, n_rows: int) -> dict[str, int]:
         """Count the rows of each source among the first n_rows."""
+        if self.parts is None:
+            return {self.name: n_rows}
+        n_first = self._n_first(n_rows)
+        return self.parts[0].counts(n_first) | self.parts[1].counts(n_rows - n_first)
+
+    def _n_first(self, n_rows: int) -> int:
+        return (2 * n_rows * self.weight + self.total) // (2 * self.total)
 
     def n_rows_within(self, limits: Mapping[str, int]) -> int:
         """The largest number of first rows of which no source has more than its limit."""
@@ -143,52 +163,15 @@ class RowDivision(ABC):
         return bisect_left(range(sum(limits.values()) + 1), True, lo=1, key=exceeds) - 1
 
 
-@dataclass(frozen=True)
-class _Whole(RowDivision):
-    """All rows come from a single source."""
-
-    name: str
-
-    def place(self, row: int) -> tuple[str, int]:
-        return self.name, row
-
-    def counts(self, n_rows: int) -> dict[str, int]:
-        return {self.name: n_rows}
-
-
-@dataclass(frozen=True)
-class _Divided(RowDivision):
-    """The share weight / total of the rows is the first part's, the rest the second's."""
-
-    first: RowDivision
-    second: RowDivision
-    weight: int
-    total: int
-
-    def place(self, row: int) -> tuple[str, int]:
-        before = self._n_first(row)
-        if self._n_first(row + 1) > before:
-            return self.first.place(before)
-        return self.second.place(row - before)
-
-    def counts(self, n_rows: int) -> dict[str, int]:
-        n_first = self._n_first(n_rows)
-        return {**self.first.counts(n_first), **self.second.counts(n_rows - n_first)}
-
-    def _n_first(self, n_rows: int) -> int:
-        return (2 * n_rows * self.weight + self.total) // (2 * self.total)
-
-
 def divided(weights: Mapping[str, int]) -> RowDivision:
     """Rows in proportion to positive weights. The order in which the sources are named makes no difference."""
-    heap: list[tuple[int, int, RowDivision]] = [
-        (weights[name], index, _Whole(name)) for index, name in enumerate(sorted(weights))
-    ]
+    heap = [(weights[name], index, RowDivision(name)) for index, name in enumerate(sorted(weights))]
     heapq.heapify(heap)
     while len(heap) > 1:
         weight, index, first = heapq.heappop(heap)
         other, _, second = heapq.heappop(heap)
-        heapq.heappush(heap, (weight + other, index, _Divided(first, second, weight, weight + other)))
+        both = RowDivision(f"{first.name}, {second.name}", weight, weight + other, (first, second))
+        heapq.heappush(heap, (both.total, index, both))
     return heap[0][2]
 
 

@@ -12,6 +12,7 @@ keys.bin                         the keys of its documents, one after the other:
 part.json                        counts
 """
 
+import math
 import os
 import shutil
 import time
@@ -33,12 +34,12 @@ from widthwise.data.documents import (
     ignore_progress,
 )
 from widthwise.data.encode import SplitShards, encode
+from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.manifest import Splits
 from widthwise.data.prepare import PLAN, PreparationPlan, finish, read_plan, write_tokenizer
 from widthwise.data.prepared import PreparedData, assemble
 from widthwise.data.readers import open_source
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import restore_tokenizer
 from widthwise.files import fsync_file, new_folder, read_json, reading, write_atomic
 
 KEYS, RECORD = "keys.bin", "part.json"
@@ -233,7 +234,8 @@ def fill_from_parts(folder: Path, out: Path, progress: ProgressCallback) -> None
             if not shards_folder(folder, part).is_dir():
                 raise UserError(f"{folder}: part {part} of {plan.n_parts} is missing; run its task first")
             record = _read_record(shards_folder(folder, part))
-            if record.is_cut or not shards.has_room_for(record.splits):  # the last training token lies in it
+            n_tokens = shards.n_train_tokens + record.splits.train.n_tokens
+            if record.is_cut or n_tokens > (plan.max_tokens or math.inf):  # the last training token lies in it
                 shards.fill(encode(_entries(plan, part, division), tokenizer, tokenizer_path, 1))
                 break
             _append(shards, shards_folder(folder, part), record)

@@ -19,11 +19,11 @@ from widthwise.data.documents import (
     train_texts,
 )
 from widthwise.data.encode import SplitShards, encode
+from widthwise.data.json_tokenizer import check_spec, open_tokenizer
 from widthwise.data.manifest import CorpusRecord
 from widthwise.data.prepared import PreparedData, assemble, record_files, write_manifest
 from widthwise.data.readers import SourceFile, check_document_bytes, open_source, source_file, source_files
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import check_spec, open_tokenizer
 from widthwise.files import file_sha256, read_json
 
 

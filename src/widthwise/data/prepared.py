@@ -1,9 +1,11 @@
-"""A prepared corpus on disk: how its folder appears, whole or not at all, and how it is opened and checked.
+"""A prepared corpus on disk: how its folder appears, whole or not at all, how it is opened and checked, and
+how existing Megatron-LM shards become one.
 
 The folder holds token files, their tokenizer, and the manifest that vouches for both (manifest.py).
 """
 
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
+from widthwise.data.json_tokenizer import open_tokenizer, restore_tokenizer
 from widthwise.data.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -27,10 +30,19 @@ from widthwise.data.manifest import (
     parse_manifest,
 )
 from widthwise.data.remote import fetched, is_url
-from widthwise.data.shards import TokenFile, bin_path, names_path, read_names
+from widthwise.data.shards import TokenFile, bin_path, idx_path, names_path, read_names
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import restore_tokenizer
-from widthwise.files import FileRecord, file_sha256, fsync_folder, is_at, read_json, reading, write_atomic, writing
+from widthwise.files import (
+    FileRecord,
+    file_sha256,
+    fsync_file,
+    fsync_folder,
+    is_at,
+    read_json,
+    reading,
+    write_atomic,
+    writing,
+)
 
 CHECKED_TOKENS_AT_ONCE = 2**24
 
@@ -104,10 +116,6 @@ class PreparedData:
                 f"{names_path(self.path / split)}: names another number of documents than there are"
             ) from None
 
-    def check_tokenizer(self) -> None:
-        """Raises UserError as `tokenizer`, which is not opened before it is needed."""
-        _ = self.tokenizer
-
     def verify(self, progress: ProgressCallback = ignore_progress) -> None:
         """Checks all checksums, the tokenizer, and every token against its size. Raises UserError naming the file."""
         done = Counter(progress, "checking the data", sum(record.n_bytes for record in self.manifest.files.values()))
@@ -152,7 +160,10 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
     if not (reuse and is_prepared(out)):
         with _own_folder(out.parent / f".{out.name}.partial") as partial:
             if not (reuse and is_prepared(out)):
-                _refuse_occupied(out)
+                if is_prepared(out):
+                    raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
+                if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
+                    raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
                 fill(partial)
                 with writing(out):
                     os.replace(partial, out)
@@ -196,20 +207,23 @@ def write_manifest(
     write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
 
-def _refuse_occupied(out: Path) -> None:
-    if is_prepared(out):
-        raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
-    if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
-        raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
-
-
 @contextmanager
 def _own_folder(folder: Path) -> Iterator[Path]:
     """An empty folder for one process at a time, removed at the end unless renamed.
 
     Other processes wait; a killed process releases it.
     """
-    handle = _lock_folder(folder)
+    while True:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                handle = os.open(folder, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # another process finished and renamed it between the two calls
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if is_at(handle, folder):
+            break
+        os.close(handle)  # the folder we waited for was renamed or removed
     try:
         for left_behind in folder.iterdir():
             left_behind.unlink()
@@ -220,16 +234,67 @@ def _own_folder(folder: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def _lock_folder(folder: Path) -> int:
-    """Locks the folder; returns the open handle that holds the lock."""
-    while True:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                handle = os.open(folder, os.O_RDONLY)
-            except FileNotFoundError:
-                continue  # another process finished and renamed it between the two calls
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if is_at(handle, folder):
-            return handle
-        os.close(handle)  # the folder we waited for was renamed or removed
+def adopt(
+    train: Path | str,
+    held_out: Path | str,
+    out: Path | str,
+    *,
+    tokenizer: str,
+    progress: ProgressCallback = ignore_progress,
+) -> PreparedData:
+    """Checks two token files, each `PREFIX.bin` and `PREFIX.idx`, and links them into `out`, which appears whole.
+
+    `tokenizer` is the spec of the tokenizer that made them. Hard links survive the deletion of the originals; where
+    they are impossible, as across file systems, the files are copied. Raises UserError for a file that is damaged,
+    empty or holds a token outside the vocabulary, the same file twice, `bpe-N`, and an `out` that is occupied.
+    """
+    files = {"train": TokenFile(Path(train)), "held_out": TokenFile(Path(held_out))}
+    known = open_tokenizer(tokenizer, lambda: _refuse_training(tokenizer))
+    if bin_path(files["train"].prefix).samefile(bin_path(files["held_out"].prefix)):
+        raise UserError(f"{held_out}: is given as train and as held-out; a loss on seen text says nothing")
+
+    def fill(folder: Path) -> None:
+        splits = Splits(**{name: _checked(tokens, known, progress) for name, tokens in files.items()})
+        for name, tokens in files.items():
+            for path_of in (bin_path, idx_path):
+                _bring(path_of(tokens.prefix), path_of(folder / name), progress)
+        known.save(folder)
+        records = record_files(folder, progress)
+        checksums = "".join(f"{name} {record.sha256}\n" for name, record in records.items())
+        corpus = CorpusRecord(
+            name=" + ".join(str(tokens.prefix) for tokens in files.values()),
+            fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
+            n_documents=splits.train.n_documents + splits.held_out.n_documents,
+            n_bytes=splits.train.n_bytes + splits.held_out.n_bytes,
+        )
+        write_manifest(folder, tokenizer=known, corpus=corpus, splits=splits, files=records)
+
+    return assemble(out, fill)
+
+
+def _refuse_training(spec: str) -> Iterator[str]:
+    raise UserError(f"tokenizer {spec!r}: would be trained anew; name the tokenizer.json that made the tokens")
+
+
+def _checked(tokens: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
+    """The counts of a token file, after reading all of it."""
+    if tokens.n_tokens == 0:
+        raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens")
+    byte_lengths, n_bytes = tokenizer.token_byte_lengths(), 0
+    done = Counter(progress, f"checking {tokens.prefix}", tokens.n_bytes)
+    for part in checked_parts(tokens, tokenizer.vocab_size):
+        n_bytes += int(byte_lengths[part].sum())
+        done.add(part.nbytes)
+    return SplitRecord(n_documents=tokens.n_documents, n_tokens=tokens.n_tokens, n_bytes=n_bytes, n_token_bytes=n_bytes)
+
+
+def _bring(source: Path, target: Path, progress: ProgressCallback) -> None:
+    try:
+        os.link(source.resolve(), target)  # the file itself: a link to a relative symbolic link would dangle
+    except OSError:
+        progress(f"copying {source}", 0, None)
+        try:
+            shutil.copyfile(source, target)
+            fsync_file(target)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be copied from {source} ({error.strerror})") from None

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, require
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
 from widthwise.data.documents import Corpus, Document
-from widthwise.data.extras import require
 from widthwise.files import check_plain_file, parse_json
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
@@ -38,8 +37,12 @@ def read_documents(source: str | Path, field: str = "text", document_bytes: int 
     without documents.
     """
     check_document_bytes(document_bytes)
+    if str(source).startswith("hf:"):
+        whole = _read_dataset(str(source), field)
+    else:
+        whole = (document for file in source_files(str(source)) for document in file.read(field))
     n_documents = 0
-    for document in _whole_documents(str(source), field):
+    for document in whole:
         for part in _cut(document, document_bytes):
             yield part
             n_documents += 1
@@ -51,14 +54,6 @@ def check_document_bytes(document_bytes: int | None) -> None:
     """Raises UserError for a size that is not positive."""
     if document_bytes is not None and document_bytes < 1:
         raise UserError(f"document_bytes: got {document_bytes}; expected a positive number of bytes")
-
-
-def _whole_documents(source: str, field: str) -> Iterator[Document]:
-    if source.startswith("hf:"):
-        yield from _read_dataset(source, field)
-        return
-    for file in source_files(source):
-        yield from file.read(field)
 
 
 class SourceFile(NamedTuple):
@@ -154,16 +149,13 @@ def _json_lines(file: io.BufferedIOBase, path: Path, name: str, field: str) -> I
             raise UserError(
                 f"{path}: line {number}: is longer than {MAX_LINE_BYTES:,} bytes; cut its document into several"
             )
-        if not line.isspace():
-            yield Document(f"{name}:{number}", _text_of_line(line, field, path, number))
-
-
-def _text_of_line(line: bytes, field: str, path: Path, number: int) -> str:
-    where = f"{path}: line {number}"
-    row = parse_json(_decode(line, path, number), where)
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: holds {type(row).__name__}, not an object with a field {field!r}")
-    return _text_of_row(row, field, where)
+        if line.isspace():
+            continue
+        where = f"{path}: line {number}"
+        row = parse_json(_decode(line, path, number), where)
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: holds {type(row).__name__}, not an object with a field {field!r}")
+        yield Document(f"{name}:{number}", _text_of_row(row, field, where))
 
 
 def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:

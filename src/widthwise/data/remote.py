@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from widthwise.config_io import UserError, shortened
+from widthwise.config_io import UserError, require, shortened
 from widthwise.data.documents import Counter, ProgressCallback
-from widthwise.data.extras import require
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
 from widthwise.files import (
     MAX_JSON_BYTES,

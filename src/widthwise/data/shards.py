@@ -102,20 +102,13 @@ class ShardWriter:
             self._bin.flush()
             os.fsync(self._bin.fileno())
             lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
-            self._temporary_idx.write_bytes(_index_bytes(lengths, self.dtype))
+            header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], len(lengths), len(lengths) + 1)
+            offsets, documents = _starts(lengths)[:-1] * self.dtype.itemsize, np.arange(len(lengths) + 1)
+            arrays = lengths.astype("<i4"), offsets.astype("<i8"), documents.astype("<i8")
+            self._temporary_idx.write_bytes(header + b"".join(each.tobytes() for each in arrays))
             fsync_file(self._temporary_idx)
             os.replace(self._temporary_bin, bin_path(self.prefix))
             os.replace(self._temporary_idx, idx_path(self.prefix))
-
-
-def _index_bytes(lengths: np.ndarray, dtype: np.dtype) -> bytes:
-    n_sequences = len(lengths)
-    header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[dtype], n_sequences, n_sequences + 1)
-    offsets = _starts(lengths)[:-1] * dtype.itemsize
-    documents = np.arange(n_sequences + 1)
-    return (
-        header + lengths.astype("<i4").tobytes() + offsets.astype("<i8").tobytes() + documents.astype("<i8").tobytes()
-    )
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
@@ -140,7 +133,12 @@ class TokenFile:
         starts = _starts(lengths)
         self.n_tokens = int(starts[-1])
         self.document_starts: np.ndarray = starts[documents]
-        self._tokens = self._map_tokens()
+        path = bin_path(self.prefix)
+        with reading(path):
+            n_bytes = path.stat().st_size
+            if n_bytes != self.n_bytes:
+                raise UserError(f"{path}: has {n_bytes} bytes where its index asks for {self.n_bytes}; it is damaged")
+            self._tokens = np.memmap(path, dtype=self.dtype, mode="r") if n_bytes else np.zeros(0, self.dtype)
 
     @property
     def n_documents(self) -> int:
@@ -150,14 +148,6 @@ class TokenFile:
     def n_bytes(self) -> int:
         """The size of `prefix.bin`."""
         return self.n_tokens * self.dtype.itemsize
-
-    def _map_tokens(self) -> np.ndarray:
-        path, wanted_bytes = bin_path(self.prefix), self.n_bytes
-        with reading(path):
-            n_bytes = path.stat().st_size
-            if n_bytes != wanted_bytes:
-                raise UserError(f"{path}: has {n_bytes} bytes where its index asks for {wanted_bytes}; it is damaged")
-            return np.memmap(path, dtype=self.dtype, mode="r") if self.n_tokens else np.zeros(0, self.dtype)
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Tokens start..stop-1 of all documents laid end to end, a view (stop - start,) of the file's dtype."""

@@ -4,13 +4,13 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError
-from widthwise.data.extras import require
+from widthwise.config_io import UserError, require
 from widthwise.files import write_atomic
 
 N_BYTES = 256
@@ -102,7 +102,11 @@ class TiktokenTokenizer(Tokenizer):
         """Raises UserError if the extra is missing, the name is unknown, or the encoding's file cannot be loaded."""
         self.spec = f"tiktoken:{name}"
         self._encoding = _tiktoken_encoding(name)
-        pieces = self._ordinary_pieces()
+        special = {self._encoding.encode_single_token(token) for token in self._encoding.special_tokens_set}
+        pieces: dict[int, bytes] = {}
+        for index in sorted(set(range(self._encoding.n_vocab)) - special):
+            with suppress(KeyError):  # an id without a token
+                pieces[index] = self._encoding.decode_single_token_bytes(index)
         self.eos_id = self._encoding.eot_token
         self.vocab_size = max(*pieces, self.eos_id) + 1
         self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
@@ -110,16 +114,6 @@ class TiktokenTokenizer(Tokenizer):
         self._ordinary = frozenset(pieces)
         listing = b"".join(len(piece).to_bytes(4, "little") + piece for piece in pieces.values())
         self._pieces_sha256 = hashlib.sha256(listing).hexdigest()
-
-    def _ordinary_pieces(self) -> dict[int, bytes]:
-        special = {self._encoding.encode_single_token(token) for token in self._encoding.special_tokens_set}
-        pieces: dict[int, bytes] = {}
-        for index in range(self._encoding.n_vocab):
-            try:
-                pieces[index] = self._encoding.decode_single_token_bytes(index)
-            except KeyError:
-                continue  # an id without a token
-        return {index: piece for index, piece in pieces.items() if index not in special}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._encoding.encode_ordinary_batch(list(texts))

@@ -14,9 +14,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, require
 from widthwise.data.documents import ProgressCallback, ignore_progress
-from widthwise.data.extras import require
 from widthwise.data.parts import TokenizePart, begin, fill_from_parts, progress_of, shards_folder
 from widthwise.data.prepare import PLAN, PreparationPlan, read_plan
 from widthwise.data.prepared import PreparedData, assemble
@@ -74,7 +73,8 @@ def _tokenize(plan: PreparationPlan, parts: Path, n_workers: int, progress: Prog
                 _show(plan, parts, progress)
             _show(plan, parts, progress)
         finally:
-            _end_group(process.pid)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         assert process.stdout is not None
         said = process.stdout.read().decode().strip()  # ends now that no worker holds it any more
     if process.returncode == MISTAKE:
@@ -89,12 +89,6 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return True
     return False
-
-
-def _end_group(leader: int) -> None:
-    """Ends a process and all it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def _show(plan: PreparationPlan, parts: Path, progress: ProgressCallback) -> None:

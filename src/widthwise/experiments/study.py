@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from widthwise.config_io import UserError
-from widthwise.data.extras import require
+from widthwise.config_io import UserError, require
 from widthwise.experiments.experiment import Experiment, Point
 from widthwise.experiments.sweep import point_name
 from widthwise.files import write_first

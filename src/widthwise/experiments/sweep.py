@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
-from widthwise.data.extras import require
+from widthwise.config_io import Config, UserError, nearest_hint, parse, require, to_data
 from widthwise.experiments.axes import Axis, word
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from widthwise.config_io import UserError
 from widthwise.growth.axis_maps import AxisMap
 from widthwise.growth.tensor_plan import Draw, InitialValues, RedrawnRows, TensorPlan
-from widthwise.model.axes import ActsAfter, Linear, Norm, Vector, Weight
+from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import fill, initial_std
 from widthwise.model.input_tables_module import LearnedPositions
@@ -93,11 +93,11 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
         owner_name = owner_name.removesuffix(".bias")
         owner = owners[owner_name]
         if isinstance(owner, Norm):
-            return isinstance(owner, ActsAfter)  # after the sublayer, so that its bias would be written to the stream
+            return owner.is_after  # so that its bias would be written to the stream
         if isinstance(owner, Linear) and not is_added(f"{owner_name}.weight"):
             return True  # a bias added to a matrix whose output is already used
     behind = _norm_behind(owners, sublayer, owner_name, is_added)
-    if isinstance(owner, ActsAfter):
+    if isinstance(owner, Norm) and owner.is_after:
         return owner is behind
     return behind is None and is_writer(owner)
 
@@ -111,6 +111,6 @@ def _norm_behind(owners: dict[str, nn.Module], sublayer: int, owner_name: str, i
     """Return the added norm through which a part of a sublayer writes; None if there is none or it is old."""
     for name, part in list(owners.items())[sublayer:]:
         norm = getattr(part, "norm", None)
-        if name != owner_name and isinstance(norm, ActsAfter) and is_added(f"{name}.norm.weight"):
+        if name != owner_name and isinstance(norm, Norm) and norm.is_after and is_added(f"{name}.norm.weight"):
             return norm  # pyright: ignore[reportReturnType]
     return None

@@ -18,16 +18,16 @@ from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan
 from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.kernels.rotary import base_of
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import ActsAfter, LayerNorm, Linear, Norm
+from widthwise.model.axes import LayerNorm, Linear, Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
-from widthwise.model.rope import base_of
 
 TOLERANCE = 1e-12
 """Relative difference below which two numbers are equal up to rounding."""
@@ -240,7 +240,7 @@ def _sublayer_factors(name: str, sublayer: nn.Module, c: float) -> Iterator[Fact
     output is then c times as large with the gain it has; only its bias must be multiplied.
     """
     norm = sublayer.norm
-    is_behind = isinstance(norm, ActsAfter)
+    is_behind = isinstance(norm, Norm) and norm.is_after
     if not is_behind:
         yield f"{name}.norm.weight", 1 / c
     elif isinstance(norm, LayerNorm):

@@ -11,11 +11,10 @@ from widthwise.config_io import UserError, checked_copy, mistakes_at
 from widthwise.growth.axis_maps import AttentionMaps, frequency_places
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.stream import StreamMap, check_added, stream_map
-from widthwise.model.agreement import all_must_agree, may_be_added, must_agree, must_stay
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
-from widthwise.model.layer import LayerConfig
-from widthwise.model.mtp import MTPConfig
+from widthwise.model.kinds import all_must_agree, may_be_added, must_agree, must_stay
+from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.norm import PLACEMENTS, NormConfig, QKNormConfig
 from widthwise.model.residual.interface import ResidualConfig
 

@@ -13,7 +13,7 @@ import pydantic
 
 from widthwise.config_io import Config, parse
 from widthwise.interop.architecture import Fields
-from widthwise.model.rope import Rope, agree, base_of
+from widthwise.kernels.rotary import Rope, agree, base_of
 
 
 class Scaling(Config, ABC):

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from widthwise.computing import Precision
 from widthwise.config_io import UserError
 
 VARIABLE = "WIDTHWISE_KERNELS"
@@ -55,3 +56,12 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     device = x.device.type
     has_autocast = torch.amp.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if has_autocast else nullcontext()
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """The context of a forward pass: matrix products in bf16 and everything else in fp32, or all in fp32.
+
+    Inside of somebody else's autocast, casts of the weights would be kept beyond an update: they are forgotten here.
+    """
+    torch.clear_autocast_cache()
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")

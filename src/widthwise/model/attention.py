@@ -13,7 +13,7 @@ from widthwise.model.norm import NormSite, QKNormConfig
 from widthwise.sizes import Count, Width
 
 if TYPE_CHECKING:
-    from widthwise.model.rope import Rope
+    from widthwise.kernels.rotary import Rope
 
 
 LARGEST_DENOMINATOR = 64
@@ -114,7 +114,7 @@ class AttentionConfig(Config):
     @property
     def rope(self) -> "Rope | None":
         """The rotary positions of its heads; None where it has none."""
-        from widthwise.model.rope import Rope
+        from widthwise.kernels.rotary import Rope
 
         return None if self.rope_base is None else Rope(self.head_dim, self.rope_base, self.rope_frequencies)
 
@@ -138,20 +138,14 @@ class AttentionConfig(Config):
         """Projections and scores of a layer of width d_model that reads d_in coordinates; norms are counted apart."""
         widths = HeadWidths(size(self.queries), size(self.keys), size(self.values), size(self.attended))
         cost = attention_cost(d_in, d_model, widths, self.n_heads, self.bias, self.out_bias)
-        return cost + Cost(activation_elements=self._n_padding)
-
-    @property
-    def _n_padding(self) -> int:
-        """Elements that torch's fused function keeps per token besides queries, keys, values and output: its padding.
-
-        Where there is one head, or values of size 1, the output needs no place of its own, and less is kept. Attention
-        in blocks pads nothing.
-        """
         if self.head_dim == self.value_dim:
-            return 0
+            return cost
+        # Torch's fused function keeps padding besides queries, keys, values and output. Where there is one head, or
+        # values of size 1, the output needs no place of its own, and less is kept. Attention in blocks pads nothing.
         padded = max(self.head_dim, self.value_dim)
         of_keys, of_values = padded - self.head_dim, padded - self.value_dim
-        return (self.n_heads + self.n_kv_heads) * of_keys + self.n_kv_heads * of_values + self.n_heads * padded
+        n_padding = (self.n_heads + self.n_kv_heads) * of_keys + self.n_kv_heads * of_values + self.n_heads * padded
+        return cost + Cost(activation_elements=n_padding)
 
     def norm_cost(self, d_model: int, d_in: int, norm: NormSite) -> Cost:
         """The sublayer's norm, and QK-norm of queries and keys."""

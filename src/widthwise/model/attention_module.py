@@ -5,9 +5,8 @@ from torch import Tensor, nn
 from widthwise.kernels import attention, rotate
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Linear, RMSNorm
-from widthwise.model.context import PassContext
+from widthwise.model.context import LayerCache, PassContext
 from widthwise.model.cost import Axes, size
-from widthwise.model.kv_cache import LayerCache
 from widthwise.model.norm import NormSite, QKNormConfig
 
 

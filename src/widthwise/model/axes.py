@@ -7,12 +7,13 @@ filled later.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import rms_norm
-from widthwise.kernels.dispatch import compute_dtype, without_autocast
+from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
 from widthwise.kernels.rms_norm import reference_rms_norm
 from widthwise.model.cost import Axes, size
 
@@ -110,14 +111,26 @@ class Norm(Weight):
     part of a wider vector that can be non-zero: the slim first layer reads d_model of its w_1 coordinates and divides
     by w_1; and in a grown model, whose norms divide by what they divided by before. `stat_width`: the squares of the
     first so many coordinates are summed, None: all; a layer grown into coordinates that others had written measures
-    what it measured before. `output_multiplier`: constant factor of the output.
+    what it measured before. `output_multiplier`: constant factor of the output. `is_after`: whether, as the norm of a
+    sublayer, it acts on what that writes; if not, on what it reads.
     """
+
+    is_after = False
 
     def __init__(
         self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None, output_multiplier: float = 1.0
     ):
         super().__init__(axes, axes, (size(axes),), start=1.0)
         self.eps, self.norm_dim, self.stat_width, self.output_multiplier = eps, norm_dim, stat_width, output_multiplier
+
+    def before(self, x: Tensor) -> Tensor:
+        """x: (B, T, d_read), the stream -> what the sublayer works on."""
+        # Cast once: autocast would keep a copy for every matrix that reads x.
+        return x.to(compute_dtype(x)) if self.is_after else self(x)
+
+    def after(self, update: Tensor) -> Tensor:
+        """update: (B, T, d_write), what the sublayer made -> what joins the stream."""
+        return self(update) if self.is_after else update
 
     def times_multiplier(self, weight: Tensor) -> Tensor:
         """A gain or a bias that makes the output as large as it is to be."""
@@ -148,16 +161,13 @@ class LayerNorm(Norm):
     Computed in fp32 or wider. Source: Ba et al. 2016, arXiv:1607.06450.
     """
 
-    def __init__(
-        self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None, output_multiplier: float = 1.0
-    ):
-        assert stat_width is None
-        super().__init__(axes, eps, norm_dim, output_multiplier=output_multiplier)
+    def __init__(self, axes: Axes, *options: Any):
+        super().__init__(axes, *options)
         self.bias = Vector(axes, start=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widened(x)
         with without_autocast(wide):
             centred = wide - wide.mean(dim=-1, keepdim=True)
             inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
@@ -168,63 +178,13 @@ class LayerNorm(Norm):
 NORM_MODULES: dict[str, type[Norm]] = {"rms": RMSNorm, "layer": LayerNorm}
 
 
-class ActsBefore:
-    """f(norm(x)), the usual order. Mixed into a norm."""
-
-    def before(self, x: Tensor) -> Tensor:
-        """x: (B, T, d_read), the stream -> what the sublayer works on."""
-        return self(x)  # pyright: ignore[reportCallIssue]
-
-    def after(self, update: Tensor) -> Tensor:
-        """update: (B, T, d_write), what the sublayer made -> what joins the stream."""
-        return update
-
-
-class ActsAfter:
-    """norm(f(x)). Mixed into a norm."""
-
-    def before(self, x: Tensor) -> Tensor:
-        """The stream in the compute type. Cast once: autocast would keep a copy for every matrix that reads x."""
-        return x.to(compute_dtype(x))
-
-    def after(self, update: Tensor) -> Tensor:
-        """Normalises the update (B, T, d_write) before it joins the stream."""
-        return self(update)  # pyright: ignore[reportCallIssue]
-
-
-class PreNorm(ActsBefore, RMSNorm): ...
-
-
-class PreLayerNorm(ActsBefore, LayerNorm): ...
-
-
-class ReorderedNorm(ActsAfter, RMSNorm): ...
-
-
-class ReorderedLayerNorm(ActsAfter, LayerNorm): ...
-
-
 class NoNorm(nn.Module):
     """f(x), a sublayer without a norm."""
 
-    def __init__(self, *unused: object):
-        super().__init__()
-
     def before(self, x: Tensor) -> Tensor:
-        """The stream in the compute type, cast once as in `ActsAfter`."""
+        """The stream in the compute type, cast once as in `Norm.before`."""
         return x.to(compute_dtype(x))
 
     def after(self, update: Tensor) -> Tensor:
         """The update as it is."""
         return update
-
-
-SublayerNorm = PreNorm | PreLayerNorm | ReorderedNorm | ReorderedLayerNorm | NoNorm
-PLACED: dict[tuple[str, str], type[SublayerNorm]] = {
-    ("pre", "rms"): PreNorm,
-    ("pre", "layer"): PreLayerNorm,
-    ("reordered", "rms"): ReorderedNorm,
-    ("reordered", "layer"): ReorderedLayerNorm,
-    ("none", "rms"): NoNorm,
-    ("none", "layer"): NoNorm,
-}

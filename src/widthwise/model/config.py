@@ -8,8 +8,7 @@ import pydantic
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear
 from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
-from widthwise.model.layer import LayerConfig
-from widthwise.model.mtp import MTPConfig
+from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
@@ -139,7 +138,7 @@ class ModelConfig(Config):
             embedding += self.ngrams.cost(n_columns)
         if self.positions is not None:
             embedding += self.positions.cost(n_columns)
-        head = self._head_cost.shared() if self.tie_embeddings else self._head_cost
+        head = self.head_cost.shared() if self.tie_embeddings else self.head_cost
         return {
             "embedding": embedding,
             "head": head + Cost(activation_elements=d_model),
@@ -148,13 +147,9 @@ class ModelConfig(Config):
         }
 
     @property
-    def _head_cost(self) -> Cost:
+    def head_cost(self) -> Cost:
+        """Cost of the head's matrix."""
         return linear(self.d_model, self.vocab_size)
-
-    @property
-    def head_flops(self) -> float:
-        """Forward FLOPs per token of the head's matrix."""
-        return self._head_cost.flops
 
     def costs(self) -> dict[str, Cost]:
         """Cost of the whole model by part, see PARTS. `mtp` holds whatever further heads add in training."""
@@ -162,7 +157,7 @@ class ModelConfig(Config):
         for costs in (self.end_costs(), *self.layer_costs()):
             parts = {part: cost + costs.get(part, Cost()) for part, cost in parts.items()}
         if self.mtp is not None:
-            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, self._head_cost)
+            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, self.head_cost)
         return parts
 
     def exit_flops(self, seq_len: int) -> list[float]:

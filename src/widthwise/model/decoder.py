@@ -7,19 +7,26 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import Teacher, linear_cross_entropy
+from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import compute_dtype
+from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import Choices, PassContext, all_real, causal_mask, document_mask, padding_documents
+from widthwise.model.context import (
+    CacheShape,
+    Choices,
+    KVCache,
+    PassContext,
+    all_real,
+    padding_documents,
+)
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.input_tables_module import LearnedPositions, NGrams
-from widthwise.model.kv_cache import CacheShape, KVCache
 from widthwise.model.layer import LayerConfig
 from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.residual.interface import Stream
-from widthwise.model.rope import rope_table
 
 
 class Loss(NamedTuple):
@@ -99,7 +106,7 @@ class Decoder(nn.Module):
     @property
     def n_tokens_before(self) -> int:
         """Number of earlier tokens that the embedding of a token depends on."""
-        return 0 if self.ngrams is None else self.ngrams.n_before
+        return 0 if self.ngrams is None else self.ngrams.config.max_n - 1
 
     def embed(
         self,
@@ -207,7 +214,10 @@ class Decoder(nn.Module):
         if self.config.mtp is None:
             return Loss(objective, losses, log_normalisers, choices, hidden=kept)
         further, mtp_losses = self._mtp_losses(entered, stream, targets, context)
-        objective = objective + self.config.mtp.coefficient_at(self.progress) * further
+        coefficient, final = self.config.mtp.coefficient, self.config.mtp.final_coefficient
+        if final is not None:
+            coefficient = self.progress.new_tensor(coefficient).lerp(self.progress.new_tensor(final), self.progress)
+        objective = objective + coefficient * further
         return Loss(objective, losses, log_normalisers, choices, mtp_losses, kept)
 
     def _cross_entropy(
@@ -254,17 +264,10 @@ class Decoder(nn.Module):
         found, _ = self.depths[k - 1](slots, later, context, cache.layers[k - 1])
         return found
 
-    def new_cache(self, batch_size: int, capacity: int) -> KVCache:
-        """An empty cache for `capacity` tokens in the model's type, on its device."""
-        return self._cache_of(self.config.layers, batch_size, capacity)
-
-    def new_mtp_cache(self, batch_size: int, capacity: int) -> KVCache:
-        """An empty cache for the further heads, one layer each."""
-        mtp = self.config.mtp
-        return self._cache_of(() if mtp is None else (mtp.layer,) * mtp.n_depths, batch_size, capacity)
-
-    def _cache_of(self, layers: Sequence[LayerConfig], batch_size: int, capacity: int) -> KVCache:
-        heads = [layer.attention for layer in layers]
+    def new_cache(self, batch_size: int, capacity: int, of_mtp: bool = False) -> KVCache:
+        """An empty cache for `capacity` tokens in the model's type, on its device; of_mtp: for the further heads."""
+        modules = [depth.layer for depth in self.depths] if of_mtp else self.layers
+        heads = [layer.config.attention for layer in cast(Iterable[DecoderLayer], modules)]
         shapes = [CacheShape(each.n_kv_heads, each.head_dim, each.value_dim) for each in heads]
         weight = self.embedding.weight
         return KVCache(shapes, batch_size, capacity, dtype=compute_dtype(weight), device=weight.device)
@@ -288,16 +291,23 @@ class Decoder(nn.Module):
         elif positions is None:
             positions = torch.arange(start, start + n_new, device=tokens.device)[None]
         if self.positions is not None:
-            self.positions.check(start + n_new if real is None else int(real.sum(dim=1).max()))
+            n_tokens = start + n_new if real is None else int(real.sum(dim=1).max())
+            if n_tokens > self.positions.n_positions:
+                raise ValueError(f"{n_tokens} tokens do not fit into {self.positions.n_positions} learned positions")
         ropes = {layer.attention.rope for layer in layers}
         tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
         wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units
         forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction, dtype=wide)
-        if documents is not None:
-            mask = document_mask(documents, compute_dtype(self.embedding.weight))
-        else:
-            mask = causal_mask(real, start, n_new, tokens.device)
-            documents = None if real is None else padding_documents(real)
+        are_masked = documents is not None
+        if real is not None:
+            documents = padding_documents(real)
+        mask = None  # where plain causal attention over the new tokens says the same
+        if documents is not None or (start and n_new > 1):
+            mask = visible(n_new, start + n_new, documents, tokens.device)
+        if mask is not None and are_masked:
+            # Numbers of the type of the queries, because torch's attention makes such numbers of bool, and every layer
+            # would keep its own.
+            mask = torch.zeros_like(mask, dtype=compute_dtype(self.embedding.weight)).masked_fill_(~mask, -torch.inf)
         return PassContext(tokens, tables, mask, self.progress, forced, start, positions, documents)
 
 

@@ -65,25 +65,16 @@ def initial_weights(model: "Decoder", seed: int) -> Iterator[tuple[nn.Parameter,
 
     One at a time, so that no process needs room for them all. The model may still be without memory.
     """
-    generator = torch.Generator().manual_seed(seed)
-    for module, std in _stds(model):
-        weight = drawn(module, std, generator, model.config.init.truncate_at)
-        if weight is not None:
-            yield cast(Weight, module).weight, weight
-
-
-def _stds(model: "Decoder") -> Iterator[tuple[nn.Module, float]]:
-    """Every module with the standard deviation of its weight, in the order in which they are drawn."""
     config, init = model.config, model.config.init
-    yield model.embedding, init.std
-    if not config.tie_embeddings:
-        yield model.head, init.std
-    if model.positions is not None:
-        yield model.positions, init.std
-    if model.ngrams is not None:
-        yield from ((table, init.std) for table in model.ngrams.tables)
+    tables = () if model.ngrams is None else model.ngrams.tables
+    ends = (model.embedding, None if config.tie_embeddings else model.head, model.positions, *tables)
+    stds = [(module, init.std) for module in ends if module is not None]
     widths = {layer: own.d_model for own, layer in zip(config.layers, model.layers)}
     for part in (*model.layers, model.entry, model.exit, *model.mtp):
-        width_ratio = config.d_model / widths.get(part, config.d_model)
-        for module in part.modules():
-            yield module, initial_std(init, module, width_ratio, config.n_residual_additions)
+        ratio = config.d_model / widths.get(part, config.d_model)
+        stds += [(each, initial_std(init, each, ratio, config.n_residual_additions)) for each in part.modules()]
+    generator = torch.Generator().manual_seed(seed)
+    for module, std in stds:
+        weight = drawn(module, std, generator, init.truncate_at)
+        if weight is not None:
+            yield cast(Weight, module).weight, weight

@@ -22,11 +22,6 @@ class LearnedPositions(Weight):
     def n_positions(self) -> int:
         return len(self.weight)
 
-    def check(self, n_tokens: int) -> None:
-        """Raises ValueError where a text of n_tokens has tokens without a position."""
-        if n_tokens > self.n_positions:
-            raise ValueError(f"{n_tokens} tokens do not fit into {self.n_positions} learned positions")
-
     def forward(self, positions: Tensor) -> Tensor:
         """positions: integers (...) from 0 to n_positions - 1 -> (..., width)."""
         return nn.functional.embedding(positions, self.weight)
@@ -52,11 +47,6 @@ class NGrams(nn.Module):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
         self.tables = nn.ModuleList(NGramTable(config.n_rows, width) for _ in range(2, config.max_n + 1))
-
-    @property
-    def n_before(self) -> int:
-        """Tokens before the first that matter to it."""
-        return self.config.max_n - 1
 
     def forward(self, tokens: Tensor, before: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """tokens: integers (B, T) -> the sum of the rows of the n-grams that end in each, (B, T, width).

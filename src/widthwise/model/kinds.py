@@ -1,6 +1,6 @@
-"""Components that are told apart by `kind`: those of the package, and those that plugins register."""
+"""Components that are told apart by `kind`, those of the package and of plugins; and what growth must keep of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, reduce
 from importlib.metadata import entry_points
 from operator import or_
@@ -10,7 +10,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
-from widthwise.config_io import Config, UserError, nearest_hint
+from widthwise.config_io import Config, UserError, nearest_hint, to_data
 
 C = TypeVar("C", bound=Config)
 T = TypeVar("T", bound=Config)
@@ -63,15 +63,12 @@ class Kinds(Generic[C]):
             raise PydanticKnownError("model_attributes_type")
         if "kind" not in data:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-        return self._class_of(data["kind"]).model_validate(data)
-
-    def _class_of(self, kind: Any) -> type[C]:
+        kind = data["kind"]
         if not isinstance(kind, str) or kind not in self._classes:
             load_plugins()
-        found = self._classes.get(kind) if isinstance(kind, str) else None
-        if found is None:
+        if not isinstance(kind, str) or kind not in self._classes:
             raise self._unknown(kind)
-        return found
+        return self._classes[kind].model_validate(data)
 
     def _unknown(self, kind: Any) -> PydanticCustomError:
         context = {"kind": repr(kind), "hint": nearest_hint(str(kind), self._classes)}
@@ -111,3 +108,35 @@ def load_plugins() -> None:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"plugin {point.name} ({point.value}): cannot be loaded ({reason})") from None
+
+
+def must_agree(name: str, old: object, new: object) -> None:
+    """Raises UserError where a growth would change something that is no size."""
+    if old != new:
+        raise UserError(f"{name}: got {_shown(new)} where it was {_shown(old)}, which would change the function")
+
+
+def must_stay(names: Iterable[str], old: Config, new: Config) -> None:
+    """Raises UserError for fields that could change without changing the function, but growth does not know how."""
+    for name in names:
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            raise UserError(
+                f"{name}: got {_shown(after)} where it was {_shown(before)}; growth has no conversion for it"
+            )
+
+
+def may_be_added(name: str, old: object, new: object) -> None:
+    """Raises UserError where a growth would take away what was there; what joins starts unheard."""
+    if old and not new:
+        raise UserError(f"{name}: got {_shown(new)} where it was {_shown(old)}; growth takes nothing away")
+
+
+def _shown(value: object) -> str:
+    return repr(to_data(value)) if isinstance(value, Config) else repr(value)
+
+
+def all_must_agree(names: Iterable[str], old: Config, new: Config) -> None:
+    """`must_agree` for fields of two configs of one kind."""
+    for name in names:
+        must_agree(name, getattr(old, name), getattr(new, name))

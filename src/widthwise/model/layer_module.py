@@ -5,13 +5,10 @@ from torch import Tensor, nn
 
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Linear
-from widthwise.model.context import Choices, PassContext
-from widthwise.model.kv_cache import LayerCache
-from widthwise.model.layer import LayerConfig
-from widthwise.model.mtp import MTPConfig
+from widthwise.model.context import Choices, LayerCache, PassContext, Site
+from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.interface import Stream
-from widthwise.model.residual.interface_module import Site
 
 
 class DecoderLayer(nn.Module):

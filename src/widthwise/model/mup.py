@@ -7,6 +7,8 @@ the variable-width paper's recipe.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +56,8 @@ def grouped_parameters(
     coefficients. scaled: parameter -> `multiplied_by`, where it is not 1. lr_factors: part of the model ->
     `own_lr_factor` of its parameters. Raises ValueError where a key of these names none, or two a parameter's rate.
     """
+    tables, others = (Embedding, LearnedPositions), (Control, Experts, UnscaledLinear)
+    decaying = {tables: decays_embedding, Norm: decays_gains, Scale: decays_scales, Vector: False}
     members: dict[tuple[str, float, bool, bool, float, float], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
     own_lr_factors = _by_parameter(lr_factors or {}, parameters)
@@ -63,9 +67,10 @@ def grouped_parameters(
     for name in parameters:
         owner = model.get_submodule(name.rpartition(".")[0])
         group, lr_factor = _group_of(model, name, owner, lr_follows_layer_width)
-        decays = _decays(owner, decays_embedding, decays_gains, decays_scales)
+        decays = next((each for kind, each in decaying.items() if isinstance(owner, kind)), True)
         own = factors.get(name, 1.0), own_lr_factors.get(name, 1.0)
-        key = (group, lr_factor, decays, _is_hidden_matrix(model, owner), *own)
+        is_hidden_matrix = isinstance(owner, Linear) and not isinstance(owner, others) and owner is not model.head
+        key = (group, lr_factor, decays, is_hidden_matrix, *own)
         members.setdefault(key, []).append(name)
     return [
         ParameterGroup(key[0], tuple(names), tuple(parameters[name] for name in names), *key[1:])
@@ -101,23 +106,6 @@ def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_widt
     return "matrices", lr_factor
 
 
-def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool, decays_scales: bool) -> bool:
-    """Return whether weight decay applies to a module's parameters."""
-    if isinstance(owner, (Embedding, LearnedPositions)):
-        return decays_embedding
-    if isinstance(owner, Norm):
-        return decays_gains
-    if isinstance(owner, Scale):
-        return decays_scales
-    return not isinstance(owner, Vector)
-
-
-def _is_hidden_matrix(model: Decoder, owner: nn.Module) -> bool:
-    """Return whether a module is a hidden matrix; see `ParameterGroup.are_hidden_matrices`."""
-    others = (Control, Experts, UnscaledLinear)
-    return isinstance(owner, Linear) and not isinstance(owner, others) and owner is not model.head
-
-
 def coordinate_check(
     build: Callable[[int], Decoder], widths: Sequence[int], tokens: Tensor, lr: float, n_steps: int = 4
 ) -> dict[int, dict[str, float]]:
@@ -149,20 +137,18 @@ def coordinate_sizes(model: Decoder, tokens: Tensor) -> dict[str, float]:
     """
     sizes: dict[str, float] = {}
 
-    def record(name: str, output: Tensor) -> None:
-        sizes[name] = output.float().square().mean().sqrt().item()
-
-    def recorder(name: str) -> Callable[..., None]:
-        return lambda module, inputs, output: record(name, output[0] if isinstance(output, tuple) else output)
+    def record(name: str, _module: object, _inputs: object, output: Any) -> None:
+        found = output[0] if isinstance(output, tuple) else output
+        sizes[name] = found.float().square().mean().sqrt().item()
 
     hooks = [
-        sublayer.register_forward_hook(recorder(f"layers.{i}.{part}"))
+        getattr(layer, part).register_forward_hook(partial(record, f"layers.{i}.{part}"))
         for i, layer in enumerate(model.layers)
-        for part, sublayer in layer.named_children()
-        if part in ("attention", "ffn")
+        for part in ("attention", "ffn")
     ]
+    hooks.append(model.register_forward_hook(partial(record, "logits")))
     try:
-        record("logits", model(tokens))
+        model(tokens)
     finally:
         for hook in hooks:
             hook.remove()

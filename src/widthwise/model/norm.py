@@ -10,25 +10,14 @@ from widthwise.model.cost import Axes, Cost, size, vector
 from widthwise.sizes import Width
 
 if TYPE_CHECKING:
-    from widthwise.model.axes import Norm, SublayerNorm
+    from widthwise.model.axes import NoNorm, Norm
 
 
 NormKind = Literal["rms", "layer"]
 
 
-class NormForm(NamedTuple):
-    """Cost per coordinate of a kind of norm, without its output."""
-
-    n_params: int
-    n_kept_in_fp32: int
-    """Numbers that autograd keeps: of `layer` the input without its mean, and that over its root mean square; of `rms`
-    with a stat_width the input, and that over its root mean square."""
-    keeps_output: bool
-    """Whether its backward pass works from the output."""
-
-
-NORMS = {"rms": NormForm(1, 0, keeps_output=True), "layer": NormForm(2, 2, keeps_output=False)}
-RMS_OF_A_PART = NormForm(1, 2, keeps_output=False)
+N_VECTORS = {"rms": 1, "layer": 2}
+"""Kind of norm -> its gain, and its bias if it has one."""
 
 
 class NormConfig(Config):
@@ -50,89 +39,48 @@ class NormConfig(Config):
         return self
 
     @property
-    def _form(self) -> NormForm:
-        return NORMS[self.kind] if self.stat_width is None else RMS_OF_A_PART
-
-    @property
     def keeps_output(self) -> bool:
-        """True if autograd keeps the output even where nothing reads it."""
-        return self._form.keeps_output
+        """True if autograd keeps the output even where nothing reads it, because the backward pass works from it.
+
+        Other norms keep two numbers per coordinate in fp32: the input (of `layer` without its mean), and that over its
+        root mean square.
+        """
+        return self.kind == "rms" and self.stat_width is None
 
     def cost(self, width: int, n_vectors: int = 1, is_read: bool = True) -> Cost:
         """Normalising n_vectors of each token, with the reciprocal root mean squares kept for the backward pass.
 
         is_read: whether a matrix product comes next, which keeps the output in any case; the head's keeps gradients.
         """
-        form = self._form
-        n_outputs = n_vectors * width if is_read or form.keeps_output else 0
-        n_in_fp32 = n_vectors * (1 + form.n_kept_in_fp32 * width)
-        return vector(form.n_params * width) + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
+        n_outputs = n_vectors * width if is_read or self.keeps_output else 0
+        n_in_fp32 = n_vectors * (1 + (0 if self.keeps_output else 2 * width))
+        parameters = vector(N_VECTORS[self.kind] * width)
+        return parameters + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
 
-    def build(self, axes: Axes) -> "Norm":
+    def build(self, axes: Axes, is_after: bool = False) -> "Norm":
+        """is_after: whether, as the norm of a sublayer, it stands behind that, not before it."""
         from widthwise.model.axes import NORM_MODULES
 
-        return NORM_MODULES[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
+        norm = NORM_MODULES[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
+        norm.is_after = is_after
+        return norm
 
 
-class Before:
+class Place(NamedTuple):
+    """Where a norm stands around a sublayer, if it stands anywhere."""
+
+    is_before: bool = False
     """f(norm(x)), the usual order."""
-
-    @staticmethod
-    def normalised_width(d_read: int, d_write: int) -> int:
-        """The width the norm sees around a sublayer that reads d_read coordinates and writes d_write."""
-        return d_read
-
-    @staticmethod
-    def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
-        """The norm, and its output, which the sublayer keeps for the backward pass."""
-        return config.cost(d_read)
-
-    @staticmethod
-    def keeps_update(config: NormConfig) -> bool:
-        """Return whether the norm makes autograd keep the update that joins the stream."""
-        return False
-
-
-class After:
+    is_after: bool = False
     """norm(f(x)): the norm acts on the update before it joins the stream. Source: OLMo 2, arXiv:2501.00656."""
 
-    @staticmethod
-    def normalised_width(d_read: int, d_write: int) -> int:
-        """The width of the update, which is what this norm sees."""
-        return d_write
-
-    @staticmethod
-    def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
-        """The norm, and the stream in the type of the matrix products, which the sublayer keeps as its input."""
-        return config.cost(d_write, is_read=False) + Cost(activation_elements=d_read)
-
-    @staticmethod
-    def keeps_update(config: NormConfig) -> bool:
-        """The update is the norm's output."""
-        return config.keeps_output
-
-
-class Nowhere:
-    """f(x), a sublayer without a norm."""
-
-    @staticmethod
-    def normalised_width(d_read: int, d_write: int) -> int:
-        """0: nothing is normalised."""
-        return 0
-
-    @staticmethod
-    def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
-        """The stream in the type of the matrix products, which the sublayer keeps as its input."""
-        return Cost(activation_elements=d_read)
-
-    @staticmethod
-    def keeps_update(config: NormConfig) -> bool:
-        """Never: nothing is normalised."""
-        return False
+    def normalised_width(self, d_read: int, d_write: int) -> int:
+        """The width it sees around a sublayer that reads d_read coordinates and writes d_write; 0 without a norm."""
+        return d_read if self.is_before else d_write if self.is_after else 0
 
 
 Placement = Literal["pre", "reordered"]
-PLACEMENTS: dict[str, type[Before | After | Nowhere]] = {"pre": Before, "reordered": After, "none": Nowhere}
+PLACEMENTS = {"pre": Place(is_before=True), "reordered": Place(is_after=True), "none": Place()}
 
 
 @dataclass(frozen=True)
@@ -143,13 +91,19 @@ class NormSite:
     config: NormConfig
 
     def cost(self, d_read: int, d_write: int) -> Cost:
-        """The cost of the norm of a sublayer that reads d_read coordinates and writes d_write."""
-        return PLACEMENTS[self.placement].cost(self.config, d_read, d_write)
+        """The cost of the norm of a sublayer that reads d_read coordinates and writes d_write, and its input, which the
+        sublayer keeps for the backward pass: the norm's output, or the stream in the type of the matrix products.
+        """
+        place = PLACEMENTS[self.placement]
+        if place.is_before:
+            return self.config.cost(d_read)
+        stream = Cost(activation_elements=d_read)
+        return self.config.cost(d_write, is_read=False) + stream if place.is_after else stream
 
     @property
     def keeps_update(self) -> bool:
         """True if the norm makes autograd keep the sublayer's update, which nothing else reads."""
-        return PLACEMENTS[self.placement].keeps_update(self.config)
+        return PLACEMENTS[self.placement].is_after and self.config.keeps_output
 
     def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
         """The site of a part of that sublayer that writes d_part coordinates and has its norm at `placement`.
@@ -161,13 +115,13 @@ class NormSite:
         norm_dim = self.config.norm_dim + moved_width - width
         return NormSite(placement, self.config.model_copy(update={"norm_dim": norm_dim}))
 
-    def build(self, d_read: int, d_write: int) -> "SublayerNorm":
+    def build(self, d_read: int, d_write: int) -> "Norm | NoNorm":
         """The arguments are those of `cost`."""
-        from widthwise.model.axes import PLACED
+        from widthwise.model.axes import NoNorm
 
-        width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
-        config, placed = self.config, PLACED[self.placement, self.config.kind]
-        return placed({"d_model": width}, config.eps, config.norm_dim, config.stat_width, config.output_multiplier)
+        place = PLACEMENTS[self.placement]
+        width = place.normalised_width(d_read, d_write)
+        return self.config.build({"d_model": width}, place.is_after) if width else NoNorm()
 
 
 class QKNormConfig(Config):

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.model.config import ModelConfig
+from widthwise.model.context import LayerCache
 from widthwise.model.cost import Cost
-from widthwise.model.kv_cache import LayerCache
 from widthwise.records.cost import PARTS
 
 
@@ -71,7 +71,12 @@ class Recompute:
         for (i, cost), (_, stream) in zip(self._indexed_costs(model), inputs, strict=True):
             if self.is_recomputed(i):
                 streams.append(stream)
-                n_before, n_elements = n_elements, _n_elements(streams)
+                tensors = [leaf for leaf in tree_leaves(streams) if isinstance(leaf, Tensor)]
+                memory = {StorageWeakRef(x.untyped_storage()): x for x in tensors}  # they may be parts of the same
+                n_before, n_elements = (
+                    n_elements,
+                    sum(x.untyped_storage().nbytes() // x.element_size() for x in memory.values()),
+                )
                 found.append(Cost(activation_fp32_elements=n_elements - n_before))
             else:
                 found.append(activations_of(cost))
@@ -95,10 +100,6 @@ class Recompute:
     def made_again(self, model: ModelConfig) -> list[Cost]:
         """Return the activations of each layer and further head that the backward pass recomputes, in forward order."""
         return [activations_of(cost) if self.is_recomputed(i) else Cost() for i, cost in self._indexed_costs(model)]
-
-    def activations(self, model: ModelConfig) -> Cost:
-        """At most what is kept at any moment: `kept`, and the largest layer that runs again."""
-        return self.kept(model) + max(self.made_again(model), key=Cost.activation_bytes)
 
     def repeated_flops(self, model: ModelConfig, seq_len: int) -> float:
         """FLOPs per token of the layers that run again, without their backward passes."""
@@ -143,13 +144,6 @@ def _inputs(model: ModelConfig) -> list[tuple[int, Any]]:
             found.append((k, (slots, later)))
             slots = torch.empty_like(slots)
     return found
-
-
-def _n_elements(streams: list[Any]) -> int:
-    """Numbers in the memory that the streams hold, which may be parts of the same."""
-    tensors = [leaf for leaf in tree_leaves(streams) if isinstance(leaf, Tensor)]
-    sizes = {StorageWeakRef(x.untyped_storage()): x.untyped_storage().nbytes() // x.element_size() for x in tensors}
-    return sum(sizes.values())
 
 
 KEEP_ALL = Recompute(every=None)

@@ -183,7 +183,7 @@ class NestedConfig(Config):
         """Training FLOPs of a step for each of its tokens. A pass that is distilled has the head's product once more,
         for the predictions of the full width, of which nothing else is computed again."""
         n_pulled = 0 if self.pull is None else self.n_passes - 1
-        return self.n_passes * model.cost().training_flops(seq_len) + n_pulled * model.head_flops
+        return self.n_passes * model.cost().training_flops(seq_len) + n_pulled * model.head_cost.flops
 
     def check(self, model: ModelConfig) -> None:
         """Raises UserError where no layer of the model has narrower widths."""

@@ -12,10 +12,9 @@ from typing import Any
 from widthwise.analysis.findings import sentence
 from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, require
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
-from widthwise.data.extras import require
 from widthwise.data.loader import HeldOut, TokenisedText
 from widthwise.data.readers import read_documents
 from widthwise.files import listed

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError
-from widthwise.data.extras import require
+from widthwise.config_io import UserError, require
 from widthwise.evaluation.estimate import Metrics
 from widthwise.evaluation.local_tasks import SUFFIX, local_task
 from widthwise.evaluation.scorer import Scorer

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import torch
 
-from widthwise.config_io import UserError
-from widthwise.data.extras import require
+from widthwise.config_io import UserError, require
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import read_json_mapping, read_text

@@ -23,7 +23,7 @@ from widthwise.data.tokenizer import N_BYTES
 from widthwise.files import read_json
 from widthwise.model.config import ModelConfig, cost_summary, part_of
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.model.sharded_units import block_entries
+from widthwise.model.shards import block_entries
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import (

@@ -23,7 +23,7 @@ from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.recompute import RECOMPUTE, activations_of
-from widthwise.model.sharded_units import block_entries, sharded_units
+from widthwise.model.shards import block_entries, sharded_units
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig

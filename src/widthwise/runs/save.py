@@ -8,10 +8,9 @@ import torch
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
-from widthwise.data.json_tokenizer import JsonTokenizer
+from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import open_tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
 from widthwise.interop.hf_import import import_hf
 from widthwise.model.decoder import Decoder, build

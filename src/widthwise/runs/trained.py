@@ -13,10 +13,10 @@ from torch import Tensor
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
+from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.data.tokenizer_spec import restore_tokenizer
 from widthwise.evaluation.batches import HFModel
 from widthwise.evaluation.scorer import Scorer
 from widthwise.growth.plan import State

@@ -13,8 +13,7 @@ from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
-from widthwise.model.layer import LayerConfig
-from widthwise.model.mtp import MTPConfig, MTPOptions
+from widthwise.model.layer import LayerConfig, MTPConfig, MTPOptions
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormKind, Placement
 from widthwise.model.residual import ResidualTemplate
 from widthwise.model.residual.plain import PlainResidualConfig

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder
-from widthwise.model.dynamic_modules import dynamic_modules
+from widthwise.model.ffn.width_choice_module import dynamic_modules
 from widthwise.model.recompute import Recompute
 from widthwise.model.shards import held, whole
 from widthwise.training.processes import Processes

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from widthwise.config_io import UserError
-from widthwise.data.extras import require
+from widthwise.config_io import UserError, require
 from widthwise.files import read_json_mapping, read_text, write_atomic
 from widthwise.run_dir import RunDir
 from widthwise.training.launch import is_silent

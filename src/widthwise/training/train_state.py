@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
-from widthwise.kernels.precision import autocast
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint

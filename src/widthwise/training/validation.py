@@ -24,7 +24,7 @@ from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.local_tasks import EncodedTask, TaskScores, encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
-from widthwise.kernels.precision import autocast
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import uncompiled
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating

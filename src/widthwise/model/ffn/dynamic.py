@@ -4,18 +4,19 @@ Source: Dynamic Width Feedforward Networks (Aardvark, 2025), whose method is sco
 written, all its tokens use half of the units; the other scores and masks make a width that is actually learned.
 
 A width, a centre or a temperature is measured in units that the layer had before any growth, so that it keeps its
-meaning when units are inserted (see unit_ranks.py). Counts of units refer to those it has now.
+meaning when units are inserted (see dynamic_module.py). Counts of units refer to those it has now.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pkgutil import resolve_name
 from typing import ClassVar, Literal
 
 import pydantic
 
 from widthwise.config_io import options_of
 from widthwise.model.cost import Cost
-from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.ffn.width_choice import WidthChoice, WidthChoosingConfig
 from widthwise.sizes import Width
@@ -26,7 +27,7 @@ class DynamicConfig(WidthChoosingConfig):
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
-    counted_by = "d_ff"
+    counted_by, units_are, unchosen = "d_ff", "units", SwiGLUConfig
     module = "widthwise.model.ffn.dynamic_module:DynamicWidth"
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
@@ -50,10 +51,6 @@ class DynamicConfig(WidthChoosingConfig):
     def full_width(self) -> int:
         """The width of a token that uses all units: d_ff before any growth."""
         return self.sizes[0]
-
-    @property
-    def hidden_widths(self) -> tuple[int, ...]:
-        return (self.d_ff,)
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         """Cost of the masked form, where every token computes all units; see `flops_of_units` for the sliced form."""
@@ -84,16 +81,9 @@ class DynamicConfig(WidthChoosingConfig):
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
 
     def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
-        from widthwise.model.ffn.unit_ranks import old_index
-
-        return old_index(self.sizes) if self.grown_from and n_new > n_old else super().units_before(n_old, n_new)
-
-    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
-        if isinstance(old, SwiGLUConfig):
-            yield f"feed-forward {old.kind} -> {self.kind}, every token with all units at first (conversion)"
-        elif isinstance(old, DynamicConfig) and self.begins_to_choose(old):
-            yield f"mask {old.mask.kind} -> {self.mask.kind}, every token with all units at first (conversion)"
-        yield from super().growth_in_words(old, blocks)
+        if not self.grown_from or n_new == n_old:
+            return super().units_before(n_old, n_new)
+        return resolve_name("widthwise.model.ffn.dynamic_module:old_index")(self.sizes)
 
     def left_by_bake(self) -> Iterator[str]:
         if self.grown_from:

@@ -4,17 +4,16 @@ Score, mask and budget are those of the dynamic width (width_choice.py), with bl
 the blocks whose centres, 1/2, 3/2 and 5/2, lie below it. One block, and a token may skip its feed-forward.
 """
 
-from collections.abc import Iterator
 from typing import Literal
 
 import pydantic
 
 from widthwise.config_io import options_of
-from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.cost import Cost
 from widthwise.model.ffn.hourglass import KEPT_OF_BLOCKS, BlockOptions, HourglassConfig, StackConfig, StackTemplate
-from widthwise.model.ffn.interface import Blocks, FFNConfig, register_ffn
+from widthwise.model.ffn.interface import FFNConfig, register_ffn
 from widthwise.model.ffn.width_choice import WidthChoice, WidthChoosingConfig
+from widthwise.model.kinds import all_must_agree, must_stay
 from widthwise.model.norm import NormSite
 
 
@@ -22,7 +21,7 @@ class DynamicHourglassConfig(WidthChoosingConfig, StackConfig):
     """n_blocks times h = h + mask * block(norm(h)), with a mask for each token and block."""
 
     kept = (*KEPT_OF_BLOCKS, "min_fraction", "score")
-    counted_by = "n_blocks"
+    counted_by, units_are, unchosen = "n_blocks", "blocks", HourglassConfig
     module = "widthwise.model.ffn.dynamic_hourglass_module:DynamicHourglass"
     kind: Literal["dynamic_hourglass"] = "dynamic_hourglass"
 
@@ -70,13 +69,6 @@ class DynamicHourglassConfig(WidthChoosingConfig, StackConfig):
         else:
             super().with_constants_of(old, reads_more)
         return self.started_whole(old)
-
-    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
-        if isinstance(old, HourglassConfig):
-            yield f"feed-forward {old.kind} -> {self.kind}, every token with all blocks at first (conversion)"
-        elif isinstance(old, DynamicHourglassConfig) and self.begins_to_choose(old):
-            yield f"mask {old.mask.kind} -> {self.mask.kind}, every token with all blocks at first (conversion)"
-        yield from super().growth_in_words(old, blocks)
 
 
 class DynamicHourglassTemplate(WidthChoice, StackTemplate):

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal, Self
 import pydantic
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.agreement import must_agree, must_stay
 from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.mlp import N_KEPT, Activation, MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
+from widthwise.model.kinds import must_agree, must_stay
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 
@@ -41,13 +41,6 @@ class BlockForm(Config):
             return recomputed
         # Beside gate or its activation, up and product: the activated gate, where the activation keeps its argument.
         return recomputed + Cost(activation_elements=(N_KEPT[self.activation] - 1) * d_hidden)
-
-    def check_first_block(self, old: FFNConfig) -> None:
-        """Raises UserError where a conventional feed-forward is no block of this form."""
-        if isinstance(old, MLPConfig):
-            must_agree("bias", old.bias, False)
-        must_agree("gated", isinstance(old, SwiGLUConfig), self.gated)
-        must_agree("activation", old.activation if isinstance(old, MLPConfig) else "silu", self.activation)
 
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
@@ -128,7 +121,10 @@ class StackConfig(BlockOptions, FFNConfig, ABC):
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         """A conventional feed-forward of that form becomes the first block, and the other blocks are added."""
         if isinstance(old, CONVENTIONAL):
-            self.check_first_block(old)
+            if isinstance(old, MLPConfig):
+                must_agree("bias", old.bias, False)
+            must_agree("gated", isinstance(old, SwiGLUConfig), self.gated)
+            must_agree("activation", old.activation if isinstance(old, MLPConfig) else "silu", self.activation)
             if self.share_weights and self.n_blocks > 1:
                 raise ValueError(
                     "share_weights: got True; an added block starts silent, which it cannot with the matrices of the "

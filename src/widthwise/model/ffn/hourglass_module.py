@@ -7,9 +7,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from widthwise.model.axes import Linear
-from widthwise.model.context import Choices, PassContext
+from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.hourglass import BlockForm, StackConfig
-from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
 from widthwise.model.ffn.swiglu import SwiGLUConfig

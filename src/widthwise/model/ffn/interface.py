@@ -10,14 +10,13 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config
-from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.cost import Cost
-from widthwise.model.kinds import Component
+from widthwise.model.kinds import Component, all_must_agree, must_stay
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
 if TYPE_CHECKING:
-    from widthwise.model.ffn.interface_module import FeedForward
+    from widthwise.model.context import FeedForward
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,9 @@ class FFNConfig(Config, ABC):
     the stream by scaling its weights."""
 
     @property
-    @abstractmethod
     def hidden_widths(self) -> tuple[int, ...]:
         """Hidden width of every feed-forward map that a token passes through, in order."""
+        return tuple(getattr(self, field) for field in self.hidden_axes)
 
     @property
     def vocab_size(self) -> int | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.agreement import may_be_added
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.kinds import may_be_added
 from widthwise.sizes import Width
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
@@ -45,10 +45,6 @@ class MLPConfig(MLPOptions, FFNConfig):
     kind: Literal["mlp"] = "mlp"
     d_ff: Width
     """Hidden width, in channels."""
-
-    @property
-    def hidden_widths(self) -> tuple[int, ...]:
-        return (self.d_ff,)
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         return self.mlp_cost(d_model, self.d_ff, d_out)

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from widthwise.model.axes import Linear
-from widthwise.model.context import Choices, PassContext
-from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.norm import NormSite
 

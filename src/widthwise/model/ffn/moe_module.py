@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from widthwise.kernels import grouped_swiglu
+from widthwise.kernels.dispatch import widened
 from widthwise.model.axes import Control, Experts
-from widthwise.model.context import Choices, PassContext
-from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
@@ -31,15 +31,16 @@ class MoE(FeedForward):
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         """x: (B, T, d_model), the stream -> the update (B, T, d_out), and load and losses of the router."""
         x = self.norm.before(x)
-        logits = self.w_router(x).flatten(0, 1)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = widened(self.w_router(x).flatten(0, 1))
         best, chosen = logits.topk(self.config.top_k, dim=-1)
         n_experts = self.config.n_experts
         matrices = (w.weight.unflatten(0, (n_experts, -1)) for w in (self.w_gate, self.w_up, self.w_down))
         update = grouped_swiglu(x.flatten(0, 1), chosen, best.softmax(dim=-1), *matrices).unflatten(0, x.shape[:2])
         if self.shared is not None:
             update = update + self.shared(x, context)[0]
-        expert_load = _counts(chosen, n_experts).to(logits.dtype) / chosen.numel()
+        # By an operator of static shape.
+        counts = chosen.new_zeros(n_experts).scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+        expert_load = counts.to(logits.dtype) / chosen.numel()
         choices = {"expert_load": expert_load}
         if self.training:
             choices |= self._auxiliary_losses(logits, expert_load)
@@ -55,9 +56,3 @@ class MoE(FeedForward):
             "balance_loss": balance.detach(),
             "router_z_loss": router_z.detach(),
         }
-
-
-def _counts(chosen: Tensor, n_experts: int) -> Tensor:
-    """chosen: integers from 0 to n_experts - 1 -> (n_experts,), how often each occurs; of static shape."""
-    choices = chosen.flatten()
-    return choices.new_zeros(n_experts).scatter_add_(0, choices, torch.ones_like(choices))

@@ -23,10 +23,6 @@ class SwiGLUConfig(FFNConfig):
     d_ff: Width
     """Hidden width, in channels."""
 
-    @property
-    def hidden_widths(self) -> tuple[int, ...]:
-        return (self.d_ff,)
-
     def cost(self, d_model: int, d_out: int) -> Cost:
         return swiglu_cost(d_model, self.d_ff, d_out)
 

@@ -4,8 +4,7 @@ from torch import Tensor
 
 from widthwise.kernels import swiglu
 from widthwise.model.axes import Linear
-from widthwise.model.context import Choices, PassContext
-from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.norm import NormSite
 

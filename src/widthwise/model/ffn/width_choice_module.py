@@ -1,22 +1,149 @@
-"""The part of a feed-forward's module that chooses how much of it each token uses."""
+"""The part of a feed-forward's module that chooses how much of it each token uses: its scores, and the choice.
+
+Scores are computed in fp32, or wider if the model is: in bf16 a width could not tell neighbouring units apart.
+"""
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from widthwise.kernels.dispatch import compute_dtype, without_autocast
-from widthwise.model.axes import Vector
-from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import FeedForward
-from widthwise.model.ffn.width_choice import WidthChoosingConfig
+from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
+from widthwise.model.axes import Control, Vector
+from widthwise.model.context import Choices, FeedForward, PassContext
+from widthwise.model.ffn.width_choice import (
+    FeatureScoreConfig,
+    GainedScoreConfig,
+    LayerNormMeanScoreConfig,
+    LinearScoreConfig,
+    MLPScoreConfig,
+    TokenScoreConfig,
+    WidthChoosingConfig,
+    WidthScoreConfig,
+)
 from widthwise.model.ffn.width_mask_module import HARD, Edge
-from widthwise.model.ffn.width_score_module import GainedScore, wide
 from widthwise.model.shards import whole
+
+if TYPE_CHECKING:
+    from widthwise.model.decoder import Decoder
+
+EPS = 1e-5
+"""eps of the norms inside scores."""
+
+
+class WidthScore(nn.Module, ABC):
+    """forward(source) -> (B, T), called with autocast off. `source` returns what the score is computed from."""
+
+    def __init__(self, config: WidthScoreConfig, d_model: int):
+        super().__init__()
+
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        """The input of `forward`. x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm."""
+        return x
+
+    @abstractmethod
+    def forward(self, source: Tensor) -> Tensor: ...
+
+
+class ConstScore(WidthScore):
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return torch.zeros_like(widened(x[..., 0]))
+
+    def forward(self, source: Tensor) -> Tensor:
+        return source
+
+
+class GainedScore(WidthScore, ABC):
+    def __init__(self, config: GainedScoreConfig, d_model: int):
+        super().__init__(config, d_model)
+        self.log_gain = Vector({}, 0.0) if config.learn_gain else None
+
+    @abstractmethod
+    def before_gain(self, source: Tensor) -> Tensor:
+        """The score before the gain, (B, T). source: as returned by `source`."""
+
+    def forward(self, source: Tensor) -> Tensor:
+        score = self.before_gain(source)
+        return score if self.log_gain is None else widened(self.log_gain()).exp() * score
+
+
+class TokenScore(GainedScore):
+    def __init__(self, config: TokenScoreConfig, d_model: int):
+        super().__init__(config, d_model)
+        self.table = Vector({"vocab_size": config.vocab_size}, 0.0)
+
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return context.tokens
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        return widened(functional.embedding(source, self.table()[:, None])[..., 0])
+
+
+class RandomScore(GainedScore):
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return torch.rand_like(widened(x[..., 0]))
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        return source.clamp(min=2**-25).logit()  # a draw can be 0: -inf times a gradient of 0 is NaN
+
+
+class FeatureScore(GainedScore, ABC):
+    def __init__(self, config: FeatureScoreConfig, d_model: int):
+        super().__init__(config, d_model)
+        self.detach = config.detach
+
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return x.detach() if self.detach else x
+
+
+class LayerNormMeanScore(FeatureScore):
+    def __init__(self, config: LayerNormMeanScoreConfig, d_model: int):
+        super().__init__(config, d_model)
+        self.scale, self.shift = Vector({"d_model": d_model}, 1.0), Vector({"d_model": d_model}, 0.0)
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        x = widened(source)
+        return functional.layer_norm(x, x.shape[-1:], widened(self.scale()), widened(self.shift()), EPS).mean(dim=-1)
+
+
+class RMSMeanScore(FeatureScore):
+    def before_gain(self, source: Tensor) -> Tensor:
+        x = widened(source)
+        return x.mean(dim=-1) * (x.square().mean(dim=-1) + EPS).rsqrt()
+
+
+class RawMeanScore(FeatureScore):
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return super().source(widened(stream).mean(dim=-1), stream, context)
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        return source
+
+
+class LinearScore(FeatureScore):
+    def __init__(self, config: LinearScoreConfig, d_model: int):
+        super().__init__(config, d_model)
+        self.v = Control({"d_model": d_model}, {"score": 1}, start=0.0)
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        return functional.linear(widened(source), widened(self.v.weight))[..., 0]
+
+
+class MLPScore(FeatureScore):
+    def __init__(self, config: MLPScoreConfig, d_model: int):
+        super().__init__(config, d_model)
+        self.w_in = Control({"d_model": d_model}, {"d_hidden": config.d_hidden})
+        self.v = Control({"d_hidden": config.d_hidden}, {"score": 1}, start=0.0)
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        hidden = functional.silu(functional.linear(widened(source), widened(self.w_in.weight)))
+        return functional.linear(hidden, widened(self.v.weight))[..., 0]
 
 
 class WidthChoosing(FeedForward):
@@ -50,10 +177,10 @@ class WidthChoosing(FeedForward):
         without a mask, whose edge is None, and the forced one if `context` forces one.
         """
         if context.width_fraction is not None:
-            forced = wide(context.width_fraction).expand(x.shape[:2])
+            forced = widened(context.width_fraction).expand(x.shape[:2])
             return forced, forced, HARD
         if self.score is None:
-            ones = torch.ones_like(wide(x[..., 0]))
+            ones = torch.ones_like(widened(x[..., 0]))
             return ones, ones, None
         level = recomputed(self._level, self.score.source(x, stream, context))
         edge = self.mask.edge(context.progress, compute_dtype(x))
@@ -64,7 +191,7 @@ class WidthChoosing(FeedForward):
         assert self.score is not None
         assert self.bias is not None
         with without_autocast(source):
-            return torch.sigmoid(self.score(source) + wide(self.bias()))
+            return torch.sigmoid(self.score(source) + widened(self.bias()))
 
     def _fraction(self, level: Tensor) -> Tensor:
         return self.choice.min_fraction + (1 - self.choice.min_fraction) * level
@@ -115,3 +242,14 @@ def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+def dynamic_modules(model: "Decoder") -> dict[int, WidthChoosing]:
+    """Return the feed-forwards in which tokens choose their width, by position among all layers, from 0."""
+    modules = {index: layer.ffn for index, layer in enumerate(model.layers)}
+    return {index: module for index, module in modules.items() if isinstance(module, WidthChoosing)}
+
+
+def width_fractions(choices: Sequence[Choices]) -> list[Tensor]:
+    """(B, T) for each dynamic-width layer, in their order."""
+    return [chosen["width_fraction"] for chosen in choices if "width_fraction" in chosen]

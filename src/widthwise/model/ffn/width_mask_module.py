@@ -94,18 +94,16 @@ class StraightThroughMask(TemperedMask):
         given = temperature if isinstance(temperature, Tensor) else torch.tensor(temperature, dtype=torch.float64)
 
         def mask(width: Tensor, centres: Tensor) -> Tensor:
-            return straight_through(width, centres, given)
+            return StraightThrough.apply(width, centres, given)
 
         return Edge(mask, highest * math.log(2 / torch.finfo(dtype).eps), 0.0)
 
 
-def straight_through(width: Tensor, centres: Tensor, temperature: Tensor) -> Tensor:
-    """1 for centres below the width, else 0, with the derivative of sigmoid((width - centres) / temperature)."""
-    return _StraightThrough.apply(width, centres, temperature)
+class StraightThrough(torch.autograd.Function):
+    """`step` of a width, whose derivative is that of sigmoid((width - centres) / temperature).
 
-
-class _StraightThrough(torch.autograd.Function):
-    """`step` whose derivative is that of a sigmoid, which only the backward pass computes."""
+    Only the backward pass computes it.
+    """
 
     @staticmethod
     def forward(ctx: Any, width: Tensor, centres: Tensor, temperature: Tensor) -> Tensor:

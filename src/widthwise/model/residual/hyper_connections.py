@@ -9,13 +9,13 @@ arXiv:2503.14125).
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.agreement import may_be_added, must_agree, must_stay
 from widthwise.model.cost import Cost
+from widthwise.model.kinds import may_be_added, must_agree, must_stay
 from widthwise.model.residual.interface import (
     RESIDUALS,
     Idle,
@@ -27,7 +27,7 @@ from widthwise.model.residual.interface import (
     register_residual,
 )
 from widthwise.model.residual.slots import (
-    ENTRY_SIZES,
+    ENTRY_COSTS,
     REDUCTION_COSTS,
     check_slots,
     group_norm_cost,
@@ -35,9 +35,6 @@ from widthwise.model.residual.slots import (
     site_cost,
 )
 from widthwise.sizes import NSlots, Width
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class HyperConnectionOptions(Config):
@@ -124,10 +121,11 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return self.n_slots * self.slot_width
 
     def embedding_width(self, d_model: int) -> int:
-        return self.stream_width if ENTRY_SIZES[self.embedding].has_wide_table else d_model
+        return self.stream_width if self.embedding == "direct" else d_model
 
     def entry_cost(self, d_model: int) -> Cost:
-        return ENTRY_SIZES[self.embedding].cost(d_model, self.n_slots, self.slot_width)
+        cost = ENTRY_COSTS.get(self.embedding)
+        return Cost() if cost is None else cost(d_model, self.n_slots, self.slot_width)
 
     def exit_cost(self, d_model: int) -> Cost:
         cost = REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width)
@@ -139,12 +137,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return self.n_slots, self.slot_width
 
-    def to_slots(self, stream: "Tensor", d_model: int) -> "Tensor":
-        return stream
-
-    def from_slots(self, slots: "Tensor") -> "Tensor":
-        return slots
-
     @property
     def layout(self) -> SlotLayout:
         return SlotLayout(self.slot_width, self.n_slots, self.n_owned_slots, has_means=self.group_norm == "layer")
@@ -152,7 +144,27 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def with_constants_of(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> "HyperConnectionsConfig":
         """A plain residual becomes slots whose initial coefficients compute the same."""
         if not isinstance(old, HyperConnectionsConfig):
-            self._check_was_prefix(old, d_model, widths)
+            # The old stream must be what slots with initial coefficients would hold.
+            layout, widest = old.layout, max(d_model, *widths)
+            if not (isinstance(layout, PrefixLayout) and old.is_sum):
+                raise ValueError(
+                    f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots"
+                )
+            if layout.resize != "carry" and len({d_model, *widths}) > 1:
+                raise ValueError(
+                    f"resize: got {layout.resize}; slots carry coordinates, so that only carry can become slots"
+                )
+            for name in ("read_init", "reduce_init"):
+                if getattr(self, name) != "first":
+                    got = f"{name}: got {getattr(self, name)}"
+                    raise ValueError(f"{got}; the first slots were read, so it must be first")
+            if self.reduce == "sum" and self.n_slots > self.n_owned_slots:
+                raise ValueError("reduce: got sum; the first slots were read, so it must be full or slot")
+            if self.embedding in ("expand", "slot") and widest > d_model:
+                raise ValueError(
+                    f"embedding: got {self.embedding}, which fills coordinates {d_model} to {widest} that start at 0; "
+                    "use direct or pad"
+                )
             # A norm of groups in front of the last norm would change the function by the eps of both.
             return self.model_copy(update={"group_norm": None})
         must_stay(("embedding", "reduce", "writes", "scale"), old, self)
@@ -168,26 +180,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
             "group_norm_dim": old.group_norm_dim or d_model,
         }
         return self.model_copy(update=constants)
-
-    def _check_was_prefix(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> None:
-        """Raises ValueError if the old stream is not what slots with initial coefficients would hold."""
-        layout, widest = old.layout, max(d_model, *widths)
-        if not (isinstance(layout, PrefixLayout) and old.is_sum):
-            raise ValueError(f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots")
-        if layout.resize != "carry" and len({d_model, *widths}) > 1:
-            raise ValueError(
-                f"resize: got {layout.resize}; slots carry coordinates, so that only carry can become slots"
-            )
-        for name in ("read_init", "reduce_init"):
-            if getattr(self, name) != "first":
-                raise ValueError(f"{name}: got {getattr(self, name)}; the first slots were read, so it must be first")
-        if self.reduce == "sum" and self.n_slots > self.n_owned_slots:
-            raise ValueError("reduce: got sum; the first slots were read, so it must be full or slot")
-        if self.embedding in ("expand", "slot") and widest > d_model:
-            raise ValueError(
-                f"embedding: got {self.embedding}, which fills coordinates {d_model} to {widest} that start at 0; use "
-                "direct or pad"
-            )
 
     def growth_in_words(self, old: ResidualConfig) -> Iterator[str]:
         if not isinstance(old, HyperConnectionsConfig):
@@ -266,20 +258,16 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     def at_widths(self, d_model: int, widths: Sequence[int]) -> HyperConnectionsConfig:
         slot_width = self.quantum(d_model)
         n_owned_slots = max(n_blocks(width, slot_width) for width in (d_model, *widths))
-        n_slots = self.n_slots or n_owned_slots
+        n_slots, n_fractions = self.n_slots or n_owned_slots, d_model // slot_width
+        is_tiled = n_slots > n_fractions and n_slots % n_fractions == 0
+        usual = "rms" if is_tiled and self.reduce != "sum" else None
         return HyperConnectionsConfig(
             slot_width=slot_width,
             n_slots=n_slots,
             n_owned_slots=n_owned_slots,
-            group_norm=self._group_norm(n_slots, d_model // slot_width),
+            group_norm=None if self.group_norm == "none" else usual if self.group_norm == "auto" else self.group_norm,
             **options_of(HyperConnectionOptions, self),
         )
-
-    def _group_norm(self, n_slots: int, n_fractions: int) -> GroupNormKind | None:
-        if self.group_norm == "auto":
-            is_mixed = self.reduce != "sum"
-            return "rms" if is_mixed and n_slots > n_fractions and n_slots % n_fractions == 0 else None
-        return None if self.group_norm == "none" else self.group_norm
 
 
 LARGEST_DENOMINATOR = 8

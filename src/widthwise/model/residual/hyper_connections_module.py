@@ -1,6 +1,7 @@
 """The module of hyper-connections: one sublayer's mixtures."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 from widthwise.kernels import read_slots, write_slots
 from widthwise.kernels.hyper_connections import reference_read_slots
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
+from widthwise.model.context import Site
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-from widthwise.model.residual.interface_module import Site
 from widthwise.model.residual.over_width_module import (
     ENTRIES,
     REDUCTION_STARTS,
@@ -52,19 +53,11 @@ class Pattern(NamedTuple):
                 rows[slot, self.n_read + self.n_slots + (0 if self.takes_own else block)] = 1
 
 
-def _cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
-    return slot % n_write
-
-
-def _slice(slot: int, n_write: int, n_owned_slots: int) -> int | None:
-    return slot if slot < n_write else None
-
-
-def _tail_cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
-    return slot % n_write if slot < n_write or slot >= n_owned_slots else None
-
-
-WRITE_INITS = {"tail_cyclic": _tail_cyclic, "cyclic": _cyclic, "slice": _slice}
+WRITE_INITS: dict[str, Callable[[int, int, int], int | None]] = {
+    "cyclic": lambda slot, n_write, n_owned: slot % n_write,
+    "slice": lambda slot, n_write, n_owned: slot if slot < n_write else None,
+    "tail_cyclic": lambda slot, n_write, n_owned: slot % n_write if not n_write <= slot < n_owned else None,
+}
 """Slot, blocks written, slots that layers own -> the block that the slot receives before training, if any."""
 
 
@@ -101,7 +94,8 @@ class HyperConnection(Site):
 
     def _reading(self) -> tuple[Tensor, Tensor | None, Tensor | None, int, float]:
         """Static coefficients, projection, scale, n_read and eps as `read_slots` takes them."""
-        static = self._of_all_blocks(self.static().view(self._shape))
+        n_slots, n_coefficients = self.table.values()
+        static = self._of_all_blocks(self.static().view(n_slots, n_coefficients))
         if not self.config.dynamic:
             return static, None, None, self.n_read, self.config.eps
         # The gain and 1 / sqrt(norm_dim) are folded into the matrix, so that the normalised state is never formed. The
@@ -113,22 +107,14 @@ class HyperConnection(Site):
         projection = (self.norm.weight * (root / math.sqrt(slot_width)))[:, None] * self.dynamic.weight.T
         if self.config.writes == "own":
             projection = torch.cat((projection[:, :-1], projection[:, -1:].expand(-1, self.n_write)), dim=1)
-        scale = self._of_all_blocks(self._scales())
-        return static, projection, scale, self.n_read, self.config.eps * (norm_dim / slot_width)
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.table["n_slots"], self.table["n_coefficients"]
-
-    def _scales(self) -> Tensor:
-        """The factor of each entry of the table."""
         if self.config.scale == "entries":
-            return self.scale().view(self._shape)
-        n_slots, n_coefficients = self._shape
-        n_mixed = self.n_read + n_slots
-        of_mixed, of_written = self.scale().split(1)
-        columns = torch.cat((of_mixed.expand(n_mixed), of_written.expand(n_coefficients - n_mixed)))
-        return columns.expand(n_slots, -1)
+            scale = self.scale().view(n_slots, n_coefficients)
+        else:
+            n_mixed = self.n_read + n_slots
+            of_mixed, of_written = self.scale().split(1)
+            columns = torch.cat((of_mixed.expand(n_mixed), of_written.expand(n_coefficients - n_mixed)))
+            scale = columns.expand(n_slots, -1)
+        return static, projection, self._of_all_blocks(scale), self.n_read, self.config.eps * (norm_dim / slot_width)
 
     def _of_all_blocks(self, table: Tensor) -> Tensor:
         """The table with a column for each block that is written: its own where a slot takes one only, else 0."""

@@ -7,16 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from widthwise.config_io import Config, UserError
-from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.cost import Cost
-from widthwise.model.kinds import Component
+from widthwise.model.kinds import Component, all_must_agree, must_stay
 from widthwise.model.norm import NormConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from widthwise.model.context import Exit, Site
     from widthwise.model.layer import LayerConfig
-    from widthwise.model.residual.interface_module import Exit, Site
 
 SiteWidths = tuple[int, int, int]
 """Coordinates of the stream as it arrives at a site, and those that its sublayer reads and writes."""
@@ -81,9 +80,8 @@ class ResidualConfig(Config, ABC):
     final_norm_spans_layer: ClassVar[bool] = False
     """Whether the last norm may cover what the last layer owns; if not, it covers the head's d_model coordinates."""
 
-    @abstractmethod
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
-        """Raises ValueError if layers of these widths cannot use this residual."""
+        """Raises ValueError if layers of these widths cannot use this residual; by default all can."""
 
     def check_layer(self, layer: "LayerConfig") -> None:
         """Raises ValueError if a layer has a part that cannot work with this residual."""
@@ -112,21 +110,21 @@ class ResidualConfig(Config, ABC):
         """
         return Idle(0, [(0, 0)] * len(sites))
 
-    @abstractmethod
     def embedding_width(self, d_model: int) -> int:
         """Columns of the embedding table."""
+        return d_model
 
-    @abstractmethod
     def entry_cost(self, d_model: int) -> Cost:
-        """Cost of making the stream from a row of the embedding table."""
+        """Cost of making the stream from a row of the embedding table; by default none."""
+        return Cost()
 
     def build_entry(self, d_model: int) -> "nn.Module":
         """Build a module (B, T, embedding_width) -> the stream before the first layer."""
         return import_module(self.module).build_entry(self, d_model)
 
-    @abstractmethod
     def exit_cost(self, d_model: int) -> Cost:
-        """Cost of the exit without its last norm."""
+        """Cost of the exit without its last norm; by default none."""
+        return Cost()
 
     def reduction_params(self, d_model: int) -> int:
         """Parameters of the exit that MTP heads can share: those of its matrix."""
@@ -140,13 +138,13 @@ class ResidualConfig(Config, ABC):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         """(n_slots, slot_width): the equal parts of the stream, for those who use all of it, such as MTP heads."""
 
-    @abstractmethod
     def to_slots(self, stream: Stream, d_model: int) -> "Tensor":
-        """The stream as (B, T, n_slots, slot_width)."""
+        """The stream as (B, T, n_slots, slot_width), which by default it is."""
+        return stream
 
-    @abstractmethod
     def from_slots(self, slots: "Tensor") -> Stream:
         """The inverse of `to_slots`."""
+        return slots
 
     @property
     def layout(self) -> PrefixLayout | SlotLayout | None:

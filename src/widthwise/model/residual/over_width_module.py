@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import rms_norm
-from widthwise.kernels.dispatch import compute_dtype, without_autocast
+from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
 from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Start, Vector
-from widthwise.model.residual.interface_module import Exit
+from widthwise.model.context import Exit
 
 
 class DirectEntry(nn.Module):
@@ -156,7 +156,7 @@ class GroupNorm(nn.Module):
         groups = slots.flatten(-2).unflatten(-1, (-1, self.d_model))
         if self.bias is None:
             return self._normalised(groups).view(slots.shape)
-        wide = groups.to(torch.promote_types(groups.dtype, torch.float32))
+        wide = widened(groups)
         normalised = self._normalised(wide - wide.mean(dim=-1, keepdim=True)).flatten(-2)
         return (normalised + self.bias()).view(slots.shape)
 

@@ -65,15 +65,6 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
             )
         return self
 
-    def embedding_width(self, d_model: int) -> int:
-        return d_model
-
-    def entry_cost(self, d_model: int) -> Cost:
-        return Cost()
-
-    def exit_cost(self, d_model: int) -> Cost:
-        return Cost()
-
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return 1, d_model
 
@@ -88,9 +79,6 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
 
     def at_widths(self, d_model: int, widths: Sequence[int]) -> "PlainResidualConfig":
         return self
-
-    def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
-        pass
 
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         axes = projected(self.resize, d_before, d_read)

@@ -1,13 +1,14 @@
 """The modules of the plain residual."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.model.axes import Linear, UnscaledLinear
+from widthwise.model.context import Exit, Site
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface_module import Exit, Site
 from widthwise.model.residual.plain import PlainResidualConfig, projected
 
 
@@ -56,57 +57,32 @@ class Stream(NamedTuple):
         return Stream(torch.cat((self.prefix, *pieces), dim=-1), rest.parked)
 
 
-class Carry(nn.Module):
-    """A wider layer finds in the extra coordinates what the last layer wide enough left there. The paper's default."""
+class Resize(nn.Module):
+    """Parks the coordinates that a narrower layer does not own, and gives a wider one its extra ones."""
 
-    def __init__(self, d_after: int, projection: Linear | None):
+    def __init__(self, resize: str, d_after: int, projection: Linear | None):
         """projection: from the prefix before a wider layer, for a resize that has one."""
         super().__init__()
-        self.d_after = d_after
-        if projection is not None:
-            self.w_widen = projection
+        self.resize, self.d_after, self.w_widen = resize, d_after, projection
 
     def forward(self, stream: Stream) -> Stream:
-        return self.widened(stream) if self.d_after > stream.width else stream.narrow(self.d_after)
-
-    def widened(self, stream: Stream) -> Stream:
-        """The stream in front of a wider layer."""
-        return stream.carry_to(self.d_after)
-
-
-class Zero(Carry):
-    """A wider layer finds zeros in the extra coordinates. "Zero padding" in the paper's Table 4."""
-
-    def widened(self, stream: Stream) -> Stream:
-        return _with_prefix(stream, torch.cat((stream.prefix, stream.zeros(self.d_after - stream.width)), dim=-1))
+        n_extra, widened = self.d_after - stream.width, WIDENED.get(self.resize)
+        if n_extra <= 0 or widened is None:
+            return stream.carry_to(self.d_after)
+        _, rest = stream.unpark(n_extra)
+        return Stream(widened(stream, n_extra, self.w_widen), rest.parked)
 
 
-class Projection(Carry):
-    """A wider layer finds a learned projection of the prefix in the extra coordinates. "Projection" in Table 4."""
-
-    def widened(self, stream: Stream) -> Stream:
-        return _with_prefix(stream, torch.cat((stream.prefix, self.w_widen(stream.prefix)), dim=-1))
-
-
-class FullProjection(Carry):
-    """A wider layer finds a learned projection of the prefix in all its coordinates. Footnote 10 of the paper."""
-
-    def widened(self, stream: Stream) -> Stream:
-        return _with_prefix(stream, self.w_widen(stream.prefix).to(stream.prefix.dtype))
-
-
-def _with_prefix(stream: Stream, prefix: Tensor) -> Stream:
-    """The stream with a wider prefix, in place of what was parked there."""
-    _, rest = stream.unpark(prefix.shape[-1] - stream.width)
-    return Stream(prefix, rest.parked)
-
-
-RESIZES: dict[str, type[Carry]] = {
-    "carry": Carry,
-    "zero": Zero,
-    "projection": Projection,
-    "full_projection": FullProjection,
+Widened = Callable[[Stream, int, Any], Tensor]
+"""The prefix in front of a wider layer, from the stream, the number of extra coordinates, and a projection if any."""
+WIDENED: dict[str, Widened] = {
+    "zero": lambda stream, n_extra, _: torch.cat((stream.prefix, stream.zeros(n_extra)), dim=-1),
+    "projection": lambda stream, _, project: torch.cat((stream.prefix, project(stream.prefix)), dim=-1),
+    "full_projection": lambda stream, _, project: project(stream.prefix).to(stream.prefix.dtype),
 }
+"""Resize -> what a wider layer finds: zeros ("zero padding" in the paper's Table 4) or a learned projection of the
+prefix ("projection") in the extra coordinates, or a projection in all (footnote 10). With any other, `carry`, it finds
+what the last layer wide enough left there, the paper's default."""
 PROJECTIONS: dict[str, type[Linear]] = {"as_matrices": Linear, "as_released": UnscaledLinear}
 
 
@@ -139,7 +115,7 @@ class PlainExit(Exit):
 class PlainResidual(Site):
     """Reads a prefix as wide as the sublayer, and adds the update to a prefix as wide as it."""
 
-    def __init__(self, resize: Carry, d_write: int, multiplier: float):
+    def __init__(self, resize: Resize, d_write: int, multiplier: float):
         super().__init__()
         self.resize, self.d_write, self.multiplier = resize, d_write, multiplier
 
@@ -155,7 +131,7 @@ class PlainResidual(Site):
 def build_site(config: PlainResidualConfig, d_before: int, d_read: int, d_write: int) -> PlainResidual:
     axes = projected(config.resize, d_before, d_read)
     projection = PROJECTIONS[config.projections]({"d_model": d_before}, axes) if axes else None
-    return PlainResidual(RESIZES[config.resize](d_read, projection), d_write, config.multiplier)
+    return PlainResidual(Resize(config.resize, d_read, projection), d_write, config.multiplier)
 
 
 def build_entry(config: PlainResidualConfig, d_model: int) -> PlainEntry:

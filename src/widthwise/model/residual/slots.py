@@ -1,16 +1,14 @@
 """A stream of slots: which layers can share it, and what its sites and ends cost."""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from widthwise.model.cost import Cost, linear, vector
 
 if TYPE_CHECKING:
     from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
-
-from widthwise.model.cost import Cost, linear, vector
 
 IN_TURN = {
     "write_init": ("cyclic", "tail_cyclic"),
@@ -41,20 +39,10 @@ def check_slots(residual: "HyperConnectionsConfig", counts: Sequence[int]) -> No
         )
     if widest > residual.n_owned_slots:
         raise ValueError(f"n_owned_slots: got {residual.n_owned_slots}; the widest layer has {widest} blocks")
-    if len(set(counts)) > 1:
-        _check_no_turns(residual)
-    _check_tiling(residual, counts[0])
-    _check_no_twins(residual, counts)
-
-
-def _check_no_turns(residual: "HyperConnectionsConfig") -> None:
     for name, (value, instead) in IN_TURN.items():
-        if getattr(residual, name) == value:
+        if len(set(counts)) > 1 and getattr(residual, name) == value:
             raise ValueError(f"{name}: got {value}; with layers of different widths use {instead}")
-
-
-def _check_tiling(residual: "HyperConnectionsConfig", n_fractions: int) -> None:
-    n_slots = residual.n_slots
+    n_fractions = counts[0]
     if residual.group_norm is not None and n_slots % n_fractions:
         raise ValueError(
             f"group_norm: got {residual.group_norm}; its groups of {n_fractions} slots do not tile n_slots = "
@@ -65,18 +53,15 @@ def _check_tiling(residual: "HyperConnectionsConfig", n_fractions: int) -> None:
             raise ValueError(f"{name}: got {value}; groups of {n_fractions} slots do not tile n_slots = {n_slots}")
     if residual.reduce == "sum" and residual.reduce_init != "first":
         raise ValueError(f"reduce_init: got {residual.reduce_init}; reduce: sum has no weights, so it must be first")
-
-
-def _check_no_twins(residual: "HyperConnectionsConfig", counts: Sequence[int]) -> None:
-    """Slots that start equal, take equal updates and are not read stay equal."""
-    n_spare = residual.n_slots - residual.n_owned_slots
+    # Slots that start equal, take equal updates and are not read stay equal.
+    n_spare = n_slots - residual.n_owned_slots
     n_distinct = 0 if residual.write_init == "slice" else math.lcm(*counts)
     if residual.embedding == "pad" and n_spare > n_distinct:
         raise ValueError(
             f"embedding: got pad; of the {n_spare} slots that no layer owns only {n_distinct} would ever differ, "
             "since all start at 0; use direct, expand or slot"
         )
-    if residual.embedding == "copies" and residual.read_init == "first" and residual.n_slots > 2 * counts[0]:
+    if residual.embedding == "copies" and residual.read_init == "first" and n_slots > 2 * n_fractions:
         raise ValueError("embedding: got copies; those that nobody reads would stay equal; use read_init: in_turn")
 
 
@@ -116,55 +101,30 @@ def site_cost(
 
 
 CostOfEnd = Callable[[int, int, int], Cost]
-
-
-class EntrySizes(NamedTuple):
-    """Sizes and cost of a kind of entry."""
-
-    has_wide_table: bool
-    """Whether the embedding table is as wide as the stream, not as d_model."""
-    cost: CostOfEnd
-    """On top of the embedding table."""
-
-
-def no_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-    """Rows are looked up, zeros or copies appended, or groups added up."""
-    return Cost()
-
-
-def expansion_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-    """A matrix from d_model to the whole stream."""
-    return linear(d_model, n_slots * slot_width) + Cost(activation_elements=d_model)
-
-
-def mixed_entry_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-    """Every slot is a mixture of the blocks of d_model."""
-    return linear(d_model // slot_width, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
-
-
-def reduction_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-    """A matrix from the whole stream to d_model, and the input that it keeps for the backward pass."""
-    return linear(n_slots * slot_width, d_model) + Cost(activation_elements=n_slots * slot_width)
-
-
-def mixed_reduction_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-    """Every block of d_model is a mixture of slots, which are kept for the backward pass."""
-    return linear(n_slots, d_model // slot_width, slot_width) + Cost(activation_elements=n_slots * slot_width)
-
-
-ENTRY_SIZES = {
-    "direct": EntrySizes(True, no_cost),
-    "expand": EntrySizes(False, expansion_cost),
-    "slot": EntrySizes(False, mixed_entry_cost),
-    "pad": EntrySizes(False, no_cost),
-    "copies": EntrySizes(False, no_cost),
+"""From d_model, n_slots and slot_width."""
+ENTRY_COSTS: dict[str, CostOfEnd] = {
+    "expand": lambda d_model, n_slots, slot_width: (
+        linear(d_model, n_slots * slot_width) + Cost(activation_elements=d_model)
+    ),
+    "slot": lambda d_model, n_slots, slot_width: (
+        linear(d_model // slot_width, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
+    ),
 }
-REDUCTION_COSTS: dict[str, CostOfEnd] = {"full": reduction_cost, "slot": mixed_reduction_cost, "sum": no_cost}
+"""Entry with a matrix from d_model to the stream, or with one that mixes blocks of d_model -> its cost on top of the
+embedding table. The others look rows up, append zeros or copies."""
+REDUCTION_COSTS: dict[str, CostOfEnd] = {
+    "full": lambda d_model, n_slots, slot_width: (
+        linear(n_slots * slot_width, d_model) + Cost(activation_elements=n_slots * slot_width)
+    ),
+    "slot": lambda d_model, n_slots, slot_width: (
+        linear(n_slots, d_model // slot_width, slot_width) + Cost(activation_elements=n_slots * slot_width)
+    ),
+    "sum": lambda d_model, n_slots, slot_width: Cost(),
+}
+"""Reduction -> its cost; it keeps the slots for the backward pass if it has a matrix."""
 
 
 def group_norm_cost(kind: str, d_model: int, width: int) -> Cost:
     """The output is not counted, since the reduction keeps it; `layer` also keeps its output before the bias."""
-    statistics = Cost(activation_fp32_elements=width // d_model)
-    if kind == "layer":
-        return vector(width) + vector(width) + statistics + Cost(activation_elements=width)
-    return vector(width) + statistics
+    cost = vector(width) + Cost(activation_fp32_elements=width // d_model)
+    return cost + vector(width) + Cost(activation_elements=width) if kind == "layer" else cost

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from widthwise.model.rope import Rope, rope_table
+from widthwise.kernels.rotary import Rope, rope_table
 
 POSITIONS = torch.tensor([[0, 1, 2, 7, 4095, 100_003], [3, 3, 0, 1, 50, 8]])
 PLAIN = [Rope(2, 10000.0), Rope(10, 10000.0), Rope(64, 500.0), Rope(128, 1_000_000.0)]
