@@ -23,8 +23,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
-from widthwise.interop.vllm_plugin import LEFT_OUT, STACKED, check
-from widthwise.interop.widthwise_model.modeling_widthwise import (
+from widthwise.interop.modeling_widthwise import (
     NoNorm,
     Norm,
     Rope,
@@ -35,6 +34,7 @@ from widthwise.interop.widthwise_model.modeling_widthwise import (
     rope_table,
     rotate,
 )
+from widthwise.interop.vllm_plugin import LEFT_OUT, STACKED, check
 
 
 class Rotary(nn.Module):

@@ -1,6 +1,6 @@
 """The `model_type` widthwise, for models that no other format expresses: sizes of all layers, and exceptions by layer.
 
-Transformers runs `widthwise_model`. This file has the names in config.json and of the tensors, and the code that a
+Transformers runs `modeling_widthwise`. This file has the names in config.json and of the tensors, and the code that a
 folder takes along, so that transformers runs its model without this package.
 """
 
@@ -15,6 +15,7 @@ from widthwise.model.axes import Vector
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.model.layer import LayerConfig
+from widthwise.sizes import MOST_LAYERS
 
 MODEL_KEYS = {
     "vocab_size": "vocab_size",
@@ -82,13 +83,9 @@ class Widthwise(Architecture):
     class_name = "WidthwiseForCausalLM"
     base_prefix = "model."
     buffers = r"(?!)"
-    has_layer_config = True
-
-    def claims(self, config: ModelConfig) -> bool:
-        return True
 
     def check(self, config: ModelConfig) -> None:
-        """Raise UserError for components that `widthwise_model` lacks, such as those of a plugin."""
+        """Raise UserError for components that `modeling_widthwise` lacks, such as those of a plugin."""
         if config.residual.kind not in RESIDUALS:
             _refuse("residual.kind", config.residual.kind, RESIDUALS)
         if config.ngrams is not None:
@@ -98,7 +95,7 @@ class Widthwise(Architecture):
                 _refuse(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS)
 
     def read(self, fields: Fields) -> ModelConfig:
-        n_layers = fields.n_layers("num_hidden_layers")
+        n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         overrides = fields.get("per_layer_config", {})
         if not isinstance(overrides, dict) or not all(isinstance(given, dict) for given in overrides.values()):
             fields.refuse("per_layer_config", "a mapping of layers to mappings")
@@ -195,5 +192,5 @@ AUTO_MAP = {
 
 def model_code() -> dict[str, str]:
     """Return name -> content of the files that the package itself uses."""
-    folder = files("widthwise.interop.widthwise_model")
+    folder = files("widthwise.interop")
     return {name: (folder / name).read_text("utf-8") for name in FILES}

@@ -29,6 +29,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.trained import load_trained, spent_by
+from widthwise.sizes import MOST_LAYERS
 
 HELD_OUT = "held-out"
 """Name of a run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
@@ -223,7 +224,7 @@ def _check_config(path: Path) -> None:
     fields = Fields(data, str(path / CONFIG))
     for key in ("num_hidden_layers", "n_layer", "num_layers"):
         if fields.get(key) is not None:
-            fields.n_layers(key)
+            fields.size(key, most=MOST_LAYERS)
     for key in ("max_position_embeddings", "n_positions"):
         if fields.get(key) is not None:
             fields.size(key)
