@@ -71,10 +71,7 @@ class GrowthPlan:
 
 
 def plan_growth(
-    old: ModelConfig,
-    wanted: ModelConfig,
-    correspondence: Correspondence | None = None,
-    new_layers: NewLayers = "drawn",
+    old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence | None = None, new_layers: NewLayers = "drawn"
 ) -> GrowthPlan:
     """Return the plan by which a model grows to the sizes of `wanted` while it keeps its own constants.
 
