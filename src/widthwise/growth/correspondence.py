@@ -14,6 +14,12 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.interface import FFNConfig
 
 
+def check_not_less(name: str, n_old: int, n_new: int) -> None:
+    """Raise UserError if a size becomes smaller."""
+    if n_new < n_old:
+        raise UserError(f"{name}: got {n_new} where there were {n_old}; growth takes nothing away")
+
+
 @dataclass(frozen=True)
 class Correspondence:
     """The old layer or block that each new one comes from; None for an added one."""
@@ -74,8 +80,7 @@ new position of each old layer so far."""
 
 def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
     n_old, n_new = old.n_layers, new.n_layers
-    if n_new < n_old:
-        raise UserError(f"n_layers: got {n_new} where there were {n_old}; growth takes nothing away")
+    check_not_less("n_layers", n_old, n_new)
     # Dynamic programme. best[i]: the cheapest placing of the first i old layers among the new layers seen so far.
     # i runs downwards, so that best[i - 1] does not use the new layer j yet.
     best: list[Placing | None] = [(0, 0.0, 0.0, ()), *[None] * n_old]
@@ -221,10 +226,7 @@ class AttentionMaps:
         heads = [g * group + j if g < n_old_groups and j < group else -1 for g, j in places]
         kv_heads = [g // n_copies for g in range(n_old_groups)] + [-1] * n_added
         pairs, n_values = _rotary_pairs(old, new), new.value_dim - old.value_dim
-        if n_values < 0:
-            raise UserError(
-                f"attention.v_head_dim: got {new.value_dim} where there were {old.value_dim}; growth takes nothing away"
-            )
+        check_not_less("attention.v_head_dim", old.value_dim, new.value_dim)
         return cls(old, new, heads, kv_heads, pairs, [*range(old.value_dim), *[-1] * n_values], n_copies)
 
 
@@ -233,10 +235,7 @@ def _rotary_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
 
     A pair is coordinates (i, i + head_dim / 2), which share one frequency.
     """
-    if new.head_dim < old.head_dim:
-        raise UserError(
-            f"attention.head_dim: got {new.head_dim} where there were {old.head_dim}; growth takes nothing away"
-        )
+    check_not_less("attention.head_dim", old.head_dim, new.head_dim)
     if old.rope is None or new.rope is None:
         if old.rope != new.rope:
             raise UserError("attention.rope_base: rotation cannot begin or end, because the function would change")

@@ -95,10 +95,8 @@ def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
 class KeptConstant:
     """A constant of a grown model that differs from its recipe."""
 
-    where: str
-    """The layers, as in "layers 0-3"; empty for the model itself."""
     path: str
-    """Dotted path in the config of the layer or of the model."""
+    """Dotted path in the config of the model, or after the layers as in "layers 0-3: attention.scale" in theirs."""
     value: Any
     is_kept: bool
     """The old model has the same value."""
@@ -106,23 +104,19 @@ class KeptConstant:
     """Value in the recipe."""
 
     def __str__(self) -> str:
-        where = f"{self.where}: " if self.where else ""
         verb = "stays" if self.is_kept else "is"
-        return f"{where}{self.path} {verb} {_shown(self.value)} (the recipe would have {_shown(self.wanted)})"
+        return f"{self.path} {verb} {_shown(self.value)} (the recipe would have {_shown(self.wanted)})"
 
     @property
     def change(self) -> str:
         """The change to the recipe's value: value that preserves the function -> recipe's value."""
-        where = f"{self.where}: " if self.where else ""
-        return f"{where}{self.path} {_shown(self.value)} -> {_shown(self.wanted)}"
+        return f"{self.path} {_shown(self.value)} -> {_shown(self.wanted)}"
 
     @property
     def is_baked(self) -> bool:
         """True if `widthwise bake` folds it into the weights."""
-        return self.path.rpartition(".")[2] in BAKED
-
-
-BAKED = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "k_norm_dim")
+        baked = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "k_norm_dim")
+        return self.path.rpartition(".")[2] in baked
 
 
 def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
@@ -135,7 +129,7 @@ def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
         for found in _differences(before, by_layer[1][j], by_layer[2][j]):
             key = found.path, repr((found.value, found.is_kept, found.wanted))
             layers.setdefault(key, (found, []))[1].append(j)
-    of_layers = [replace(found, where=_named(members)) for found, members in layers.values()]
+    of_layers = [replace(found, path=f"{_named(members)}: {found.path}") for found, members in layers.values()]
     return [*of_layers, *_differences(old, new, asked)]
 
 
@@ -146,7 +140,7 @@ def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[Ke
             before = old.get(key) if isinstance(old, dict) else None
             yield from _differences(before, new[key], wanted[key], f"{path}.{key}" if path else key)
     elif new != wanted:
-        yield KeptConstant("", path, new, old == new, wanted)
+        yield KeptConstant(path, new, old == new, wanted)
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,6 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +82,8 @@ def plan_growth(
     with allocating(f"growth: the plan of a model of {new.cost().params:,.0f} parameters does not fit into memory"):
         models = blueprint(old), blueprint(new)
         stream = stream_map(old, new, correspondence.pairs())
-        planner = _Planner(*models, correspondence, stream, copies_layers=new_layers == "copied")
+        before, after = (dict(model.named_modules(remove_duplicate=False)) for model in models)
+        planner = _Planner(models[1], before, after, correspondence, stream, copies_layers=new_layers == "copied")
         tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
         kept = {plan.source for plan in tensors.values() if not plan.is_foreign}
         if lost := {name for name, _ in models[0].named_parameters()} - kept:
@@ -93,19 +93,12 @@ def plan_growth(
 
 @dataclass(frozen=True)
 class _Planner:
-    old: Decoder
     new: Decoder
+    old_modules: Mapping[str, nn.Module]
+    new_modules: Mapping[str, nn.Module]
     correspondence: Correspondence
     stream: StreamMap
     copies_layers: bool
-
-    @cached_property
-    def old_modules(self) -> dict[str, nn.Module]:
-        return dict(self.old.named_modules(remove_duplicate=False))
-
-    @cached_property
-    def new_modules(self) -> dict[str, nn.Module]:
-        return dict(self.new.named_modules(remove_duplicate=False))
 
     def plan(self, name: str) -> TensorPlan:
         """Return the plan of one parameter of the grown model."""

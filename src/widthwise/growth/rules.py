@@ -59,10 +59,6 @@ class Owner:
     """Config of the feed-forward around it in the grown model, if any."""
 
     @property
-    def is_bias(self) -> bool:
-        return self.name.endswith(".bias")
-
-    @property
     def leaf(self) -> str:
         """The parent's name for it, such as w_q, which also stands for its bias."""
         return self.name.removesuffix(".bias").rpartition(".")[2]
@@ -125,7 +121,7 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
         is_table = name == "stream_width" or (name == "d_model" and isinstance(owner.new, TABLES))
         written = (coordinates.table if is_table else coordinates.written)(n_old, n_new)
         # New coordinates hold 0, so that gains are free there; biases of a LayerNorm must be 0.
-        is_norm_bias = owner.is_bias and isinstance(getattr(owner.parent, owner.leaf), LayerNorm)
+        is_norm_bias = owner.name.endswith(".bias") and isinstance(getattr(owner.parent, owner.leaf), LayerNorm)
         return AxisMap.of(n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
     if name == "n_slots":
         return AxisMap.appended(n_old, n_new, zero=role == "in")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.growth.choices import norms_of
-from widthwise.growth.correspondence import AxisMap
+from widthwise.growth.correspondence import AxisMap, check_not_less
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual.interface import PrefixLayout, SlotLayout
 
@@ -80,8 +80,7 @@ class PrefixMap(StreamMap):
 
     def __post_init__(self) -> None:
         for old, new in sorted(self.pairs):
-            if new < old:
-                raise UserError(f"d_model: got {new} where there were {old}; growth takes nothing away")
+            check_not_less("d_model", old, new)
 
     @cached_property
     def n_old_before(self) -> Tensor:
