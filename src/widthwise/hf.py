@@ -10,8 +10,8 @@ require("transformers", "hf")
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM  # noqa: E402
 
-from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig  # noqa: E402
-from widthwise.interop.widthwise_model.modeling_widthwise import WidthwiseForCausalLM, WidthwiseModel  # noqa: E402
+from widthwise.interop.configuration_widthwise import WidthwiseConfig  # noqa: E402
+from widthwise.interop.modeling_widthwise import WidthwiseForCausalLM, WidthwiseModel  # noqa: E402
 
 AutoConfig.register(WidthwiseConfig.model_type, WidthwiseConfig)
 AutoModel.register(WidthwiseConfig, WidthwiseModel)

@@ -13,8 +13,8 @@ from tiny_runs import TINY
 from widthwise.config_io import parse
 from widthwise.experiments.growing import Task
 from widthwise.experiments.growing_parts import GrownModel, parts_of, sizes_of
+from widthwise.growth.certificate import first_order_gains
 from widthwise.growth.correspondence import Correspondence
-from widthwise.growth.gain import first_order_gains
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.growth.tensor_plan import InitialValues
 from widthwise.model.decoder import build

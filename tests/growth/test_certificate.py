@@ -9,8 +9,8 @@ from applied_plans import weights_of
 from model_cases import config, decoder, variant
 
 from widthwise.growth import certificate
-from widthwise.growth.axis_maps import AxisMap
 from widthwise.growth.certificate import certify
+from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.records.certificate import Certificate
 

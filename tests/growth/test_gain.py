@@ -5,8 +5,7 @@ import pytest
 import torch
 from growth_cases import small_model, tokens_for, with_random_weights
 
-from widthwise.growth.certificate import decoder_of
-from widthwise.growth.gain import STEPS, Step, first_order_gains
+from widthwise.growth.certificate import STEPS, Step, decoder_of, first_order_gains
 from widthwise.growth.plan import plan_growth
 
 BATCHES = [tokens_for(seed, batch=3) for seed in range(4)]

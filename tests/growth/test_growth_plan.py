@@ -8,9 +8,9 @@ from growth_cases import logits_of, shaped, small_model, tokens_for, with_random
 from thinned import every_pair
 from torch import Tensor
 
-from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import plan_growth
-from widthwise.growth.tensor_plan import Constant, Mean, OrthogonalCopies, Split, TensorPlan
+from widthwise.growth.tensor_plan import Constant, Mean, OrthogonalCopies, TensorPlan
 from widthwise.model.decoder import build
 
 
@@ -83,8 +83,7 @@ def test_turned_rows_are_as_long_as_their_originals_for_every_input(fresh):
 
 
 def test_parts_of_experts_are_their_columns_times_their_number():
-    whole = TensorPlan("w_down", (AxisMap.same(6), AxisMap.same(4)))
-    split = Split(whole, n_parts=2, n_experts=3)
+    split = TensorPlan.same("w_down", (6, 4), scale=2.0, cut=(3, 2))
     old = numbers(6, 4)
     new = split.grow(old, generator())
     assert new.shape == (12, 2)

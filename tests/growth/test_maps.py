@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.growth.axis_maps import AttentionMaps, AxisMap, product
-from widthwise.growth.correspondence import Correspondence, align
+from widthwise.growth.correspondence import AttentionMaps, AxisMap, Correspondence, align, product
 from widthwise.growth.stream import FOREIGN, FRESH, PrefixMap, SlotMap, stream_map
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.ffn.hourglass import HourglassConfig
@@ -123,8 +122,8 @@ class TestStream:
         assert stream.prefix(4, 6).tolist() == [0, 1, FRESH, 2, 3, FRESH]
         assert stream.prefix(4, 9).tolist() == [0, 1, FRESH, 2, 3, FRESH, FOREIGN, FOREIGN, FRESH]
         assert stream.stat_width(4, 9, None) == 6
-        assert stream.slot_read(2, 3).index.tolist() == [0, 1, -1]
-        assert stream.slot_written(2, 3).is_zero.tolist() == [False, False, True]
+        assert stream.slot.read(2, 3).index.tolist() == [0, 1, -1]
+        assert stream.slot.written(2, 3).is_zero.tolist() == [False, False, True]
 
     def test_new_coordinates_under_layer_norms_are_means(self):
         layer_norms = small_model(norm={"kind": "layer"})

@@ -71,7 +71,7 @@ def test_moments_of_old_entries_stay_and_new_entries_start_without_momentum(name
     n_checked = n_made = 0
     for parameter, parts in found.items():
         tensor, before = plan.tensors[parameter], state[plan.tensors[parameter].source]
-        weight, grown = weights[tensor.source], plan.tensor(parameter, weights, seed=1)
+        weight, grown = weights[tensor.source], tensor.grow(weights[tensor.source], torch.Generator())
         pulled[tensor.source] += torch.autograd.grad(grown, weight, parts["exp_avg"])[0]
         if tensor.scale == 1 and tensor.n_copies == 1:
             n_checked += 1

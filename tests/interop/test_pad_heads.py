@@ -12,9 +12,9 @@ from widthwise_models import MODELS, X, config_of, left_padded, loaded, own_mode
 
 from widthwise.config_io import UserError, parse
 from widthwise.growth.pad import pad_heads_plan
+from widthwise.interop.configuration_widthwise import WidthwiseConfig
 from widthwise.interop.hf_import import import_hf
 from widthwise.interop.vllm_plugin import check
-from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate

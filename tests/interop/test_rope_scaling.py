@@ -7,8 +7,7 @@ import torch
 from hf_models import LINEAR_RULE, LLAMA3_RULE, transformers
 
 from widthwise.config_io import UserError
-from widthwise.interop.architecture import Fields
-from widthwise.interop.rope_scaling import read_rope, write_rope
+from widthwise.interop.architecture import Fields, read_rope, write_rope
 from widthwise.kernels.rotary import Rope
 
 HEAD_DIM = 14

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from widthwise_models import config_of, own_model, written
 
 from widthwise.config_io import UserError
+from widthwise.interop.configuration_widthwise import WidthwiseConfig
 from widthwise.interop.vllm_plugin import ARCHITECTURE, LEFT_OUT, STACKED, check, register
 from widthwise.interop.widthwise_format import Widthwise
-from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
 from widthwise.model.config import ModelConfig
 
 REFUSED = {

@@ -26,12 +26,11 @@ from widthwise_models import (
 )
 
 from widthwise.config_io import UserError
-from widthwise.interop import widthwise_format
+from widthwise.interop import modeling_widthwise, widthwise_format
+from widthwise.interop.configuration_widthwise import FEED_FORWARD_PLANS, WidthwiseConfig
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.hf_import import import_hf
 from widthwise.interop.widthwise_format import model_code
-from widthwise.interop.widthwise_model import modeling_widthwise
-from widthwise.interop.widthwise_model.configuration_widthwise import FEED_FORWARD_PLANS, WidthwiseConfig
 from widthwise.model.config import cost_summary
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate
@@ -187,7 +186,7 @@ def test_eager_attention_hidden_states_embedded_rows_and_bf16_are_there(
         with pytest.raises(ValueError, match="hidden widths depend on the tokens; give input_ids"):
             theirs(inputs_embeds=rows)
     short = loaded(standalone(ours, tmp_path / name), dtype=torch.bfloat16)
-    assert type(short).__module__ == "widthwise.interop.widthwise_model.modeling_widthwise"
+    assert type(short).__module__ == "widthwise.interop.modeling_widthwise"
     logits = short(tokens()).logits
     assert logits.dtype == torch.bfloat16
     assert (logits - expected).square().mean() < 0.1 * expected.square().mean()

@@ -207,8 +207,8 @@ class GrowingSearch:
 
     def _candidates(self, source: "RunCheckpoint", observer: Observer) -> tuple[list[Candidate], float]:
         """Return every part with every place where it can grow, its gain and its cost; and the FLOPs of measuring."""
+        from widthwise.growth.certificate import STEPS, first_order_gains
         from widthwise.growth.correspondence import Correspondence
-        from widthwise.growth.gain import STEPS, first_order_gains
         from widthwise.growth.plan import plan_growth
         from widthwise.runs.conversion import batches_from
 

@@ -4,13 +4,12 @@ The config of a feed-forward or residual declares what it keeps and which sizes 
 order, which is the order in which a growth happens:
 
 1. `choices`: the options, and the requested config for requests by size (`--d-model 96`).
-2. The origin of entries, one index per axis: `correspondence` (layers and blocks), `axis_maps` (one axis; heads),
-   `stream` (coordinates of the residual stream).
+2. The origin of entries: `correspondence` (layers and blocks; one axis; heads), `stream` (coordinates of the residual
+   stream).
 3. `target`: the grown config: the requested sizes with the constants of the old model.
 4. `tensor_plan`: the making of one tensor, with new entries; `rules`: its plan, from the names of its axes; `added`:
    the plan of a parameter that the old model lacks. `plan` puts them together, weights and optimizer state;
    `plan_growth` is the entry.
-5. `describe`: the growth in words. `certificate`: old and grown model compared. `gain`: the gain of new weights that
-   are 0.
+5. `describe`: the growth in words. `certificate`: old and grown model compared, and the gain of new weights that are 0.
 6. `pad` and `bake`: sizes rounded up with zeros; the constants of a grown model brought back to their usual form.
 """

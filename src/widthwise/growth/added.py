@@ -9,8 +9,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.axis_maps import AxisMap
-from widthwise.growth.tensor_plan import Draw, InitialValues, RedrawnRows, TensorPlan
+from widthwise.growth.correspondence import AxisMap
+from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import fill, initial_std
@@ -36,27 +36,13 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
         )
     is_zero = is_silent(name, model, is_added)
     maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
-    return TensorPlan("", maps, InitialValues(starter(name, model, owner), is_free=_is_free(name, model)))
-
-
-def copied_plan(name: str, source: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
-    """Return the plan of a parameter of an added layer that is a copy of `source`, unless it silences its part."""
-    if is_silent(name, model, is_added):
-        return drawn_plan(name, owner, model, is_added)
-    derived = RedrawnRows() if is_writer(owner) else None
-    return TensorPlan.same(source, owner.weight.shape, derived=derived, is_foreign=True)
-
-
-def _is_free(name: str, model: Decoder) -> bool:
-    """Return True if any values would preserve the function, in entries that need not be 0.
-
-    Not where the output is used from the start: the residual, and the parts that a feed-forward names in
-    `active_at_start`.
-    """
+    # Any values of entries that need not be 0 would preserve the function, unless the output is used from the start, as
+    # in the residual and in the parts that a feed-forward names in `active_at_start`.
     layer, _, inside = name.partition(".ffn.")
+    is_free = any(part in SUBLAYERS for part in name.split("."))
     if inside:
-        return inside.split(".")[0] not in model.get_submodule(layer).config.ffn.active_at_start  # pyright: ignore
-    return any(part in SUBLAYERS for part in name.split("."))
+        is_free = inside.split(".")[0] not in model.get_submodule(layer).config.ffn.active_at_start  # pyright: ignore
+    return TensorPlan("", maps, InitialValues(starter(name, model, owner), is_free=is_free))
 
 
 def starter(name: str, model: Decoder, owner: Weight) -> Draw:
@@ -96,7 +82,12 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
             return owner.is_after  # so that its bias would be written to the stream
         if isinstance(owner, Linear) and not is_added(f"{owner_name}.weight"):
             return True  # a bias added to a matrix whose output is already used
-    behind = _norm_behind(owners, sublayer, owner_name, is_added)
+    behind = None  # the added norm through which the part writes
+    for place, part in list(owners.items())[sublayer:]:
+        norm = getattr(part, "norm", None)
+        if place != owner_name and isinstance(norm, Norm) and norm.is_after and is_added(f"{place}.norm.weight"):
+            behind = norm
+            break
     if isinstance(owner, Norm) and owner.is_after:
         return owner is behind
     return behind is None and is_writer(owner)
@@ -105,12 +96,3 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
 def is_writer(owner: nn.Module) -> bool:
     """Return True if a module is the last matrix of a sublayer: it writes d_model and does not read it."""
     return isinstance(owner, Linear) and "d_model" in owner.out_axes and "d_model" not in owner.in_axes
-
-
-def _norm_behind(owners: dict[str, nn.Module], sublayer: int, owner_name: str, is_added: IsAdded) -> nn.Module | None:
-    """Return the added norm through which a part of a sublayer writes; None if there is none or it is old."""
-    for name, part in list(owners.items())[sublayer:]:
-        norm = getattr(part, "norm", None)
-        if name != owner_name and isinstance(norm, Norm) and norm.is_after and is_added(f"{name}.norm.weight"):
-            return norm  # pyright: ignore[reportReturnType]
-    return None

@@ -12,12 +12,11 @@ unchanged eps keeps its relative size.
 import math
 from collections.abc import Iterator
 
-from torch import nn
-
-from widthwise.config_io import UserError, checked_copy
+from widthwise.config_io import UserError
+from widthwise.growth.choices import norms_of, with_layers, with_norms
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan
-from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.kernels.rotary import base_of
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.attention_module import Attention
@@ -26,7 +25,6 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of
-from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
 
 TOLERANCE = 1e-12
@@ -57,7 +55,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     for name, factor in (*of_norms, *_attention_factors(*models)):
         factors[name] *= factor
     # Factors that cancel up to rounding are exactly 1, so that their tensors are not touched.
-    tensors: dict[str, TensorPlan | Split] = {
+    tensors: dict[str, TensorPlan] = {
         name: TensorPlan.same(
             name, parameter.shape, scale=1.0 if math.isclose(factors[name], 1.0, rel_tol=TOLERANCE) else factors[name]
         )
@@ -80,37 +78,17 @@ def left_explicit(config: ModelConfig) -> list[str]:
 
 
 def _baked_config(config: ModelConfig, one_eps: bool) -> ModelConfig:
-    mtp = config.mtp
-    if mtp is not None:
-        changes = {
-            "layer": _layer(mtp.layer, one_eps),
-            "slot_norm": _norm(mtp.slot_norm, config.residual.slot_shape(config.d_model)[1], one_eps),
-            "final_norm": _norm(mtp.final_norm, config.d_model, one_eps),
-        }
-        mtp = mtp.model_copy(update=changes)
-    return checked_copy(
-        config,
-        "model",
-        layers=tuple(_layer(layer, one_eps) for layer in config.layers),
-        residual=config.residual.baked(),
-        final_norm=_norm(config.final_norm, config.final_norm_width, one_eps),
-        mtp=mtp,
-    )
+    def baked(where: str, norm: NormConfig, width: int) -> NormConfig:
+        """width: the divisor of the norm in a model that never grew."""
+        if one_eps:
+            return norm.model_copy(update={"norm_dim": width})
+        if norm.stat_width is not None or norm.norm_dim == width:
+            return norm
+        # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
+        return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
 
-
-def _layer(layer: LayerConfig, one_eps: bool) -> LayerConfig:
-    norms = {name: _norm(getattr(layer, name), width, one_eps) for name, width in layer.usual_norm_dims.items()}
-    return layer.model_copy(update={**norms, "attention": _attention(layer.attention, one_eps)})
-
-
-def _norm(norm: NormConfig, width: int, one_eps: bool) -> NormConfig:
-    """Return the standard form of a norm. width: the divisor it has in a model that never grew."""
-    if one_eps:
-        return norm.model_copy(update={"norm_dim": width})
-    if norm.stat_width is not None or norm.norm_dim == width:
-        return norm
-    # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
-    return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
+    config = with_layers(config, lambda layer: {"attention": _attention(layer.attention, one_eps)})
+    return with_norms(config, baked, residual=config.residual.baked())
 
 
 def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
@@ -166,27 +144,11 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
         yield f"{name}.weight", before.gain_factor(after)
 
 
-def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
-    """Yield (path, norm, divisor in a model that never grew) of every norm with a separate config."""
-    for where, layer in config.named_layers():
-        for name, norm_dim in layer.usual_norm_dims.items():
-            yield f"{where}.{name}", getattr(layer, name), norm_dim
-    yield "final_norm", config.final_norm, config.final_norm_width
-    if config.mtp is not None:
-        yield "mtp.slot_norm", config.mtp.slot_norm, config.residual.slot_shape(config.d_model)[1]
-        yield "mtp.final_norm", config.mtp.final_norm, config.d_model
-
-
 def stream_factor(config: ModelConfig) -> float:
     """Return c; 1 if every norm already divides by its width. Raises UserError if no single c suits all norms."""
     has_usual_divisors = all(norm.norm_dim == width for _, norm, width in norms_of(config))
     if has_usual_divisors and config.residual.has_usual_divisors(config.d_model):
         return 1.0
-    _check_one_factor(config)
-    return math.sqrt(config.d_model / config.final_norm.norm_dim)
-
-
-def _check_one_factor(config: ModelConfig) -> None:
     if not config.residual.is_sum:
         raise UserError(f"residual.kind: got {config.residual.kind}; one eps needs norms of a plain residual")
     if config.mtp is not None:
@@ -208,6 +170,7 @@ def _check_one_factor(config: ModelConfig) -> None:
         if not layer.ffn.bakes_with_one_eps:
             allowed = ", ".join(kind_of(config) for config in FEED_FORWARDS.configs if config.bakes_with_one_eps)
             raise UserError(f"{where}.ffn.kind: got {layer.ffn.kind}; one eps needs one of {allowed}")
+    return math.sqrt(config.d_model / config.final_norm.norm_dim)
 
 
 def scaled(name: str, matrix: Linear, factor: float) -> Iterator[Factor]:
@@ -226,29 +189,20 @@ def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
         yield f"ngrams.tables.{i}.weight", c
     for i, layer in enumerate(model.layers):
         for part in ("attention", "ffn"):
-            yield from _sublayer_factors(f"layers.{i}.{part}", layer.get_submodule(part), c)
+            name, sublayer = f"layers.{i}.{part}", layer.get_submodule(part)
+            # A norm after the sublayer sees c times the update over c^2 times the divisor, so that eps keeps its
+            # effect. Its output is then c times as large with the gain it has; only its bias must be multiplied.
+            is_behind = isinstance(sublayer.norm, Norm) and sublayer.norm.is_after
+            if not is_behind:
+                yield f"{name}.norm.weight", 1 / c
+            elif isinstance(sublayer.norm, LayerNorm):
+                yield f"{name}.norm.bias.weight", c
+            for leaf, matrix in sublayer.named_modules():
+                if isinstance(matrix, Linear) and "d_model" in matrix.out_axes:
+                    yield from scaled(f"{name}.{leaf}", matrix, c)
+                elif isinstance(matrix, Linear) and is_behind and "d_model" in matrix.in_axes:
+                    yield f"{name}.{leaf}.weight", 1 / c
     of_head = c if model.config.tie_embeddings else 1.0
     yield "exit.norm.weight", 1 / (c * of_head)
     if model.config.final_norm.kind == "layer":
         yield "exit.norm.bias.weight", 1 / of_head
-
-
-def _sublayer_factors(name: str, sublayer: nn.Module, c: float) -> Iterator[Factor]:
-    """Yield the factors of one sublayer, with the norm before it or after it.
-
-    A norm after the sublayer sees c times the update over c^2 times the divisor, so that eps keeps its effect. Its
-    output is then c times as large with the gain it has; only its bias must be multiplied.
-    """
-    norm = sublayer.norm
-    is_behind = isinstance(norm, Norm) and norm.is_after
-    if not is_behind:
-        yield f"{name}.norm.weight", 1 / c
-    elif isinstance(norm, LayerNorm):
-        yield f"{name}.norm.bias.weight", c
-    for leaf, matrix in sublayer.named_modules():
-        if not isinstance(matrix, Linear):
-            continue
-        if "d_model" in matrix.out_axes:
-            yield from scaled(f"{name}.{leaf}", matrix, c)
-        elif is_behind and "d_model" in matrix.in_axes:
-            yield f"{name}.{leaf}.weight", 1 / c

@@ -1,12 +1,16 @@
-"""The certificate of a growth: measurements that show whether the grown model can be trusted.
+"""Measurements of a grown model: the certificate that shows whether it can be trusted, and the gain of its new weights.
 
 Both models are rebuilt in float64 on the CPU and given the same random tokens. Their logits must agree, and the
 gradient of the grown model, pulled back through the plan to the old parameters, must equal the old gradient: a
 misplaced row can hide in the logits, but not in the gradients. Two optimizer steps then show which new entries learn.
+
+A growth leaves the function as it is, so that its worth cannot be seen in the loss, but in the gradient g: a step of
+rate eta along it lowers the loss by eta times the sum of g^2, to first order, and one along its sign by eta times the
+sum of |g|. The first is a step of SGD, the second the first one of Adam. Of several growths planned as one each has the
+gradient it would have alone, because none of them changes the function.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,23 +26,15 @@ from widthwise.records.certificate import Certificate, LivenessCounts, ModelSize
 N_SEQUENCES, N_TOKENS = 2, 32
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Allowed differences between numbers that are equal in exact arithmetic."""
-
-    logits: float
-    """Relative to max(1, largest logit)."""
-    gradients: float
-    """Relative to the largest entry of all gradients."""
-
-
 BOUNDS = {
     # Rounding is about 1e-15 of the largest logit, unless norms amplify it. Gradients lose more digits, most where a
     # softmax is saturated; the worst seen was 6e-13 of the largest. A misplaced entry is off by its own size.
-    torch.float64: Bounds(1e-12, 1e-10),
+    torch.float64: (1e-12, 1e-10),
     # fp32 rounds 5e8 times more coarsely.
-    torch.float32: Bounds(1e-5, 1e-3),
+    torch.float32: (1e-5, 1e-3),
 }
+"""Allowed differences between numbers that are equal in exact arithmetic: of logits, relative to max(1, largest logit),
+and of gradients, relative to the largest entry of all gradients."""
 STORED_BOUND = 1e-5
 """Bound on logits of the weights as stored in fp32, which rounds entries that growth multiplied or averaged."""
 
@@ -65,59 +61,52 @@ def certify(
     for the new weights; seq_len: for counting FLOPs; lr: of the two optimizer steps; tokens: integers (B, T) with
     T > 1, random by default. The caller's random state is not touched.
     """
-    dtype = torch.float64 if _fits(plan, torch.float64) else torch.float32
-    bounds, tokens = BOUNDS[dtype], _tokens(plan, seed) if tokens is None else tokens
+    n_old, n_new = plan.old.cost().params, plan.new.cost().params
+    # At once are held two tensors for each old parameter (weight, gradient) and six for each grown one: weight and
+    # gradient of the comparison; weight, gradient and two moments of the model that takes steps.
+    n_bytes = (2 * n_old + 6 * n_new) * torch.float64.itemsize
+    dtype = torch.float64 if n_bytes <= free_memory() / 2 else torch.float32
+    logit_bound, gradient_bound = BOUNDS[dtype]
+    if tokens is None:
+        n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
+        size, generator = (N_SEQUENCES, min([N_TOKENS, *n_positions])), torch.Generator().manual_seed(seed)
+        tokens = torch.randint(plan.old.vocab_size, size, generator=generator)
     new = {name: weight.detach() for name, weight in new_weights.items()}
     old = {name: weight.detach().to(dtype) for name, weight in old_weights.items()}
     grown = new if dtype != torch.float64 else dict(plan.weights(old, seed, fresh))
-    n_params = plan.old.cost().params + plan.new.cost().params
     with (
-        allocating(f"certificate: two models of {n_params:,.0f} parameters in all do not fit into memory"),
+        allocating(f"certificate: two models of {n_old + n_new:,.0f} parameters in all do not fit into memory"),
         torch.random.fork_rng(devices=[]),
     ):
-        before = measured(plan.old, old, tokens, seed)
+        before, old_gradients = measured(plan.old, old, tokens, seed, 1.0)
         # Added MTP heads have a loss of their own, which the old model lacks, so that it is left out here.
-        after = measured(plan.new, grown, tokens, seed, further_heads=float(plan.old.mtp is not None))
-        logit_difference = largest(before.logits - after.logits)
+        after, new_gradients = measured(plan.new, grown, tokens, seed, float(plan.old.mtp is not None))
+        logit_difference = largest(before - after)
         stored_difference = logit_difference
         if any(not torch.equal(new[name].to(dtype), weight) for name, weight in grown.items()):
-            stored_difference = largest(before.logits - logits_of(decoder_of(plan.new, new, dtype), tokens, seed))
-        gradient_difference = relative_difference(before.gradients, pulled_back(plan, old, after.gradients))
+            stored_difference = largest(before - logits_of(decoder_of(plan.new, new, dtype), tokens, seed))
+        pulled = pulled_back(plan, old, new_gradients)
+        gradient_difference = max(largest(gradient - pulled[name]) for name, gradient in old_gradients.items())
+        gradient_difference /= max(map(largest, old_gradients.values()))
         liveness = liveness_of(plan, new, tokens, dtype, lr, seed)
-    scale = max(1.0, largest(before.logits))
+    scale = max(1.0, largest(before))
     return Certificate(
         dtype=str(dtype).removeprefix("torch."),
         n_sequences=tokens.shape[0],
         n_tokens=tokens.shape[1],
-        largest_logit=largest(before.logits),
+        largest_logit=largest(before),
         logit_difference=logit_difference,
-        logit_bound=bounds.logits * scale,
+        logit_bound=logit_bound * scale,
         stored_logit_difference=stored_difference,
         stored_logit_bound=STORED_BOUND * scale,
         gradient_difference=gradient_difference,
-        gradient_bound=bounds.gradients,
+        gradient_bound=gradient_bound,
         liveness=liveness,
         is_padding=fresh == Constant(0.0),
         seq_len=seq_len,
         before=model_size(plan.old, seq_len),
         after=model_size(plan.new, seq_len),
     )
-
-
-def _fits(plan: GrowthPlan, dtype: torch.dtype) -> bool:
-    """Return True if everything held at once takes at most half of the free memory.
-
-    That is two tensors for each old parameter (weight, gradient) and six for each grown one: weight and gradient of the
-    comparison; weight, gradient and two moments of the model that takes steps.
-    """
-    n_old, n_new = plan.old.cost().params, plan.new.cost().params
-    return (2 * n_old + 6 * n_new) * dtype.itemsize <= free_memory() / 2
-
-
-def _tokens(plan: GrowthPlan, seed: int) -> Tensor:
-    n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
-    n_tokens = min([N_TOKENS, *n_positions])
-    return torch.randint(plan.old.vocab_size, (N_SEQUENCES, n_tokens), generator=torch.Generator().manual_seed(seed))
 
 
 N_STEPS = 2
@@ -133,27 +122,18 @@ def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.
     return model.eval()
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Logits and gradients of one model on one batch."""
-
-    logits: Tensor
-    gradients: dict[str, Tensor]
-    """Name of a parameter -> its gradient."""
-
-
 def measured(
-    config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int, further_heads: float = 1.0
-) -> Measurement:
-    """Return logits, and gradients of next-token loss + further_heads * MTP loss, in evaluation mode.
+    config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int, mtp_coefficient: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return logits, and gradients by parameter of next-token loss + mtp_coefficient * MTP loss, in evaluation mode.
 
     Router losses do not arise there.
     """
-    model = decoder_of(_with_further_heads(config, further_heads), weights, next(iter(weights.values())).dtype)
+    dtype = next(iter(weights.values())).dtype
+    model = decoder_of(_with_mtp_coefficient(config, mtp_coefficient), weights, dtype)
     logits = logits_of(model, tokens, seed)
     torch.manual_seed(seed)
-    model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
-    return Measurement(logits, _gradients(model))
+    return logits, _gradients(model, [tokens])
 
 
 @torch.no_grad()
@@ -163,15 +143,18 @@ def logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
     return model(tokens)
 
 
-def _gradients(model: Decoder) -> dict[str, Tensor]:
+def _gradients(model: Decoder, batches: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the gradients by parameter of the summed objectives of batches (B, T + 1)."""
+    model.zero_grad()
+    for batch in batches:
+        model.loss(batch[:, :-1], batch[:, 1:]).objective.backward()
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
 
 
-def _with_further_heads(config: ModelConfig, coefficient: float) -> ModelConfig:
-    """Return the config with this coefficient for the loss of the MTP heads."""
+def _with_mtp_coefficient(config: ModelConfig, coefficient: float) -> ModelConfig:
     if config.mtp is None:
         return config
     mtp = config.mtp.model_copy(update={"coefficient": coefficient, "final_coefficient": None})
@@ -191,48 +174,35 @@ def pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping[
     return found
 
 
-def relative_difference(gradients: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
-    """Return the largest difference between two sets of gradients, over the largest entry of the first."""
-    difference = max(largest(gradient - others[name]) for name, gradient in gradients.items())
-    return difference / max(largest(gradient) for gradient in gradients.values())
-
-
 def liveness_of(
     plan: GrowthPlan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
 ) -> dict[str, LivenessCounts]:
     """Take steps as training does, with auxiliary losses, and count the new entries that ever have a gradient."""
     is_new = {name: found for name, found in plan.is_new().items() if found.any()}
     torch.manual_seed(seed)  # of random width masks
-    model = decoder_of(_with_further_heads(plan.new, 1.0), weights, dtype).train()
-    parameters = dict(model.named_parameters())
-    optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
+    model = decoder_of(_with_mtp_coefficient(plan.new, 1.0), weights, dtype).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     alive = {name: torch.zeros_like(found) for name, found in is_new.items()}
     for step in range(N_STEPS + 1):
-        optimizer.zero_grad()
-        model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
-        gradients = _gradients(model)
+        gradients = _gradients(model, [tokens])
         for name, found in alive.items():
             found |= gradients[name].view(found.shape) != 0  # exact: a dead entry is multiplied by 0
         if step < N_STEPS:
             optimizer.step()
-    return {name: _counted(found, alive[name], _judged_rows(model, name, tokens)) for name, found in is_new.items()}
+    return {name: _counted(model, name, found, alive[name], tokens) for name, found in is_new.items()}
 
 
-def _judged_rows(model: Decoder, name: str, tokens: Tensor) -> Tensor | None:
-    """Return bool (n_rows,), the rows used by `tokens`, for tables of tokens or positions; None for other tensors."""
-    owner, inputs = model.get_submodule(name.rpartition(".")[0]), tokens[:, :-1].flatten()
+def _counted(model: Decoder, name: str, is_new: Tensor, is_alive: Tensor, tokens: Tensor) -> LivenessCounts:
+    """Count the new entries of a tensor; of tables of tokens or positions only rows that `tokens` use are judged."""
+    owner, judged = model.get_submodule(name.rpartition(".")[0]), is_new
     assert isinstance(owner, Weight)
+    rows = None
     if "vocab_size" in owner.in_axes:
-        return torch.isin(torch.arange(owner.in_axes["vocab_size"]), inputs)
-    if "n_positions" in owner.in_axes:
-        return torch.arange(owner.in_axes["n_positions"]) < tokens.shape[1] - 1
-    return None
-
-
-def _counted(is_new: Tensor, is_alive: Tensor, judged_rows: Tensor | None) -> LivenessCounts:
-    judged = is_new
-    if judged_rows is not None:
-        judged = is_new & judged_rows.view(-1, *[1] * (is_new.dim() - 1))
+        rows = torch.isin(torch.arange(owner.in_axes["vocab_size"]), tokens[:, :-1].flatten())
+    elif "n_positions" in owner.in_axes:
+        rows = torch.arange(owner.in_axes["n_positions"]) < tokens.shape[1] - 1
+    if rows is not None:
+        judged = is_new & rows.view(-1, *[1] * (is_new.dim() - 1))
     counts = [int(found.sum()) for found in (is_new, judged & is_alive, judged & ~is_alive, is_new & ~judged)]
     return LivenessCounts(n_new=counts[0], n_alive=counts[1], n_dead=counts[2], n_unjudged=counts[3])
 
@@ -240,3 +210,39 @@ def _counted(is_new: Tensor, is_alive: Tensor, judged_rows: Tensor | None) -> Li
 def largest(values: Tensor) -> float:
     """Return the largest absolute value."""
     return float(values.abs().max()) if values.numel() else 0.0
+
+
+Step = Callable[[Tensor], Tensor]
+"""Negative step of an optimizer for a gradient, at a rate of 1."""
+STEPS: Mapping[str, Step] = {"gradient": lambda gradient: gradient, "sign": torch.sign}
+"""Steps of SGD, and the first step of Adam, of equal length for small and large gradients."""
+
+
+def first_order_gains(
+    plan: GrowthPlan, old: Mapping[str, Tensor], batches: Sequence[Tensor], seed: int, step: Step = STEPS["gradient"]
+) -> dict[str, Tensor]:
+    """Return the fall of the loss per rate for a step of each new entry that is 0, by parameter, column after column.
+
+    old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. A step for
+    the mean gradient of one half of the batches meets the gradient of the other half, so that independent noise adds
+    nothing on average and a gain of 0 may come out negative. Entries that do not affect the loss in evaluation, such as
+    those of a score behind a hard mask, gain nothing. The caller's random state is not touched.
+    """
+    if len(batches) % 2 or not batches:
+        raise ValueError(f"batches: got {len(batches)}; must be two halves")
+    is_zero = {name: found for name, tensor in plan.tensors.items() if (found := tensor.must_be_zero()).any()}
+    weights = dict(plan.weights(old, seed))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of random widths
+        model = decoder_of(plan.new, weights, torch.float32)
+        halves: list[dict[str, Tensor]] = []
+        for half in (batches[::2], batches[1::2]):
+            gradients = {
+                name: found.view(is_zero[name].shape)
+                for name, found in _gradients(model, half).items()
+                if name in is_zero
+            }
+            chosen = {name: found.movedim(-1, 0)[is_zero[name].movedim(-1, 0)] for name, found in gradients.items()}
+            halves.append({name: found.double() / len(half) for name, found in chosen.items()})
+    pairs = {name: (halves[0][name], halves[1][name]) for name in is_zero}
+    return {name: (first * step(second) + step(first) * second) / 2 for name, (first, second) in pairs.items()}

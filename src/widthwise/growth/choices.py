@@ -5,7 +5,7 @@ follow the new size here; growth then reports where it keeps the old constant in
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -152,42 +152,53 @@ def _with_d_model(model: ModelConfig, d_model: int) -> ModelConfig:
             )
         return found
 
-    def widened(where: str, layer: LayerConfig) -> LayerConfig:
-        sizes = {name: wider(f"{where}.{name}", getattr(layer, name)) for name in ("d_model", "d_in", "d_out")}
-        grown = layer.model_copy(update=sizes)
-        norms = {
-            name: _norm(getattr(layer, name), usual, grown.usual_norm_dims[name])
-            for name, usual in layer.usual_norm_dims.items()
-        }
-        return checked_copy(grown, where, **norms)
-
-    layers = [widened(where, layer) for where, layer in model.named_layers()]
-    residual, mtp, before = model.residual, model.mtp, model.residual.slot_shape(model.d_model)[1]
+    layers = [
+        layer.model_copy(
+            update={name: wider(f"{where}.{name}", getattr(layer, name)) for name in ("d_model", "d_in", "d_out")}
+        )
+        for where, layer in model.named_layers()
+    ]
+    residual, mtp = model.residual, model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
     if isinstance(residual.layout, SlotLayout):
-        residual = checked_copy(residual, "residual", slot_width=wider("residual.slot_width", before))
-    if mtp is not None:
-        changes = {
-            "layer": layers.pop(),
-            "slot_norm": _norm(mtp.slot_norm, before, residual.slot_shape(d_model)[1]),
-            "final_norm": _norm(mtp.final_norm, model.d_model, d_model),
-        }
-        mtp = mtp.model_copy(update=changes)
+        slot_width = wider("residual.slot_width", residual.slot_shape(model.d_model)[1])
+        residual = checked_copy(residual, "residual", slot_width=slot_width)
     final_norm_width = wider("final_norm_width", model.final_norm_width)
-    return checked_copy(
-        model,
-        "model",
-        d_model=d_model,
-        layers=tuple(layers),
-        residual=residual,
-        mtp=mtp,
-        final_norm=_norm(model.final_norm, model.final_norm_width, final_norm_width),
-        final_norm_width=final_norm_width,
+    sizes = {"d_model": d_model, "final_norm_width": final_norm_width, "residual": residual}
+    usual = {where: width for where, _, width in norms_of(model)}
+    return with_norms(
+        model.model_copy(update={**sizes, "layers": tuple(layers), "mtp": mtp}),
+        lambda where, norm, width: (
+            norm.model_copy(update={"norm_dim": width}) if norm.norm_dim == usual[where] else norm
+        ),
     )
 
 
-def _norm(norm: NormConfig, usual: int, new_usual: int) -> NormConfig:
-    """Return the norm of a widened stream, with its default divisor, usual before and new_usual after; others stay."""
-    return norm if norm.norm_dim != usual else norm.model_copy(update={"norm_dim": new_usual})
+def norms_of(model: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
+    """Yield (path, norm, divisor in a model that never grew) of every norm with a separate config.
+
+    These are all norms over coordinates of the stream or of a slot.
+    """
+    for where, layer in model.named_layers():
+        for name, norm_dim in layer.usual_norm_dims.items():
+            yield f"{where}.{name}", getattr(layer, name), norm_dim
+    yield "final_norm", model.final_norm, model.final_norm_width
+    if model.mtp is not None:
+        yield "mtp.slot_norm", model.mtp.slot_norm, model.residual.slot_shape(model.d_model)[1]
+        yield "mtp.final_norm", model.mtp.final_norm, model.d_model
+
+
+def with_norms(model: ModelConfig, change: Callable[[str, NormConfig, int], NormConfig], **changes: Any) -> ModelConfig:
+    """Return the model with every norm changed, and fields of its own. change: takes what `norms_of` yields."""
+    norms = {where: change(where, norm, norm_dim) for where, norm, norm_dim in norms_of(model)}
+    layers = [
+        checked_copy(layer, where, **{name: norms[f"{where}.{name}"] for name in layer.usual_norm_dims})
+        for where, layer in model.named_layers()
+    ]
+    mtp = model.mtp
+    if mtp is not None:
+        of_heads = {"slot_norm": norms["mtp.slot_norm"], "final_norm": norms["mtp.final_norm"]}
+        mtp = mtp.model_copy(update={"layer": layers.pop(), **of_heads})
+    return checked_copy(model, "model", layers=tuple(layers), mtp=mtp, final_norm=norms["final_norm"], **changes)
 
 
 def _attention(

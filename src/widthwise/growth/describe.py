@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from widthwise.config_io import to_data
-from widthwise.growth.axis_maps import AttentionMaps
+from widthwise.growth.correspondence import AttentionMaps
 from widthwise.growth.plan import GrowthPlan
 from widthwise.growth.stream import FOREIGN, FRESH, StreamMap, stream_map
 from widthwise.model.attention import AttentionConfig
@@ -24,15 +24,30 @@ def expansions(plan: GrowthPlan) -> list[str]:
         sizes = *_width(before, after, stream), *_attention(before.attention, after.attention)
         return [*sizes, *after.ffn.growth_in_words(before.ffn, blocks)]
 
-    by_layer = [
-        (j, [_added(layer)] if source is None else changes(j, old.layers[source], layer))
-        for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers))
-    ]
     layers: dict[str, list[int]] = {}
-    for j, texts in by_layer:
+    for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers)):
+        if source is None:
+            hidden = ", ".join(str(width) for width in layer.ffn.hidden_widths)
+            heads = f"{layer.attention.n_heads} heads of {layer.attention.head_dim}"
+            sizes = f"width {layer.d_model}, {heads}, {layer.ffn.kind} feed-forward of {hidden} hidden units"
+            texts = [f"added, {sizes}, silent at first (layer addition)"]
+        else:
+            texts = changes(j, old.layers[source], layer)
         for text in texts:
             layers.setdefault(text, []).append(j)
-    lines = [*_model(old, new), *(f"{_named(members)}: {text}" for text, members in layers.items())]
+    lines = []
+    if new.d_model != old.d_model:
+        lines.append(f"embedding and head: width {old.d_model} -> {new.d_model} (hidden dimension expansion)")
+    lines += new.residual.growth_in_words(old.residual)
+    n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
+    if n_after != n_before:
+        lines.append(f"learned positions: {n_before} -> {n_after}" + ("" if n_before else ", 0 at first"))
+    if new.ngrams is not None and old.ngrams is None:
+        lines.append(f"n-grams of up to {new.ngrams.max_n} tokens: tables of {new.ngrams.n_rows} rows, 0 at first")
+    if new.mtp is not None and old.mtp is None:
+        n = new.mtp.n_depths
+        lines.append(f"further heads: {n} added, which the model does not read (multi-token prediction)")
+    lines += [f"{_named(members)}: {text}" for text, members in layers.items()]
     if old.mtp is not None and new.mtp is not None:
         lines += [f"further heads: {text}" for text in changes(None, old.mtp.layer, new.mtp.layer)]
     return lines
@@ -45,38 +60,15 @@ def _named(layers: list[int]) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {words}"
 
 
-def _model(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
-    """Describe changes outside the layers."""
-    if new.d_model != old.d_model:
-        yield f"embedding and head: width {old.d_model} -> {new.d_model} (hidden dimension expansion)"
-    yield from new.residual.growth_in_words(old.residual)
-    n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
-    if n_after != n_before:
-        yield f"learned positions: {n_before} -> {n_after}" + ("" if n_before else ", 0 at first")
-    if new.ngrams is not None and old.ngrams is None:
-        yield f"n-grams of up to {new.ngrams.max_n} tokens: tables of {new.ngrams.n_rows} rows, 0 at first"
-    if new.mtp is not None and old.mtp is None:
-        n = new.mtp.n_depths
-        yield f"further heads: {n} added, which the model does not read (multi-token prediction)"
-
-
-def _added(layer: LayerConfig) -> str:
-    attention, hidden = layer.attention, ", ".join(str(width) for width in layer.ffn.hidden_widths)
-    heads = f"{attention.n_heads} heads of {attention.head_dim}"
-    sizes = f"width {layer.d_model}, {heads}, {layer.ffn.kind} feed-forward of {hidden} hidden units"
-    return f"added, {sizes}, silent at first (layer addition)"
-
-
 def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[str]:
     if new.d_model != old.d_model:
         index = stream.prefix(old.d_model, new.d_model)
-        n_fresh, n_foreign = int((index == FRESH).sum()), int((index == FOREIGN).sum())
-        names = []
-        if n_fresh:
-            names.append(f"{n_fresh} new coordinates: hidden dimension expansion")
-        if n_foreign:
-            names.append(f"{n_foreign} coordinates that wider layers had: variable width")
-        yield f"width {old.d_model} -> {new.d_model} ({'; '.join(names)})"
+        origins = {
+            "new coordinates: hidden dimension expansion": int((index == FRESH).sum()),
+            "coordinates that wider layers had: variable width": int((index == FOREIGN).sum()),
+        }
+        names = "; ".join(f"{n} {origin}" for origin, n in origins.items() if n)
+        yield f"width {old.d_model} -> {new.d_model} ({names})"
     for name, verb in (("d_in", "reads"), ("d_out", "writes")):
         before, after = getattr(old, name), getattr(new, name)
         if after != before and not (before == old.d_model and after == new.d_model):
@@ -103,10 +95,8 @@ def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
 class KeptConstant:
     """A constant of a grown model that differs from its recipe."""
 
-    where: str
-    """The layers, as in "layers 0-3"; empty for the model itself."""
     path: str
-    """Dotted path in the config of the layer or of the model."""
+    """Dotted path in the config of the model, or after the layers as in "layers 0-3: attention.scale" in theirs."""
     value: Any
     is_kept: bool
     """The old model has the same value."""
@@ -114,23 +104,19 @@ class KeptConstant:
     """Value in the recipe."""
 
     def __str__(self) -> str:
-        where = f"{self.where}: " if self.where else ""
         verb = "stays" if self.is_kept else "is"
-        return f"{where}{self.path} {verb} {_shown(self.value)} (the recipe would have {_shown(self.wanted)})"
+        return f"{self.path} {verb} {_shown(self.value)} (the recipe would have {_shown(self.wanted)})"
 
     @property
     def change(self) -> str:
         """The change to the recipe's value: value that preserves the function -> recipe's value."""
-        where = f"{self.where}: " if self.where else ""
-        return f"{where}{self.path} {_shown(self.value)} -> {_shown(self.wanted)}"
+        return f"{self.path} {_shown(self.value)} -> {_shown(self.wanted)}"
 
     @property
     def is_baked(self) -> bool:
         """True if `widthwise bake` folds it into the weights."""
-        return self.path.rpartition(".")[2] in BAKED
-
-
-BAKED = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "k_norm_dim")
+        baked = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "k_norm_dim")
+        return self.path.rpartition(".")[2] in baked
 
 
 def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
@@ -143,7 +129,7 @@ def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
         for found in _differences(before, by_layer[1][j], by_layer[2][j]):
             key = found.path, repr((found.value, found.is_kept, found.wanted))
             layers.setdefault(key, (found, []))[1].append(j)
-    of_layers = [replace(found, where=_named(members)) for found, members in layers.values()]
+    of_layers = [replace(found, path=f"{_named(members)}: {found.path}") for found, members in layers.values()]
     return [*of_layers, *_differences(old, new, asked)]
 
 
@@ -154,7 +140,7 @@ def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[Ke
             before = old.get(key) if isinstance(old, dict) else None
             yield from _differences(before, new[key], wanted[key], f"{path}.{key}" if path else key)
     elif new != wanted:
-        yield KeptConstant("", path, new, old == new, wanted)
+        yield KeptConstant(path, new, old == new, wanted)
 
 
 def _shown(value: Any) -> str:

@@ -4,25 +4,22 @@ Kernels want whole tiles, and tensor parallelism wants as many heads on every de
 entries are 0. Real growth avoids just that, because a product of two zeros has no gradient.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.growth.axis_maps import AttentionMaps, AxisMap, product
 from widthwise.growth.choices import Multiples, with_layers
-from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.correspondence import AttentionMaps, AxisMap, Correspondence, product
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.growth.target import kept_rotation
-from widthwise.growth.tensor_plan import Constant, Split, TensorPlan
+from widthwise.growth.tensor_plan import Constant, TensorPlan
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import Axes, Weight, size
+from widthwise.model.axes import Weight, size
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.decoder import blueprint, parameter_shapes
 from widthwise.model.layer import LayerConfig
-from widthwise.model.norm import QKNormConfig
 from widthwise.model.residual.interface import SlotLayout
 
 PADDING = Constant(0.0)
@@ -75,7 +72,11 @@ def _padded_attention(old: AttentionConfig, multiples: Multiples) -> AttentionCo
     if old.rope is not None and head_dim % 2:
         raise UserError(f"attention.head_dim: {head_dim} is odd, which rotary heads cannot be; pad to an even multiple")
     group = old.n_heads // old.n_kv_heads
-    n_kv_heads = _shared_evenly(old.n_kv_heads, group, multiples.heads_multiple)
+    # Each device gets equally many key-value heads, or a copy of one, and equally many query heads that read them.
+    n_devices = multiples.heads_multiple
+    most = _up(old.n_kv_heads, n_devices)
+    shared = (n for n in range(old.n_kv_heads, most) if n % n_devices == 0 or n_devices % n == 0)
+    n_kv_heads = next((n for n in shared if n * group % n_devices == 0), most)
     n_heads = n_kv_heads * group
     if old.qk_norm is not None and head_dim != old.head_dim:
         raise UserError(
@@ -89,17 +90,6 @@ def _padded_attention(old: AttentionConfig, multiples: Multiples) -> AttentionCo
     if head_dim != old.head_dim:
         sizes["rope_frequencies"] = None  # growth keeps those of the old pairs
     return old.model_copy(update=sizes)
-
-
-def _shared_evenly(n_kv_heads: int, group: int, n_devices: int) -> int:
-    """Return the smallest number of key-value heads, at least n_kv_heads, that n_devices can share evenly.
-
-    Each device gets equally many of them, or a copy of one, and equally many of the query heads that read them.
-    """
-    for n in range(n_kv_heads, _up(n_kv_heads, n_devices)):
-        if (n % n_devices == 0 or n_devices % n == 0) and n * group % n_devices == 0:
-            return n
-    return _up(n_kv_heads, n_devices)
 
 
 def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> GrowthPlan:
@@ -116,11 +106,23 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
     new = with_layers(model, lambda layer: {"attention": _with_head_dim(layer.attention, head_dim)})
     if new == model:
         raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so leave it out")
-    models = blueprint(model), blueprint(new)
-    tensors: dict[str, TensorPlan | Split] = {
-        name: TensorPlan.same(name, parameter.shape) for name, parameter in models[1].named_parameters()
-    }
-    tensors |= {name: TensorPlan(name, maps) for name, maps in _attention_maps(*models)}
+    new_modules: dict[str, nn.Module] = dict(blueprint(new).named_modules())
+    tensors = {name: TensorPlan.same(name, shape) for name, shape in parameter_shapes(model).items()}
+    for name, attention in blueprint(model).named_modules():
+        grown = new_modules[name]
+        if isinstance(attention, Attention) and isinstance(grown, Attention):
+            heads = AttentionMaps.of(attention.config, grown.config)
+            index = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
+            for leaf, weight in attention.named_modules():
+                if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
+                    # Rows and columns of a matrix, or the entries of a vector.
+                    axes = (weight.out_axes, weight.in_axes)[: weight.weight.ndim]
+                    maps = tuple(
+                        product([AxisMap.of(n, index.get(axis, range(n)), zero=True) for axis, n in each.items()])
+                        for each in axes
+                    )
+                    source = f"{name}.{leaf}.weight"
+                    tensors[source] = TensorPlan(source, maps)
     return GrowthPlan(model, new, Correspondence.same(model), tensors)
 
 
@@ -128,36 +130,10 @@ def _with_head_dim(old: AttentionConfig, head_dim: int) -> AttentionConfig:
     """Resize heads, and write out the constants of the old ones that would follow from their size."""
     if old.head_dim == old.value_dim == head_dim:
         return old
-    sized = old.model_copy(update={"head_dim": head_dim, "v_head_dim": None, "rope_frequencies": None})
-    return sized.model_copy(update={**kept_rotation(old, sized), "qk_norm": _qk_norm(old)})
-
-
-def _qk_norm(old: AttentionConfig) -> QKNormConfig | None:
     norm = old.qk_norm
-    if norm is None:
-        return None
-    q_dim, k_dim = (size(norm.axes(heads)) for heads in (old.queries, old.keys))
-    return norm.model_copy(update={"q_norm_dim": norm.q_norm_dim or q_dim, "k_norm_dim": norm.k_norm_dim or k_dim})
-
-
-def _attention_maps(old: Decoder, new: Decoder) -> Iterator[tuple[str, tuple[AxisMap, ...]]]:
-    """Yield the maps of every parameter whose axes are those of heads, by name."""
-    before: dict[str, nn.Module] = dict(old.named_modules())
-    for name, attention in new.named_modules():
-        was = before[name]
-        if isinstance(attention, Attention) and isinstance(was, Attention):
-            heads = AttentionMaps.of(was.config, attention.config)
-            for leaf, weight in was.named_modules():
-                if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
-                    yield f"{name}.{leaf}.weight", _maps(weight, heads)
-
-
-def _maps(weight: Weight, heads: AttentionMaps) -> tuple[AxisMap, ...]:
-    """Return the maps of a matrix's rows and columns, or of a vector's entries."""
-    sizes = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
-
-    def along(axes: Axes) -> AxisMap:
-        return product([AxisMap.of(n, sizes.get(name, range(n)), zero=True) for name, n in axes.items()])
-
-    rows = along(weight.out_axes)
-    return (rows,) if weight.weight.ndim == 1 else (rows, along(weight.in_axes))
+    if norm is not None:
+        q_dim, k_dim = (size(norm.axes(heads)) for heads in (old.queries, old.keys))
+        dims = {"q_norm_dim": norm.q_norm_dim or q_dim, "k_norm_dim": norm.k_norm_dim or k_dim}
+        norm = norm.model_copy(update=dims)
+    sized = old.model_copy(update={"head_dim": head_dim, "v_head_dim": None, "rope_frequencies": None})
+    return sized.model_copy(update={**kept_rotation(old, sized), "qk_norm": norm})

@@ -7,19 +7,18 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.added import SUBLAYERS, copied_plan, drawn_plan, starter
+from widthwise.growth.added import SUBLAYERS, drawn_plan, is_silent, is_writer, starter
 from widthwise.growth.choices import NewLayers, Reset
 from widthwise.growth.correspondence import Correspondence, align
 from widthwise.growth.rules import Owner, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
-from widthwise.growth.tensor_plan import FreshEntries, Split, TensorPlan
+from widthwise.growth.tensor_plan import FreshEntries, RedrawnRows, TensorPlan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
@@ -36,32 +35,25 @@ class GrowthPlan:
     old: ModelConfig
     new: ModelConfig
     correspondence: Correspondence
-    tensors: dict[str, TensorPlan | Split]
+    tensors: dict[str, TensorPlan]
     """By parameter of the grown model; tied parameters appear under their first name only."""
-
-    def tensor(self, name: str, weights: Mapping[str, Tensor], seed: int, fresh: FreshEntries | None = None) -> Tensor:
-        """Return one grown tensor. weights: the old model's, by name; seed, fresh: see `weights`."""
-        plan = self.tensors[name]
-        # Without a source any tensor will do: only its dtype and device are used.
-        old = weights[plan.source] if plan.source else next(iter(weights.values()))
-        # Another seed for each tensor, and for each growth of a model that grows repeatedly; torch takes 32 bits.
-        own_seed = zlib.crc32(f"{seed} {self._n_old_params} {name}".encode())
-        return plan.grow(old, torch.Generator().manual_seed(own_seed), fresh)
-
-    @cached_property
-    def _n_old_params(self) -> int:
-        return int(self.old.cost().params)
 
     def weights(
         self, weights: Mapping[str, Tensor], seed: int = 0, fresh: FreshEntries | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the grown weights one at a time, so that the caller decides how many are held in memory.
 
-        seed: of the random entries; each tensor derives its own, so that the order does not matter. fresh: replaces the
-        plan's own rule for free entries, for padding, or to show that any value preserves the function.
+        weights: the old model's, by name; seed: of the random entries; each tensor derives its own, so that the order
+        does not matter. fresh: replaces the plan's own rule for free entries, for padding, or to show that any value
+        preserves the function.
         """
-        for name in self.tensors:
-            yield name, self.tensor(name, weights, seed, fresh)
+        n_old_params = int(self.old.cost().params)
+        for name, plan in self.tensors.items():
+            # Without a source any tensor will do: only its dtype and device are used.
+            old = weights[plan.source] if plan.source else next(iter(weights.values()))
+            # Another seed for each tensor, and for each growth of a model that grows repeatedly; torch takes 32 bits.
+            own_seed = zlib.crc32(f"{seed} {n_old_params} {name}".encode())
+            yield name, plan.grow(old, torch.Generator().manual_seed(own_seed), fresh)
 
     def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return bool for every parameter: the entries that growth added. was_new: those of an earlier growth."""
@@ -78,10 +70,7 @@ class GrowthPlan:
 
 
 def plan_growth(
-    old: ModelConfig,
-    wanted: ModelConfig,
-    correspondence: Correspondence | None = None,
-    new_layers: NewLayers = "drawn",
+    old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence | None = None, new_layers: NewLayers = "drawn"
 ) -> GrowthPlan:
     """Return the plan by which a model grows to the sizes of `wanted` while it keeps its own constants.
 
@@ -93,7 +82,8 @@ def plan_growth(
     with allocating(f"growth: the plan of a model of {new.cost().params:,.0f} parameters does not fit into memory"):
         models = blueprint(old), blueprint(new)
         stream = stream_map(old, new, correspondence.pairs())
-        planner = _Planner(*models, correspondence, stream, copies_layers=new_layers == "copied")
+        before, after = (dict(model.named_modules(remove_duplicate=False)) for model in models)
+        planner = _Planner(models[1], before, after, correspondence, stream, copies_layers=new_layers == "copied")
         tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
         kept = {plan.source for plan in tensors.values() if not plan.is_foreign}
         if lost := {name for name, _ in models[0].named_parameters()} - kept:
@@ -103,70 +93,65 @@ def plan_growth(
 
 @dataclass(frozen=True)
 class _Planner:
-    old: Decoder
     new: Decoder
+    old_modules: Mapping[str, nn.Module]
+    new_modules: Mapping[str, nn.Module]
     correspondence: Correspondence
     stream: StreamMap
     copies_layers: bool
 
-    @cached_property
-    def old_modules(self) -> dict[str, nn.Module]:
-        return dict(self.old.named_modules(remove_duplicate=False))
-
-    @cached_property
-    def new_modules(self) -> dict[str, nn.Module]:
-        return dict(self.new.named_modules(remove_duplicate=False))
-
-    def plan(self, name: str) -> TensorPlan | Split:
+    def plan(self, name: str) -> TensorPlan:
         """Return the plan of one parameter of the grown model."""
-        owner, old_name = _weight(self.new_modules, name), self._old_name(name)
+        owner, old_name = _weight(self.new_modules, name), self.old_name(name)
         assert owner is not None, f"{name} has no named axes"
         if old_name is None:
             return self._added(name, owner)
         before = _weight(self.old_modules, old_name)
         assert before is not None
-        parents = self.new_modules[_parent(name)], self.old_modules[_parent(old_name)]
+        # The module around the parameter's owner; for a bias, around its matrix or norm.
+        parent, old_parent = (
+            modules[each.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]]
+            for modules, each in ((self.new_modules, name), (self.old_modules, old_name))
+        )
         ffn = _ffn_of(self.new_modules, name)
-        place = Owner(name.removesuffix(".weight"), before, owner, *parents, ffn)
+        place = Owner(name.removesuffix(".weight"), before, owner, parent, old_parent, ffn)
         of_slots = slot_plan(old_name, place, self.stream, starter(name, self.new, owner))
         return weight_plan(old_name, place, self.stream) if of_slots is None else of_slots
 
-    def _old_name(self, name: str) -> str | None:
+    def old_name(self, name: str) -> str | None:
         """Return the parameter's name in the old model; None if it has no such parameter."""
         old_name = self.correspondence.old_name(name)
-        if old_name is not None:
-            old_name = self._as_old_ffn(name, old_name)
-        return None if old_name is None or _weight(self.old_modules, old_name) is None else old_name
-
-    def _as_old_ffn(self, name: str, old_name: str) -> str | None:
-        """Translate `old_name` to the old feed-forward, which may be of another kind; other names stay."""
+        if old_name is None:
+            return None
         old, new = _ffn_of(self.old_modules, old_name), _ffn_of(self.new_modules, name)
-        if old is None or new is None:
-            return old_name
-        layer, ffn, leaf = old_name.partition(".ffn.")
-        found = re.match(r"layers\.(\d+)\.", name)
-        blocks = self.correspondence.blocks_of(int(found[1]) if found else None, old, new)
-        before = new.name_before(old, leaf, blocks)
-        return None if before is None else f"{layer}{ffn}{before}"
-
-    def _is_added(self, name: str) -> bool:
-        return self._old_name(name) is None
+        if old is not None and new is not None:  # the old feed-forward may be of another kind
+            layer, ffn, leaf = old_name.partition(".ffn.")
+            found = re.match(r"layers\.(\d+)\.", name)
+            blocks = self.correspondence.blocks_of(int(found[1]) if found else None, old, new)
+            before = new.name_before(old, leaf, blocks)
+            if before is None:
+                return None
+            old_name = f"{layer}{ffn}{before}"
+        return None if _weight(self.old_modules, old_name) is None else old_name
 
     def _added(self, name: str, owner: Weight) -> TensorPlan:
-        copied = self._copied_from(name) if self.copies_layers else None
-        source = None if copied is None else _weight(self.old_modules, copied)
-        if copied is None or source is None or source.weight.shape != owner.weight.shape:
-            return drawn_plan(name, owner, self.new, self._is_added)
-        return copied_plan(name, copied, owner, self.new, self._is_added)
+        """Plan a parameter that the old model lacks: drawn, or a copy of that of the nearest kept layer."""
 
-    def _copied_from(self, name: str) -> str | None:
-        """Return the old parameter that one of an added layer copies; None if it copies none."""
+        def is_added(other: str) -> bool:
+            return self.old_name(other) is None
+
         path = name.split(".")
-        if path[0] != "layers" or self.correspondence.layers[int(path[1])] is not None:
-            return None
-        if path[2] not in SUBLAYERS:
-            return None  # residual sites act from the start, so a copied one would change the function
-        return ".".join(("layers", str(self.correspondence.nearest(int(path[1]))[0]), *path[2:]))
+        # Residual sites act from the start, so that a copied one would change the function.
+        is_of_layer = path[0] == "layers" and path[2] in SUBLAYERS
+        if self.copies_layers and is_of_layer and self.correspondence.layers[int(path[1])] is None:
+            near = self.correspondence.nearest(int(path[1]))[0]
+            copied = ".".join(("layers", str(near), *path[2:]))
+            source = _weight(self.old_modules, copied)
+            is_alike = source is not None and source.weight.shape == owner.weight.shape
+            if is_alike and not is_silent(name, self.new, is_added):
+                derived = RedrawnRows() if is_writer(owner) else None
+                return TensorPlan.same(copied, owner.weight.shape, derived=derived, is_foreign=True)
+        return drawn_plan(name, owner, self.new, is_added)
 
 
 def _weight(modules: Mapping[str, nn.Module], name: str) -> Weight | None:
@@ -180,11 +165,6 @@ def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
     layer, _, inside = name.partition(".ffn.")
     owner = modules.get(layer)
     return owner.config.ffn if inside and isinstance(owner, DecoderLayer) else None
-
-
-def _parent(name: str) -> str:
-    """Return the name of the module around the parameter's owner; for a bias, around its matrix or norm."""
-    return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
 
 
 def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
@@ -224,35 +204,24 @@ def grown_states(
     groups = grouped_parameters(blueprint(plan.new))
     for_muon = {name for group in groups if group.are_hidden_matrices for name in group.names}
     for name, tensor in plan.tensors.items():
-        if tensor.source in state and not tensor.is_foreign:
-            old = state[tensor.source]
-            if "momentum_buffer" not in old or name in for_muon:
-                yield name, _carried(tensor, old, keeps_size=reset == "none")
-
-
-def _carried(plan: TensorPlan | Split, state: Mapping[str, Tensor], keeps_size: bool) -> dict[str, Tensor]:
-    first, second = _moment_factors(plan)
-    grown = {}
-    for part, old in state.items():
-        if part == "exp_avg_sq":
-            mean = float(old.double().mean()) * second if keeps_size else 0.0
-            grown[part] = plan.carry(old, second, mean)
-        elif part in ("exp_avg", "momentum_buffer"):
-            grown[part] = plan.carry(old, first, 0.0)
-        else:
-            assert part == "step", part
-            grown[part] = old.clone()
-    return grown
-
-
-def _moment_factors(plan: TensorPlan | Split) -> tuple[float, float]:
-    """Return the factors of first moments (and momentum), and of second moments.
-
-    Copies whose parts of a gradient differ are assumed to have independent ones, so that their squares add up to the
-    old square; equal parts are each 1 / n_copies of the old gradient.
-    """
-    first = 1 / (plan.scale * plan.n_copies)
-    return first, first**2 * (plan.n_copies if plan.copies_differ else 1)
+        old = {} if tensor.is_foreign else state.get(tensor.source, {})
+        if not old or ("momentum_buffer" in old and name not in for_muon):
+            continue
+        # Copies whose parts of a gradient differ are assumed to have independent ones, so that their squares add up to
+        # the old square; equal parts are each 1 / n_copies of the old gradient.
+        first = 1 / (tensor.scale * tensor.n_copies)
+        second = first**2 * (tensor.n_copies if tensor.copies_differ else 1)
+        grown = {}
+        for part, value in old.items():
+            if part == "exp_avg_sq":
+                mean = float(value.double().mean()) * second if reset == "none" else 0.0
+                grown[part] = tensor.carry(value, second, mean)
+            elif part in ("exp_avg", "momentum_buffer"):
+                grown[part] = tensor.carry(value, first, 0.0)
+            else:
+                assert part == "step", part
+                grown[part] = value.clone()
+        yield name, grown
 
 
 def grown_factors(plan: GrowthPlan, factors: Mapping[str, float]) -> dict[str, float]:

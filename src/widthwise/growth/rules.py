@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.axis_maps import AttentionMaps, AxisMap, head_axis, product
+from widthwise.growth.correspondence import AttentionMaps, AxisMap, product
 from widthwise.growth.stream import StreamMap
 from widthwise.growth.tensor_plan import (
     DerivedRows,
@@ -24,7 +24,6 @@ from widthwise.growth.tensor_plan import (
     Mean,
     MirroredNoise,
     OrthogonalCopies,
-    Split,
     TensorPlan,
 )
 from widthwise.model.attention_module import Attention
@@ -40,6 +39,9 @@ TABLES = (Embedding, LearnedPositions)
 """Lookup tables: rows are their in_axes, columns their out_axes; in all other weights rows are out_axes."""
 EXPERTS = ("w_gate", "w_up", "w_down")
 """Matrices of a mixture, stacked along the rows, one block of rows for each expert."""
+ZEROS = {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")}
+"""(matrix, axis) whose new entries are 0. Zero keys leave the scores unchanged whatever the new query coordinates are;
+zero columns of w_o ignore new heads and new value coordinates. The other factor is free, so both have a gradient."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,6 @@ class Owner:
     """Config of the feed-forward around it in the grown model, if any."""
 
     @property
-    def is_bias(self) -> bool:
-        return self.name.endswith(".bias")
-
-    @property
-    def norm(self) -> nn.Module:
-        """The norm that a bias belongs to."""
-        return getattr(self.parent, self.leaf)
-
-    @property
     def leaf(self) -> str:
         """The parent's name for it, such as w_q, which also stands for its bias."""
         return self.name.removesuffix(".bias").rpartition(".")[2]
@@ -78,7 +71,7 @@ class Owner:
         return None
 
 
-def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
+def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan:
     """Plan a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
     old, new = owner.old, owner.new
     # The divisors of query/key norms already count the copies that `OrthogonalCopies` makes.
@@ -99,35 +92,37 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Sp
 
 def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
     """Return the maps of rows and columns, or of the entries of a vector."""
-    old, new = owner.old, owner.new
-    if isinstance(new, (Vector, Norm)):
-        is_gain = not isinstance(new, Vector)
-        return (_flattened(owner, old.out_axes, new.out_axes, "gain" if is_gain else "out", stream),)
-    out = _flattened(owner, old.out_axes, new.out_axes, "out", stream)
-    in_ = _flattened(owner, old.in_axes, new.in_axes, "in", stream)
-    return (in_, out) if isinstance(new, TABLES) else (out, in_)
 
+    def flattened(role: str, old: Axes, new: Axes) -> AxisMap:
+        if isinstance(owner.parent, MoE) and not isinstance(owner.old_parent, MoE):
+            # A dense matrix is that of a mixture of one expert.
+            dense = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
+            old = {name: dense.get(name, 1) for name in new}
+        if isinstance(owner.new, Linear) and "d_widened" in new:
+            return _widened(owner, stream)
+        return product([_axis(owner, name, old[name], new[name], role, stream) for name in new])
 
-def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap) -> AxisMap:
-    if isinstance(owner.parent, MoE) and not isinstance(owner.old_parent, MoE):
-        # A dense matrix is that of a mixture of one expert.
-        dense = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
-        old = {name: dense.get(name, 1) for name in new}
-    if isinstance(owner.new, Linear) and "d_widened" in new:
-        return _widened(owner, stream)
-    return product([_axis(owner, name, old[name], new[name], role, stream) for name in new])
+    is_gain = isinstance(owner.new, Norm) and not isinstance(owner.new, Vector)
+    out = flattened("gain" if is_gain else "out", owner.old.out_axes, owner.new.out_axes)
+    if isinstance(owner.new, (Vector, Norm)):
+        return (out,)
+    in_ = flattened("in", owner.old.in_axes, owner.new.in_axes)
+    return (in_, out) if isinstance(owner.new, TABLES) else (out, in_)
 
 
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
     """Map one axis. role: the tensor writes it (`out`), reads it (`in`), or multiplies it elementwise (`gain`)."""
     if owner.attention is not None and name != "d_model":
-        return head_axis(owner.attention, owner.leaf, name, n_old)
-    if name in ("d_model", "stream_width"):
-        is_table = isinstance(owner.new, TABLES) or name == "stream_width"
-        written = stream.table if is_table else stream.written
-        return _coordinates(owner, role, stream.read(n_old, n_new), written(n_old, n_new))
-    if name == "slot_width":
-        return _coordinates(owner, role, stream.slot_read(n_old, n_new), stream.slot_written(n_old, n_new))
+        return AxisMap.of(n_old, getattr(owner.attention, name), zero=(owner.leaf, name) in ZEROS)
+    if name in ("d_model", "stream_width", "slot_width"):
+        coordinates = stream.slot if name == "slot_width" else stream
+        if role == "in":
+            return coordinates.read(n_old, n_new)
+        is_table = name == "stream_width" or (name == "d_model" and isinstance(owner.new, TABLES))
+        written = (coordinates.table if is_table else coordinates.written)(n_old, n_new)
+        # New coordinates hold 0, so that gains are free there; biases of a LayerNorm must be 0.
+        is_norm_bias = owner.name.endswith(".bias") and isinstance(getattr(owner.parent, owner.leaf), LayerNorm)
+        return AxisMap.of(n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
     if name == "n_slots":
         return AxisMap.appended(n_old, n_new, zero=role == "in")
     if owner.ffn is not None and name in owner.ffn.hidden_axes.values():
@@ -145,14 +140,6 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
     return AxisMap.same(n_old)
 
 
-def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> AxisMap:
-    """Map stream coordinates. New ones hold 0, so gains are free there; biases of a LayerNorm must be 0."""
-    if role == "in":
-        return read
-    is_norm_bias = owner.is_bias and isinstance(owner.norm, LayerNorm)
-    return AxisMap.of(written.n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
-
-
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
     """Map the output rows of a projected widening, coordinates after the prefix: old ones stay, fresh ones are 0.
 
@@ -167,7 +154,7 @@ def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
     return AxisMap.of(sizes[0], index, zero=True)
 
 
-def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> Split | TensorPlan | None:
+def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> TensorPlan | None:
     """Plan expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
     n_parts = new.n_experts // old.n_experts
     if n_parts == 1 or new.d_expert * n_parts != old.d_expert or owner.leaf not in EXPERTS:
@@ -175,8 +162,8 @@ def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: St
     before, after, experts = owner.old, owner.new, AxisMap.same(old.n_experts)
     if owner.leaf == "w_down":
         written = stream.written(before.out_axes["d_model"], after.out_axes["d_model"])
-        whole = TensorPlan(source, (product([experts, written]), AxisMap.same(old.d_expert)))
-        return Split(whole, n_parts, old.n_experts)
+        maps = product([experts, written]), AxisMap.same(old.d_expert)
+        return TensorPlan(source, maps, scale=float(n_parts), cut=(old.n_experts, n_parts))
     # Gate and up stack hidden units along the rows, so that cutting an expert leaves every row where it is.
     read = stream.read(before.in_axes["d_model"], after.in_axes["d_model"])
     return TensorPlan(source, (AxisMap.same(len(before.weight)), read))
@@ -200,28 +187,27 @@ def _copies(owner: Owner) -> tuple[int, bool]:
 
 
 def _derived(owner: Owner) -> DerivedRows | None:
-    """Return the rule for new rows that depend on other rows, if any."""
+    """Return the rule for new rows that depend on other rows, if any.
+
+    Queries before a norm are copied, and keys if one norm spans all heads and key-value heads are added.
+    """
     if owner.attention is not None:
-        return _with_orthogonal_copies(owner, owner.attention)
+        old, new = owner.attention.old, owner.attention.new
+        if new.qk_norm is None:
+            return None
+        is_per_head = new.qk_norm.over == "head"
+        has_copies = {
+            "w_q": not is_per_head or new.head_dim > old.head_dim,
+            "w_k": not is_per_head and new.n_kv_heads > old.n_kv_heads,
+        }
+        if not has_copies.get(owner.leaf):
+            return None
+        seed = zlib.crc32(owner.name.removesuffix(".bias").encode())
+        return OrthogonalCopies(new.n_heads if is_per_head else 1, seed)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE) and owner.leaf == "w_up":
         n_copies = owner.parent.config.n_experts // owner.old_parent.config.n_experts
         return MirroredNoise(n_copies, owner.new.out_axes["d_expert"]) if n_copies > 1 else None
     return None
-
-
-def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> OrthogonalCopies | None:
-    """Copy queries before a norm, and keys if one norm spans all heads and key-value heads are added."""
-    old, new = attention.old, attention.new
-    if new.qk_norm is None or owner.leaf not in ("w_q", "w_k"):
-        return None
-    is_per_head = new.qk_norm.over == "head"
-    if owner.leaf == "w_q" and ((is_per_head and new.head_dim > old.head_dim) or not is_per_head):
-        n_groups = new.n_heads if is_per_head else 1
-    elif owner.leaf == "w_k" and not is_per_head and new.n_kv_heads > old.n_kv_heads:
-        n_groups = 1
-    else:
-        return None
-    return OrthogonalCopies(n_groups, zlib.crc32(owner.name.removesuffix(".bias").encode()))
 
 
 def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:
@@ -234,34 +220,27 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> Tens
     old, new = owner.old_parent, owner.parent
     if not (isinstance(old, HyperConnection) and isinstance(new, HyperConnection)):
         return None
-    coefficients = _coefficients(old, new)
+    # The table is [read | carry | write]; each part gets its new columns at its end.
+    columns, offset = [], 0
+    for n_old, n_new in zip(_columns(old), _columns(new)):
+        columns += [*range(offset, offset + n_old), *[-1] * (n_new - n_old)]
+        offset += n_old
+    coefficients = AxisMap.of(offset, columns)
     if isinstance(owner.new, Vector) and owner.new.out_axes == new.table:  # the static table or its scale, flattened
         slots = AxisMap.appended(old.config.n_slots, new.config.n_slots, zero=False)
-        unused = _must_be_unused(old, new).flatten()
+        # Contributions of new slots to reads and old slots must be 0.
+        n_read, n_slots, n_write = _columns(new)
+        is_new_slot = torch.arange(n_slots) >= old.config.n_slots
+        to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))
+        unused = (is_new_slot[:, None] & to_old).flatten()
         return TensorPlan(source, (product([slots, coefficients]),), InitialValues(start), zero_entries=unused)
     if isinstance(owner.new, Control):
-        columns = stream.slot_read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
-        return TensorPlan(source, (coefficients, columns))
+        read = stream.slot.read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
+        return TensorPlan(source, (coefficients, read))
     return None
 
 
-def _coefficients(old: HyperConnection, new: HyperConnection) -> AxisMap:
-    """Map the columns of the table [read | carry | write]; each part gets its new columns at its end."""
-    parts, offset = [], 0
-    for n_old, n_new in zip(_columns(old), _columns(new)):
-        parts += [*range(offset, offset + n_old), *[-1] * (n_new - n_old)]
-        offset += n_old
-    return AxisMap.of(offset, parts)
-
-
 def _columns(site: HyperConnection) -> tuple[int, int, int]:
+    """Return the numbers of columns of the table's parts: read, carry and write."""
     n_slots = site.config.n_slots
     return site.n_read, n_slots, site.table["n_coefficients"] - site.n_read - n_slots
-
-
-def _must_be_unused(old: HyperConnection, new: HyperConnection) -> Tensor:
-    """Return bool (n_slots, n_coefficients): contributions of new slots to reads and old slots, which must be 0."""
-    n_read, n_slots, n_write = _columns(new)
-    is_new_slot = torch.arange(n_slots) >= old.config.n_slots
-    to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))
-    return is_new_slot[:, None] & to_old

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.choices import norms_of
+from widthwise.growth.correspondence import AxisMap, check_not_less
 from widthwise.model.config import ModelConfig
-from widthwise.model.layer import LayerConfig
-from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import PrefixLayout, SlotLayout
 
 FRESH, FOREIGN = -1, -2
@@ -66,17 +65,10 @@ class StreamMap(ABC):
         beyond = torch.nonzero((index >= limit) | (index == FOREIGN))[:, 0]
         return int(beyond[0]) if len(beyond) else None
 
-    def slot_read(self, n_old: int, n_new: int) -> AxisMap:
-        """Return the axis of weights that read single slots, as the MTP heads do; a plain stream is one slot."""
-        return self.read(n_old, n_new)
-
-    def slot_written(self, n_old: int, n_new: int) -> AxisMap:
-        """Return the axis of weights that write single slots."""
-        return self.written(n_old, n_new)
-
-    def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
-        """Return the `stat_width` of a norm of single slots."""
-        return self.stat_width(n_old, n_new, before)
+    @property
+    def slot(self) -> "StreamMap":
+        """The map of single slots, as the MTP heads read and write them; a plain stream is one slot."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -88,8 +80,7 @@ class PrefixMap(StreamMap):
 
     def __post_init__(self) -> None:
         for old, new in sorted(self.pairs):
-            if new < old:
-                raise UserError(f"d_model: got {new} where there were {old}; growth takes nothing away")
+            check_not_less("d_model", old, new)
 
     @cached_property
     def n_old_before(self) -> Tensor:
@@ -137,27 +128,23 @@ class SlotMap(StreamMap):
         is_unread = torch.arange(n_new) >= self.n_read_slots * self.new_slot_width
         return AxisMap.of(n_old, index.clamp(min=-1), zero=(index == FRESH) | ~is_unread)
 
-    def slot_read(self, n_old: int, n_new: int) -> AxisMap:
-        return AxisMap.appended(n_old, n_new, zero=False)
-
-    def slot_written(self, n_old: int, n_new: int) -> AxisMap:
-        return AxisMap.appended(n_old, n_new, zero=True)
-
-    def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
-        return before
-
-
-KeptLayers = list[tuple[LayerConfig, LayerConfig]]
-"""The kept layers, (before, after)."""
+    @property
+    def slot(self) -> StreamMap:
+        return PrefixMap(frozenset({(self.slot_width, self.new_slot_width)}))
 
 
 def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, int]]) -> StreamMap:
     """Return the map that suits all layers, (old, new) positions of the kept ones. Raises UserError if none does."""
-    kept = [(old.layers[i], new.layers[j]) for i, j in layers]
+    widths = {
+        (getattr(old.layers[i], name), getattr(new.layers[j], name))
+        for i, j in layers
+        for name in ("d_model", "d_in", "d_out")
+    }
+    has_layer_norms = any(norm.kind == "layer" for _, norm, _ in norms_of(old))
     if isinstance(new.residual.layout, SlotLayout):
-        return _slot_map(old, new, new.residual.layout, kept)
-    pairs = {(old.d_model, new.d_model), (old.final_norm_width, new.final_norm_width), *_widths(kept)}
-    average = _has_layer_norms(old) and any(a != b for a, b in pairs)
+        return _slot_map(old, new, new.residual.layout, widths, has_layer_norms)
+    pairs = {(old.d_model, new.d_model), (old.final_norm_width, new.final_norm_width), *widths}
+    average = has_layer_norms and any(a != b for a, b in pairs)
     if average:
         _check_average(old, pairs)
     stream = PrefixMap(frozenset(pairs), average)
@@ -165,28 +152,14 @@ def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, i
     return stream
 
 
-def _widths(kept: KeptLayers) -> set[tuple[int, int]]:
-    names = ("d_model", "d_in", "d_out")
-    return {(getattr(before, name), getattr(after, name)) for before, after in kept for name in names}
-
-
-def _has_layer_norms(model: ModelConfig) -> bool:
-    return any(norm.kind == "layer" for norm in _norms(model))
-
-
-def _norms(model: ModelConfig) -> list[NormConfig]:
-    """List all norms over coordinates of the stream or of a slot."""
-    layers, further = list(model.layers), []
-    if model.mtp is not None:
-        layers, further = [*layers, model.mtp.layer], [model.mtp.slot_norm, model.mtp.final_norm]
-    return [model.final_norm, *further, *(norm for layer in layers for norm in (layer.attention_norm, layer.ffn_norm))]
-
-
-def _slot_map(old: ModelConfig, new: ModelConfig, slots: SlotLayout, kept: KeptLayers) -> SlotMap:
+def _slot_map(
+    old: ModelConfig, new: ModelConfig, slots: SlotLayout, widths: set[tuple[int, int]], has_layer_norms: bool
+) -> SlotMap:
+    """Return the map of a stream that is, or becomes, one of slots. widths: (before, after) of kept layers."""
     before = old.residual.layout if isinstance(old.residual.layout, SlotLayout) else None
     slot_width = slots.slot_width if before is None else before.slot_width
     n_slots = slots.n_owned_slots if before is None else before.n_slots
-    widens = any(a != b for a, b in {(old.d_model, new.d_model), *_widths(kept)})
+    widens = any(a != b for a, b in {(old.d_model, new.d_model), *widths})
     if before is None and widens:
         raise UserError("residual: hyper-connections and other widths are two growths; make them one after the other")
     if before is None and old.final_norm_width != old.d_model:
@@ -204,13 +177,13 @@ def _slot_map(old: ModelConfig, new: ModelConfig, slots: SlotLayout, kept: KeptL
             f"d_model: got {new.d_model}; a stream of slots grows by wider slots, so that it must be "
             f"{old.d_model // slot_width} of them: {old.d_model // slot_width * slots.slot_width}"
         )
-    has_means = _has_layer_norms(old) or (before is not None and before.has_means)
+    has_means = has_layer_norms or (before is not None and before.has_means)
     if has_means and (widens or slots.slot_width != slot_width):
         raise UserError(
             f"residual.slot_width: got {slots.slot_width}; neither slots nor layers of slots can grow under layer "
             "norms, whose means would change; add slots, or grow the feed-forwards and heads"
         )
-    for a, b in _widths(kept):
+    for a, b in widths:
         if b // slots.slot_width < a // slot_width:
             raise UserError(f"d_model: got {b} where there were {a}: fewer slots; growth takes nothing away")
     return SlotMap(slot_width, slots.slot_width, n_slots)
@@ -260,7 +233,7 @@ def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
             "d_model: under layer norms the stream grows only where all layers are equally wide, because every norm "
             "must see the mean of what it saw; grow a model with rms norms, or the feed-forwards and heads"
         )
-    if any(norm.kind != "layer" for norm in _norms(old)):
+    if any(norm.kind != "layer" for _, norm, _ in norms_of(old)):
         raise UserError("d_model: layer norms need fresh coordinates that are means, rms norms ones that are 0")
     if any(layer.norm_placement != "pre" for layer in old.layers):
         raise UserError("d_model: cannot grow behind reordered layer norms, whose output has a mean of its own")

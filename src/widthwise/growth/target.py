@@ -8,8 +8,7 @@ well, whatever the recipe says, since a baked or imported model brings its own.
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at
-from widthwise.growth.axis_maps import AttentionMaps, frequency_places
-from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.correspondence import AttentionMaps, Correspondence, frequency_places
 from widthwise.growth.stream import StreamMap, check_added, stream_map
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
@@ -21,15 +20,7 @@ from widthwise.model.residual.interface import ResidualConfig
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence) -> ModelConfig:
     """Return `wanted` with the constants of `old`. Raises UserError if that would change the function."""
-    for model in (old, wanted):
-        _check_known(model)
-    all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
-    must_stay(("tie_embeddings",), old, wanted)
-    may_be_added("positions", old.positions, wanted.positions)
-    if old.ngrams is not None:
-        must_stay(("ngrams",), old, wanted)  # other rows would be other n-grams; where there were none, new ones are 0
-    may_be_added("mtp", old.mtp, wanted.mtp)
-    _check_scaling(old, wanted)
+    _check(old, wanted)
     wanted = wanted.model_copy(update={"residual": _residual(old, wanted)})
     stream = stream_map(old, wanted, correspondence.pairs())
     check_added(wanted, correspondence.layers)
@@ -50,18 +41,33 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     )
 
 
-def _check_known(model: ModelConfig) -> None:
-    """Raise UserError for a component whose config does not define its growth."""
-    residual = model.residual
-    if residual.kept is None or residual.layout is None:
-        raise UserError(
-            f"residual: growth does not know residual `{residual.kind}`; its config must say `kept` and `layout`"
-        )
-    for where, layer in model.named_layers():
-        if layer.ffn.kept is None:
+def _check(old: ModelConfig, wanted: ModelConfig) -> None:
+    """Raise UserError for what growth does not know, and for what it cannot change or take away."""
+    for model in (old, wanted):
+        residual = model.residual
+        if residual.kept is None or residual.layout is None:
             raise UserError(
-                f"{where}.ffn: growth does not know feed-forward `{layer.ffn.kind}`; its config must say `kept`"
+                f"residual: growth does not know residual `{residual.kind}`; its config must say `kept` and `layout`"
             )
+        for where, layer in model.named_layers():
+            if layer.ffn.kept is None:
+                raise UserError(
+                    f"{where}.ffn: growth does not know feed-forward `{layer.ffn.kind}`; its config must say `kept`"
+                )
+    all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
+    must_stay(("tie_embeddings",), old, wanted)
+    may_be_added("positions", old.positions, wanted.positions)
+    if old.ngrams is not None:
+        must_stay(("ngrams",), old, wanted)  # other rows would be other n-grams; where there were none, new ones are 0
+    may_be_added("mtp", old.mtp, wanted.mtp)
+    # Of norms that are scaled by depth a kept layer keeps its factor, though another number of layers may come before.
+    before, after = (
+        any(norm.output_multiplier != 1.0 for layer in model.layers for norm in (layer.attention_norm, layer.ffn_norm))
+        for model in (old, wanted)
+    )
+    if before != after and old.n_layers > 1:  # of one layer alone the factor is 1 in either case
+        names = {True: "depth", False: "none"}
+        must_agree("norm.scaling", names[before], names[after])
 
 
 def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
@@ -77,20 +83,6 @@ def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
             "cannot join narrower ones with the same matrix"
         )
     return grown
-
-
-def _check_scaling(old: ModelConfig, wanted: ModelConfig) -> None:
-    """Raise UserError if norms would be scaled by depth that were not, or the reverse.
-
-    Otherwise a kept layer keeps its factor, though another number of layers may come before it.
-    """
-    before, after = (
-        any(norm.output_multiplier != 1.0 for layer in model.layers for norm in (layer.attention_norm, layer.ffn_norm))
-        for model in (old, wanted)
-    )
-    if before != after and old.n_layers > 1:  # of one layer alone the factor is 1 in either case
-        names = {True: "depth", False: "none"}
-        must_agree("norm.scaling", names[before], names[after])
 
 
 def _norm(old: NormConfig, stream: StreamMap, n_old: int, n_new: int) -> NormConfig:
@@ -109,8 +101,23 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
         must_agree(f"{where}.{name}.kind", norm.kind, getattr(new, name).kind)
         # A norm after a sublayer sees the update, which is 0 at new coordinates, so that it may measure all of them.
         norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if reads else norm
-    attention = _attention(old.attention, new.attention, where)
-    _check_norms_stay(old, new, f"{where}.ffn.norm")
+    path = f"{where}.attention"
+    with mistakes_at(path):
+        for name in ("bias", "out_bias"):
+            may_be_added(name, getattr(old.attention, name), getattr(new.attention, name))
+    # Softmax scale, rotary frequencies and norm divisors stay.
+    constants = {
+        "scale": old.attention.scale,
+        **kept_rotation(old.attention, new.attention),
+        "qk_norm": _qk_norm(old.attention, new.attention, path),
+    }
+    attention = new.attention.model_copy(update=constants)
+    with mistakes_at(where):
+        AttentionMaps.of(old.attention, attention)
+    # One block of a feed-forward alone may share the norm before it.
+    before, after = (layer.ffn.norm_placement(layer.norm_placement) for layer in (old, new))
+    if type(old.ffn) is type(new.ffn) or (before, after) != ("pre", "shared"):
+        must_agree(f"{where}.ffn.norm", before, after)
     with mistakes_at(f"{where}.ffn"):
         ffn = new.ffn.with_constants_of(old.ffn, reads_more=old.d_model != new.d_model)
     return new.model_copy(update={**norms, "attention": attention, "ffn": ffn})
@@ -122,20 +129,18 @@ def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> L
     The function does not need this, because the layer is silent; but exported formats, and `bake` with one eps, have
     one divisor and one scale for all layers. asked, near: the kept layer in the recipe, and as it is grown.
     """
-    changes: dict[str, Any] = {"attention": _added_attention(layer.attention, asked.attention, near.attention)}
+    constants: dict[str, Any] = {}
+    if layer.attention.scale == asked.attention.scale:
+        constants["scale"] = near.attention.scale
+    if layer.attention.rope == asked.attention.rope:
+        constants |= {name: getattr(near.attention, name) for name in ("rope_base", "rope_frequencies")}
+    changes: dict[str, Any] = {"attention": layer.attention.model_copy(update=constants)}
     for name in ("attention_norm", "ffn_norm"):
         norm, asked_norm, near_norm = (getattr(each, name) for each in (layer, asked, near))
         is_alike = (layer.norm_placement, norm) == (asked.norm_placement, asked_norm)
         if is_alike and near_norm.stat_width is None:  # a norm over part of the stream has the divisor of that part
             changes[name] = near_norm
     return layer.model_copy(update=changes)
-
-
-def _check_norms_stay(old: LayerConfig, new: LayerConfig, where: str) -> None:
-    """Raise UserError if the feed-forward places its norms differently; one block alone may share the norm before."""
-    before, after = (layer.ffn.norm_placement(layer.norm_placement) for layer in (old, new))
-    if type(old.ffn) is type(new.ffn) or (before, after) != ("pre", "shared"):
-        must_agree(where, before, after)
 
 
 def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig | None:
@@ -147,44 +152,13 @@ def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig 
     for name in ("slot_norm", "final_norm"):
         must_agree(f"mtp.{name}.kind", getattr(before, name).kind, getattr(after, name).kind)
     slots = old.residual.slot_shape(old.d_model)[1], wanted.residual.slot_shape(wanted.d_model)[1]
-    slot_stat = stream.slot_stat_width(*slots, before.slot_norm.stat_width)
+    slot_stat = stream.slot.stat_width(*slots, before.slot_norm.stat_width)
     changes = {
         "layer": _layer(before.layer, after.layer, stream, "mtp.layer"),
         "slot_norm": before.slot_norm.model_copy(update={"stat_width": slot_stat}),
         "final_norm": _norm(before.final_norm, stream, old.d_model, wanted.d_model),
     }
     return after.model_copy(update=changes)
-
-
-def _attention(old: AttentionConfig, new: AttentionConfig, where: str) -> AttentionConfig:
-    """Return `new` with softmax scale, rotary frequencies and norm divisors of `old`. where: the layer, for errors.
-
-    Raises UserError if `old` cannot become `new`.
-    """
-    path = f"{where}.attention"
-    with mistakes_at(path):
-        for name in ("bias", "out_bias"):
-            may_be_added(name, getattr(old, name), getattr(new, name))
-    frequencies = kept_rotation(old, new)
-    qk_norm = _qk_norm(old, new, path)
-    grown = new.model_copy(update={"scale": old.scale, **frequencies, "qk_norm": qk_norm})
-    with mistakes_at(where):
-        AttentionMaps.of(old, grown)
-    return grown
-
-
-def _added_attention(new: AttentionConfig, asked: AttentionConfig, near: AttentionConfig) -> AttentionConfig:
-    """Return the attention of an added layer.
-
-    It gets the scale or the rotary frequencies that the nearest kept layer keeps, if the recipe gives both the same.
-    asked, near: the attention of that layer in the recipe, and as it is grown.
-    """
-    changes = {}
-    if new.scale == asked.scale:
-        changes["scale"] = near.scale
-    if new.rope == asked.rope:
-        changes |= {"rope_base": near.rope_base, "rope_frequencies": near.rope_frequencies}
-    return new.model_copy(update=changes)
 
 
 def kept_rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The making of one tensor of a grown model: what comes from the old one, and what fills the entries that are new."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from widthwise.growth.axis_maps import AxisMap
+from widthwise.growth.correspondence import AxisMap
 
 Draw = Callable[[Tensor, torch.Generator], None]
 """Fills a tensor in place."""
@@ -49,7 +48,7 @@ class Mean(FreshEntries):
     """
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        return _filled(grown, maps, float(old.detach().double().mean()) or 1.0)
+        return Constant(float(old.detach().double().mean()) or 1.0).fill(grown, old, maps, generator)
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,9 @@ class Constant(FreshEntries):
     value: float
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        return _filled(grown, maps, self.value)
-
-
-def _filled(grown: Tensor, maps: tuple[AxisMap, ...], value: float) -> Tensor:
-    for dim, axis in enumerate(maps):
-        grown.index_fill_(dim, torch.nonzero(axis.is_free)[:, 0], value)
-    return grown
+        for dim, axis in enumerate(maps):
+            grown.index_fill_(dim, torch.nonzero(axis.is_free)[:, 0], self.value)
+        return grown
 
 
 @dataclass(frozen=True)
@@ -84,16 +79,8 @@ class InitialValues(FreshEntries):
         return grown
 
 
-class DerivedRows(ABC):
-    """New rows that are computed from the other rows, once the free entries are filled."""
-
-    @abstractmethod
-    def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
-        """Compute the rows. grown: with free entries filled; rows: map of dimension 0; std: RMS of the old entries."""
-
-
 @dataclass(frozen=True)
-class OrthogonalCopies(DerivedRows):
+class OrthogonalCopies:
     """Rows before a norm: each group of n_old rows gets m - 1 copies of itself, each times a random orthogonal matrix.
 
     For every input a copy's output has the norm of its original's, so the mean square over m times as many rows is
@@ -105,26 +92,23 @@ class OrthogonalCopies(DerivedRows):
     seed: int
 
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
-        groups, is_new = grown.unflatten(0, (self.n_groups, -1)), rows.index.view(self.n_groups, -1) < 0
-        return torch.stack([self._with_copies(group, new) for group, new in zip(groups, is_new)]).flatten(0, 1)
-
-    def _with_copies(self, group: Tensor, is_new: Tensor) -> Tensor:
-        original = group[~is_new]
-        if is_new.all() or not is_new.any():
-            return group
-        n_copies, rest = divmod(int(is_new.sum()), len(original))
-        assert rest == 0, "a norm over other than whole copies"
-        copies = [_orthogonal(len(original), self.seed + i).to(group.dtype) @ original for i in range(n_copies)]
-        return group.index_copy(0, torch.nonzero(is_new)[:, 0], torch.cat(copies))
-
-
-def _orthogonal(n: int, seed: int) -> Tensor:
-    drawn = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return torch.linalg.qr(drawn)[0]
+        turned = []
+        for group, is_new in zip(grown.unflatten(0, (self.n_groups, -1)), rows.index.view(self.n_groups, -1) < 0):
+            original = group[~is_new]
+            n = len(original)
+            if n and is_new.any():
+                n_copies, rest = divmod(int(is_new.sum()), n)
+                assert rest == 0, "a norm over other than whole copies"
+                generators = [torch.Generator().manual_seed(self.seed + i) for i in range(n_copies)]
+                drawn = [torch.randn(n, n, dtype=torch.float64, generator=each) for each in generators]
+                copies = [torch.linalg.qr(matrix)[0].to(group.dtype) @ original for matrix in drawn]
+                group = group.index_copy(0, torch.nonzero(is_new)[:, 0], torch.cat(copies))
+            turned.append(group)
+        return torch.cat(turned)
 
 
 @dataclass(frozen=True)
-class MirroredNoise(DerivedRows):
+class MirroredNoise:
     """Rows of the copies of an expert: copies in pairs get the same noise with opposite signs, to break the symmetry.
 
     An expert is linear in these rows and its copies have equal routing weights, so the noise cancels in their sum.
@@ -146,7 +130,7 @@ class MirroredNoise(DerivedRows):
         return (copies + signed).flatten(0, 2)
 
 
-class RedrawnRows(DerivedRows):
+class RedrawnRows:
     """Redrawn rows where all entries are 0, for a copied matrix whose following norm starts with zero gains.
 
     With zero gains and zero rows neither would ever get a gradient.
@@ -156,6 +140,11 @@ class RedrawnRows(DerivedRows):
         is_dead = (grown == 0).flatten(1).all(dim=1)
         drawn = torch.empty(grown.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
         return torch.where(is_dead[:, None], drawn.to(grown.dtype), grown)
+
+
+DerivedRows = OrthogonalCopies | MirroredNoise | RedrawnRows
+"""New rows that are computed from the other rows, once the free entries are filled. `apply` takes the grown tensor, the
+map of dimension 0, and the RMS of the old entries."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +166,10 @@ class TensorPlan:
     """Number of copies of each old entry, which share its former gradient."""
     copies_differ: bool = False
     """The copies compute different things, so that their parts of it differ."""
+    cut: tuple[int, int] | None = None
+    """(n_experts, n_parts): the down-projections (n_experts * d_out, d_expert) are of experts that are each cut into
+    narrower ones; `maps` are those before the cut. The router gives each part 1 / n_parts of the weight its expert had,
+    so that the scale is n_parts."""
     is_foreign: bool = False
     """The source only lends its values, to an added layer: no entry counts as old."""
 
@@ -187,6 +180,7 @@ class TensorPlan:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the grown tensor, before experts are cut."""
         return tuple(len(axis.index) for axis in self.maps)
 
     def grow(self, old: Tensor, generator: torch.Generator, fresh: FreshEntries | None = None) -> Tensor:
@@ -204,9 +198,14 @@ class TensorPlan:
             grown = self.derived.apply(grown, self.maps[0], root_mean_square(old), generator)
         grown = self._zero(grown)
         for dim, axis in enumerate(self.maps):
-            if axis.average_over is not None:
-                grown = _averaged(grown, dim, axis)
-        return grown
+            if axis.average_over is not None:  # new entries become the mean of the old ones in their group
+                groups = grown.movedim(dim, 0).unflatten(0, (-1, axis.average_over))
+                is_old = (axis.index >= 0).view(groups.shape[:2])
+                weights = is_old.double() / is_old.sum(dim=1, keepdim=True)
+                means = torch.einsum("gn,gn...->g...", weights, groups.double()).to(grown.dtype)
+                is_kept = is_old.view(*is_old.shape, *[1] * (groups.dim() - 2))
+                grown = torch.where(is_kept, groups, means[:, None]).flatten(0, 1).movedim(0, dim)
+        return self._cut(grown)
 
     def _gathered(self, old: Tensor) -> Tensor:
         """Move old entries to their new positions; new entries hold arbitrary values.
@@ -237,84 +236,33 @@ class TensorPlan:
         grown = (grown.double() * factor).to(old.dtype) if factor != 1.0 else grown
         for dim, axis in enumerate(self.maps):
             grown.index_fill_(dim, torch.nonzero(axis.index < 0)[:, 0], new)
-        return grown
+        return self._cut(grown)
+
+    def _cut(self, whole: Tensor) -> Tensor:
+        if self.cut is None:
+            return whole
+        parts = whole.unflatten(0, (self.cut[0], -1)).unflatten(-1, (self.cut[1], -1))
+        return parts.movedim(2, 1).flatten(0, 2)
 
     def is_new(self, was_new: Tensor | None = None) -> Tensor:
         """Return bool, of the new shape: the entries that growth added. was_new: the same of an earlier growth."""
         if self.is_foreign:
             return torch.ones(self.shape, dtype=torch.bool)
-        found = torch.zeros(self.shape, dtype=torch.bool)
-        if was_new is not None:
-            found = self._gathered(was_new)
+        found = torch.zeros(self.shape, dtype=torch.bool) if was_new is None else self._gathered(was_new)
         for dim, axis in enumerate(self.maps):
             found.index_fill_(dim, torch.nonzero(axis.is_new)[:, 0], True)
-        return found
+        return self._cut(found)
 
     def must_be_zero(self) -> Tensor:
         """Return bool, of the new shape: the new entries that must be 0."""
-        return self._zero(torch.ones(self.shape)) == 0
+        return self._cut(self._zero(torch.ones(self.shape)) == 0)
 
     def shrink(self, grown: Tensor) -> Tensor:
         """Recover the old tensor from the grown one, bitwise if nothing was scaled."""
         old = grown
+        if self.cut is not None:
+            old = old.unflatten(0, (*self.cut, -1)).movedim(1, 2).flatten(2).flatten(0, 1)
         for dim, axis in enumerate(self.maps):
             if not axis.is_identity:
                 old = old.index_select(dim, axis.first_positions())
         return old if self.scale == 1.0 else (old.double() / self.scale).to(grown.dtype)
-
-
-def _averaged(grown: Tensor, dim: int, axis: AxisMap) -> Tensor:
-    """Replace new entries along a dimension by the mean of the old ones in their group (`AxisMap.average_over`)."""
-    assert axis.average_over is not None
-    groups = grown.movedim(dim, 0).unflatten(0, (-1, axis.average_over))
-    is_old = (axis.index >= 0).view(groups.shape[:2])
-    weights = is_old.double() / is_old.sum(dim=1, keepdim=True)
-    means = torch.einsum("gn,gn...->g...", weights, groups.double()).to(grown.dtype)
-    shape = (*is_old.shape, *[1] * (groups.dim() - 2))
-    filled = torch.where(is_old.view(shape), groups, means[:, None])
-    return filled.flatten(0, 1).movedim(0, dim)
-
-
-@dataclass(frozen=True)
-class Split:
-    """The down-projections (n_experts * d_out, d_expert) of experts that are each cut into `n_parts` narrower ones.
-
-    The router gives each part 1 / n_parts of the weight its expert had, so that the matrices are multiplied by n_parts.
-    """
-
-    plan: TensorPlan
-    """The plan of the experts before they are cut."""
-    n_parts: int
-    n_experts: int
-    """Number of experts before the cut."""
-    is_foreign = False
-    n_copies = 1
-    copies_differ = False
-
-    @property
-    def source(self) -> str:
-        return self.plan.source
-
-    @property
-    def scale(self) -> float:
-        return float(self.n_parts)
-
-    def grow(self, old: Tensor, generator: torch.Generator, fresh: FreshEntries | None = None) -> Tensor:
-        return (self._cut(self.plan.grow(old, generator, fresh)).double() * self.scale).to(old.dtype)
-
-    def _cut(self, whole: Tensor) -> Tensor:
-        parts = whole.unflatten(0, (self.n_experts, -1)).unflatten(-1, (self.n_parts, -1))
-        return parts.movedim(2, 1).flatten(0, 2)
-
-    def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
-        return self._cut(self.plan.carry(old, factor, new))
-
-    def is_new(self, was_new: Tensor | None = None) -> Tensor:
-        return self._cut(self.plan.is_new(was_new))
-
-    def must_be_zero(self) -> Tensor:
-        return self._cut(self.plan.must_be_zero())
-
-    def shrink(self, grown: Tensor) -> Tensor:
-        parts = (grown.double() / self.scale).to(grown.dtype).unflatten(0, (self.n_experts, self.n_parts, -1))
-        return self.plan.shrink(parts.movedim(1, 2).flatten(2).flatten(0, 1))

@@ -1,12 +1,20 @@
-"""The interface of a Hugging Face architecture: its config and its tensors, in and out."""
+"""The interface of a Hugging Face architecture: its config and its tensors, in and out.
 
+The rotation in a config is a base and a rule that rescales its frequencies. A rule of the frequencies alone is
+evaluated once, as a model of ours has the numbers themselves. Rules that depend on the length of the text, as
+`dynamic`, and `yarn` with its temperature are refused.
+"""
+
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
-from widthwise.config_io import UserError
+import pydantic
+
+from widthwise.config_io import Config, UserError, parse
+from widthwise.kernels.rotary import Rope, agree, base_of
 from widthwise.model.config import ModelConfig
-from widthwise.sizes import MOST_LAYERS, WIDEST
 
 MOST = 2**31 - 1
 """The largest of all sizes."""
@@ -45,13 +53,6 @@ class Fields:
             self.refuse(key, "true or false")
         return value
 
-    def choice(self, key: str, allowed: Collection[str], default: str) -> str:
-        """Return one of several words. Raises UserError for another."""
-        value = self.get(key, default)
-        if not isinstance(value, str) or value not in allowed:
-            self.refuse(key, ", ".join(allowed))
-        return value
-
     def only(self, key: str, allowed: Any, default: Any = None) -> None:
         """Raise UserError if a key has another value than the one that can be imported.
 
@@ -59,14 +60,6 @@ class Fields:
         """
         if self.get(key, allowed if default is None else default) != allowed:
             self.refuse(key, repr(allowed))
-
-    def width(self, key: str, default: int | None = None) -> int:
-        """Return a number of channels. Raises as `size`."""
-        return self.size(key, default, most=WIDEST)
-
-    def n_layers(self, key: str) -> int:
-        """Return a number of layers, limited as each takes memory before its tensors are missed. Raises as `size`."""
-        return self.size(key, most=MOST_LAYERS)
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
         raise UserError(f"{self.where}: {key}: got {self._data.get(key)!r}; allowed: {allowed}")
@@ -76,6 +69,144 @@ class Fields:
         if value is None:
             raise UserError(f"{self.where}: {key}: is required but missing")
         return value
+
+
+class NoScaling(Config):
+    """The frequencies base^(-2i / head_dim)."""
+
+    rope_type: Literal["default"] = "default"
+
+
+class LinearScaling(Config):
+    """All divided by one factor. Source: Chen et al. 2023, arXiv:2306.15595."""
+
+    rope_type: Literal["linear"] = "linear"
+    factor: pydantic.PositiveFloat
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        return tuple(frequency / self.factor for frequency in plain)
+
+
+class Llama3(Config):
+    """Low frequencies divided by a factor, high ones kept, a ramp between. Source: Llama 3.1's release."""
+
+    rope_type: Literal["llama3"] = "llama3"
+    factor: pydantic.PositiveFloat
+    low_freq_factor: pydantic.PositiveFloat = 1.0
+    high_freq_factor: pydantic.PositiveFloat = 4.0
+    original_max_position_embeddings: pydantic.PositiveInt
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor: got {self.high_freq_factor}; must be above low_freq_factor = {self.low_freq_factor}"
+            )
+        return self
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        scaled = []
+        for frequency in plain:
+            turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
+            share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+            share = min(1.0, max(0.0, share))
+            scaled.append(frequency * ((1 - share) / self.factor + share))
+        return tuple(scaled)
+
+
+class LongRope(Config):
+    """Each divided by a separate factor, which can express any frequencies.
+
+    Source: Ding et al. 2024, arXiv:2402.13753, with other factors for long texts; here they must be the same.
+    """
+
+    rope_type: Literal["longrope"] = "longrope"
+    short_factor: tuple[pydantic.PositiveFloat, ...]
+    long_factor: tuple[pydantic.PositiveFloat, ...]
+    original_max_position_embeddings: pydantic.PositiveInt
+    attention_factor: pydantic.PositiveFloat
+    factor: pydantic.PositiveFloat | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.long_factor != self.short_factor:
+            raise ValueError("long_factor: differs from short_factor, so that frequencies would depend on the length")
+        if self.attention_factor != 1.0:
+            raise ValueError(f"attention_factor: got {self.attention_factor}; allowed: 1.0")
+        return self
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        """Rescale the radians per position of each pair. Raises ValueError for another number of pairs."""
+        if len(self.short_factor) != len(plain):
+            raise ValueError(f"short_factor: has {len(self.short_factor)} numbers; must be head_dim / 2 = {len(plain)}")
+        return tuple(frequency / factor for frequency, factor in zip(plain, self.short_factor))
+
+
+Scaling = NoScaling | LinearScaling | Llama3 | LongRope
+DEFAULT_BASE = 10000.0
+
+
+class _Rule(Config):
+    rope_parameters: Annotated[Scaling, pydantic.Field(discriminator="rope_type")]
+
+
+def read_rope(fields: Fields, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
+    """Return the base, and the frequencies unless they are base^(-2i / head_dim). Raises UserError for other rules.
+
+    `rope_scaling` is the older name of `rope_parameters`, which transformers prefers if a file has both. They must
+    agree, so that all readers get the same model.
+    """
+    fields.only("partial_rotary_factor", 1.0)
+    found = {key: _read_rule(fields, key, head_dim) for key in ("rope_parameters", "rope_scaling") if fields.get(key)}
+    if len(found) == 2 and found["rope_parameters"] != found["rope_scaling"]:
+        fields.refuse("rope_scaling", f"null, or what rope_parameters say: {fields.get('rope_parameters')!r}")
+    return next(iter(found.values()), (fields.positive("rope_theta", DEFAULT_BASE), None))
+
+
+def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
+    rule = fields.get(key)
+    if not isinstance(rule, dict):
+        fields.refuse(key, "a mapping, or null")
+    within = Fields({"rope_theta": fields.get("rope_theta"), **rule}, f"{fields.where}: {key}")
+    base = within.positive("rope_theta", DEFAULT_BASE)
+    within.only("partial_rotary_factor", 1.0)
+    given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    given = {"rope_type": given.pop("type", "default"), **given}
+    scaling = parse(_Rule, {"rope_parameters": given}, fields.where).rope_parameters
+    return base, None if isinstance(scaling, NoScaling) else scaling.scaled(plain_frequencies(base, head_dim))
+
+
+def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
+    """Return the keys of a config.json, by the names of transformers 5 and of earlier versions."""
+    base, scaling = _fitted(rope.base, rope.pair_frequencies, n_positions)
+    rule = scaling.model_dump(exclude_none=True)
+    legacy = None if isinstance(scaling, NoScaling) else rule
+    return {"rope_parameters": {"rope_theta": base, **rule}, "rope_theta": base, "rope_scaling": legacy}
+
+
+def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Scaling]:
+    """Return a base and a rule for the wanted frequencies, the simplest first.
+
+    n_positions: longest context in tokens.
+    """
+    if (found := base_of(wanted, base)) is not None:
+        return found, NoScaling()
+    # The first plain frequency is 1.
+    if (found := base_of([frequency / wanted[0] for frequency in wanted], base)) is not None:
+        return found, LinearScaling(factor=1 / wanted[0])
+    plain = plain_frequencies(base, 2 * len(wanted))
+    # Its factor is that of the lowest frequency; its other constants are those of Llama 3.1 to 3.3.
+    llama3 = Llama3(factor=round(plain[-1] / wanted[-1], 9), original_max_position_embeddings=8192)
+    if agree(llama3.scaled(plain), wanted):
+        return base, llama3
+    factors = tuple(frequency / other for frequency, other in zip(plain, wanted))
+    sizes = {"original_max_position_embeddings": n_positions, "attention_factor": 1.0}
+    return base, LongRope(short_factor=factors, long_factor=factors, **sizes)
+
+
+def plain_frequencies(base: float, head_dim: int) -> tuple[float, ...]:
+    """Return base^(-2i / head_dim) of each pair."""
+    return Rope(head_dim, base).pair_frequencies
 
 
 class HFTensor(NamedTuple):
@@ -98,13 +229,6 @@ class Architecture(ABC):
     """Prefix of every tensor but the head's; absent from a model saved without its head."""
     buffers: ClassVar[str]
     """Regular expression for tensors that older checkpoints store though they follow from the config."""
-
-    has_layer_config: ClassVar[bool] = False
-    """True if layers may differ, by its `per_layer_config`."""
-
-    @abstractmethod
-    def claims(self, config: ModelConfig) -> bool:
-        """Return True if a model is of this family, if of any; reading back finds out if all of it fits."""
 
     @abstractmethod
     def read(self, fields: Fields) -> ModelConfig:

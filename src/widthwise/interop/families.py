@@ -5,11 +5,10 @@ A family has one table of the keys of its sizes in config.json, by which they ar
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from widthwise.config_io import UserError
-from widthwise.interop.architecture import Architecture, Fields, HFTensor
-from widthwise.interop.rope_scaling import read_rope, write_rope
+from widthwise.interop.architecture import Architecture, Fields, HFTensor, read_rope, write_rope
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig
@@ -17,6 +16,7 @@ from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.input_tables import LearnedPositionsConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig, NormKind, Placement, QKNormConfig
+from widthwise.sizes import MOST_LAYERS, WIDEST
 
 
 class Keys(NamedTuple):
@@ -41,9 +41,9 @@ class Family(Architecture):
     placement: ClassVar[Placement] = "pre"
     ties_by_default: ClassVar[bool] = False
     depth_scaled: ClassVar[bool] = False
-
-    def check_options(self, fields: Fields) -> None:
-        """Raise UserError for options of the family that our models lack."""
+    learns_positions: ClassVar[bool] = False
+    fixed: ClassVar[dict[str, Any]] = {}
+    """Options of the family -> the only value that our models have."""
 
     @abstractmethod
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
@@ -53,17 +53,14 @@ class Family(Architecture):
     def ffn(self, fields: Fields, d_model: int) -> SwiGLUConfig | MLPConfig:
         """Read the feed-forward."""
 
-    def positions(self, fields: Fields) -> LearnedPositionsConfig | None:
-        """Read the learned positions, if the family has them."""
-        return None
-
     @abstractmethod
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         """Yield the tensors of a layer, with names inside the layer on both sides."""
 
     def read(self, fields: Fields) -> ModelConfig:
-        self.check_options(fields)
-        keys, d_model = self.keys, fields.width(self.keys.d_model)
+        for key, value in self.fixed.items():
+            fields.only(key, value)
+        keys, d_model = self.keys, fields.size(self.keys.d_model, most=WIDEST)
         norm = NormConfig(kind=self.norm_kind, eps=fields.positive(keys.eps, self.default_eps), norm_dim=d_model)
         sizes, ffn = {"d_model": d_model, "d_in": d_model, "d_out": d_model}, self.ffn(fields, d_model)
         norms = {"norm_placement": self.placement, "attention_norm": norm, "ffn_norm": norm}
@@ -72,11 +69,11 @@ class Family(Architecture):
             d_model=d_model,
             layers=tuple(
                 LayerConfig(**sizes, **norms, attention=self.attention(fields, norm, i), ffn=ffn)
-                for i in range(fields.n_layers(keys.n_layers))
+                for i in range(fields.size(keys.n_layers, most=MOST_LAYERS))
             ),
             final_norm=norm,
             final_norm_width=d_model,
-            positions=self.positions(fields),
+            positions=LearnedPositionsConfig(n_positions=self.n_positions(fields)) if self.learns_positions else None,
             tie_embeddings=fields.flag("tie_word_embeddings", self.ties_by_default),
             init=InitConfig(std=fields.positive("initializer_range", 0.02), depth_scaled=self.depth_scaled),
         )
@@ -125,6 +122,8 @@ class GPT2(Family):
     default_eps = 1e-5
     ties_by_default = True
     depth_scaled = True
+    learns_positions = True
+    fixed: ClassVar = {"add_cross_attention": False}
 
     activations: ClassVar = {
         "gelu_new": "gelu_tanh",
@@ -144,21 +143,15 @@ class GPT2(Family):
     }
     norms: ClassVar = {"ln_1": ("attention.norm",), "ln_2": ("ffn.norm",)}
 
-    def claims(self, config: ModelConfig) -> bool:
-        return config.positions is not None or config.final_norm.kind == "layer"
-
     def n_positions(self, fields: Fields) -> int:
         return fields.size("n_positions", 1024)
 
-    def positions(self, fields: Fields) -> LearnedPositionsConfig:
-        return LearnedPositionsConfig(n_positions=self.n_positions(fields))
-
-    def check_options(self, fields: Fields) -> None:
-        fields.only("add_cross_attention", False)
-
     def ffn(self, fields: Fields, d_model: int) -> MLPConfig:
-        activation: Any = self.activations[fields.choice("activation_function", self.activations, "gelu_new")]
-        return MLPConfig(d_ff=fields.width("n_inner", 4 * d_model), activation=activation, bias=True)
+        name = fields.get("activation_function", "gelu_new")
+        activation: Any = self.activations.get(name) if isinstance(name, str) else None
+        if activation is None:
+            fields.refuse("activation_function", ", ".join(self.activations))
+        return MLPConfig(d_ff=fields.size("n_inner", 4 * d_model, most=WIDEST), activation=activation, bias=True)
 
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
         n_heads, d_model = fields.size("n_head"), norm.norm_dim
@@ -188,7 +181,7 @@ class GPT2(Family):
         }
 
     def check_written(self, fields: Fields) -> None:
-        d_model, n_heads = fields.width("n_embd"), fields.size("n_head")
+        d_model, n_heads = fields.size("n_embd"), fields.size("n_head")
         if d_model % n_heads:
             raise UserError(f"d_model: got {d_model}; in gpt2 it is n_heads * head_dim, with n_heads = {n_heads}")
 
@@ -219,29 +212,24 @@ class RotaryDecoder(Family):
     )
     norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
     """Norms of attention and feed-forward."""
-
-    def biases(self, fields: Fields) -> tuple[bool, bool]:
-        """Return True for biases of w_q, w_k and w_v, and for one of w_o."""
-        has_all = fields.flag("attention_bias", False)
-        return has_all, has_all
-
-    def qk_norm(self, eps: float) -> QKNormConfig | None:
-        return None
-
-    def head_dim(self, fields: Fields) -> int:
-        """Read the head size, by default hidden_size / num_attention_heads."""
-        return fields.width("head_dim", max(1, fields.width("hidden_size") // fields.size("num_attention_heads")))
-
-    def check_options(self, fields: Fields) -> None:
-        fields.only("hidden_act", "silu")
+    fixed: ClassVar = {"hidden_act": "silu"}
+    has_qkv_bias: ClassVar[bool] = False
+    """True for biases of w_q, w_k and w_v alone, always; otherwise all or none, as `attention_bias` says."""
+    qk_norm: ClassVar[Literal["head", "all_heads"] | None] = None
+    """Coordinates over which queries and keys are normalised."""
+    usual_head_dim: ClassVar[int | None] = None
+    """Head size where none is given; None: hidden_size / num_attention_heads."""
+    further_keys: ClassVar[dict[str, Any]] = {}
 
     def ffn(self, fields: Fields, d_model: int) -> SwiGLUConfig:
-        return SwiGLUConfig(d_ff=fields.width("intermediate_size"))
+        return SwiGLUConfig(d_ff=fields.size("intermediate_size", most=WIDEST))
 
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
-        head_dim, n_heads = self.head_dim(fields), fields.size("num_attention_heads")
+        n_heads = fields.size("num_attention_heads")
+        usual = self.usual_head_dim or max(1, fields.size("hidden_size", most=WIDEST) // n_heads)
+        head_dim = fields.size("head_dim", usual, most=WIDEST)
         base, frequencies = read_rope(fields, head_dim)
-        bias, out_bias = self.biases(fields)
+        has_all = not self.has_qkv_bias and fields.flag("attention_bias", False)
         return AttentionConfig(
             n_heads=n_heads,
             n_kv_heads=fields.size("num_key_value_heads", n_heads),
@@ -249,9 +237,9 @@ class RotaryDecoder(Family):
             scale=head_dim**-0.5,
             rope_base=base,
             rope_frequencies=frequencies,
-            bias=bias,
-            out_bias=out_bias,
-            qk_norm=self.qk_norm(norm.eps),
+            bias=self.has_qkv_bias or has_all,
+            out_bias=has_all,
+            qk_norm=QKNormConfig(eps=norm.eps, over=self.qk_norm) if self.qk_norm else None,
         )
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -262,9 +250,10 @@ class RotaryDecoder(Family):
             "head_dim": attention.head_dim,
             "hidden_act": "silu",
             "max_position_embeddings": n_positions,
-            "attention_bias": attention.bias,
+            **({} if self.has_qkv_bias else {"attention_bias": attention.bias}),
             "attention_dropout": 0.0,
             **({} if attention.rope is None else write_rope(attention.rope, n_positions)),
+            **self.further_keys,
         }
 
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
@@ -285,16 +274,10 @@ class RotaryDecoder(Family):
 class Llama(RotaryDecoder):
     model_type = "llama"
     class_name = "LlamaForCausalLM"
-
-    def claims(self, config: ModelConfig) -> bool:
-        return True
-
-    def check_options(self, fields: Fields) -> None:
-        super().check_options(fields)
-        fields.only("mlp_bias", False)
+    fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
 
     def check_written(self, fields: Fields) -> None:
-        d_model, n_heads = fields.width("hidden_size"), fields.size("num_attention_heads")
+        d_model, n_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
         if d_model % n_heads:
             raise UserError(
                 f"d_model: got {d_model}, which is no multiple of n_heads = {n_heads}; transformers refuses such a "
@@ -307,53 +290,45 @@ class OLMo2(RotaryDecoder):
     class_name = "Olmo2ForCausalLM"
     placement = "reordered"
     norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
-
-    def claims(self, config: ModelConfig) -> bool:
-        return config.layers[0].norm_placement == "reordered"
-
-    def qk_norm(self, eps: float) -> QKNormConfig:
-        return QKNormConfig(eps=eps, over="all_heads")
+    qk_norm = "all_heads"
 
 
 class _Qwen(RotaryDecoder):
-    def check_options(self, fields: Fields) -> None:
-        super().check_options(fields)
-        n_layers = fields.n_layers("num_hidden_layers")
+    further_keys: ClassVar = {"use_sliding_window": False}
+
+    def read(self, fields: Fields) -> ModelConfig:
+        n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         if fields.get("layer_types") is not None:
             fields.only("layer_types", ["full_attention"] * n_layers)
         elif fields.flag("use_sliding_window", False) and fields.size("max_window_layers", 28, least=0) < n_layers:
             fields.refuse("use_sliding_window", "false, as attention sees all of the text")
-
-    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        return {**super().write(config, n_positions), "use_sliding_window": False}
+        return super().read(fields)
 
 
 class Qwen2(_Qwen):
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
-
-    def claims(self, config: ModelConfig) -> bool:
-        attention = config.layers[0].attention
-        return attention.bias and not attention.out_bias
-
-    def biases(self, fields: Fields) -> tuple[bool, bool]:
-        return True, False
-
-    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        written = super().write(config, n_positions)
-        del written["attention_bias"]  # always there
-        return written
+    has_qkv_bias = True
 
 
 class Qwen3(_Qwen):
     model_type = "qwen3"
     class_name = "Qwen3ForCausalLM"
+    usual_head_dim = 128
+    qk_norm = "head"
 
-    def claims(self, config: ModelConfig) -> bool:
-        return config.layers[0].attention.qk_norm is not None
 
-    def head_dim(self, fields: Fields) -> int:
-        return fields.width("head_dim", 128)
+FAMILIES: tuple[Family, ...] = (GPT2(), OLMo2(), Qwen3(), Qwen2(), Llama())
 
-    def qk_norm(self, eps: float) -> QKNormConfig:
-        return QKNormConfig(eps=eps, over="head")
+
+def family_of(config: ModelConfig) -> Family:
+    """Return the only family that may express a model, if any; reading back finds out if all of it fits."""
+    gpt2, olmo2, qwen3, qwen2, llama = FAMILIES
+    attention = config.layers[0].attention
+    if config.positions is not None or config.final_norm.kind == "layer":
+        return gpt2
+    if config.layers[0].norm_placement == "reordered":
+        return olmo2
+    if attention.qk_norm is not None:
+        return qwen3
+    return qwen2 if attention.bias and not attention.out_bias else llama

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, differences, to_data
 from widthwise.files import as_readable_as_others, check_free, fsync_file, new_folder, write_atomic
-from widthwise.interop.architecture import Architecture, Fields, HFTensor
+from widthwise.interop.architecture import Architecture, Fields
+from widthwise.interop.families import family_of
 from widthwise.interop.hf_import import (
     CONFIG,
     GENERATION_CONFIG,
@@ -22,7 +23,6 @@ from widthwise.interop.hf_import import (
     TOKEN_IDS,
     TOKENIZER,
     WIDTHWISE,
-    architecture_of,
     read_config,
 )
 from widthwise.model.config import ModelConfig
@@ -55,7 +55,7 @@ def hf_config(config: ModelConfig, n_positions: int, own: bool = False) -> tuple
     for which the model must be in the format's own parametrisation (`growth.bake`). Raises UserError with the reason
     if the format cannot express the model.
     """
-    architecture = WIDTHWISE if own else architecture_of(config)
+    architecture = WIDTHWISE if own else family_of(config)
     written = architecture.write(config, n_positions)
     fields = Fields(written, architecture.model_type)
     read_back = read_config(architecture, fields)
@@ -68,18 +68,14 @@ TOLERANCE = 1e-12
 """Relative difference below which two numbers are equal."""
 REASONS = {
     "v_head_dim": "it has one head size for queries, keys and values, so that head_dim and v_head_dim grow together",
-    "norm_dim": "its norms divide by the width they cover",
-    "q_norm_dim": "its norms divide by the width they cover",
-    "k_norm_dim": "its norms divide by the width they cover",
+    **dict.fromkeys(("norm_dim", "q_norm_dim", "k_norm_dim"), "its norms divide by the width they cover"),
     "stat_width": "its norms measure all they cover",
     "output_multiplier": "its norms have no factor of their own; the format `widthwise` has",
     "scale": "its scores have one factor, 1/sqrt(head_dim)",
     "eps": "it has one eps for all norms",
     "residual": "it has one stream, to which every update is added",
     "mtp": "it has no place for further heads",
-    "d_in": "every layer is as wide as the embedding",
-    "d_out": "every layer is as wide as the embedding",
-    "d_model": "every layer is as wide as the embedding",
+    **dict.fromkeys(("d_in", "d_out", "d_model"), "every layer is as wide as the embedding"),
     "d_ff": "one number stands for all layers",
     "n_heads": "one number stands for all layers, and in gpt2 n_heads * head_dim is the width",
     "n_kv_heads": "one number stands for all layers, and in gpt2 it is n_heads",
@@ -90,23 +86,25 @@ REASONS = {
 
 def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> None:
     """Raise UserError for the first difference between a model and what its format expresses, with the reason."""
-    found = [each for each in differences(_comparable(config), _comparable(read_back)) if not _are_close(*each[1:])]
+    found = [
+        (path, ours, theirs)
+        for path, ours, theirs in differences(_comparable(config), _comparable(read_back))
+        if not (isinstance(ours, float) and isinstance(theirs, float) and math.isclose(ours, theirs, rel_tol=TOLERANCE))
+    ]
     if not found:
         return
     # Of two components of different kinds all fields may differ, but only the kind matters.
     kinds = (each for each in found if each[0].endswith(".kind") and found[0][0].startswith(each[0][: -len("kind")]))
     path, ours, theirs = next(kinds, found[0])
-    message = f"{path}: got {_short(ours)}; {model_type} has {_short(theirs)} there"
+    texts = ["null" if value is None else str(value) for value in (ours, theirs)]
+    got, has = (text if len(text) <= 60 else text[:57] + "..." for text in texts)
+    message = f"{path}: got {got}; {model_type} has {has} there"
     if isinstance(ours, dict) and theirs is None:
         message = f"{path}: the model has it, {model_type} has none"
     elif isinstance(theirs, dict) and ours is None:
         message = f"{path}: the model has none, {model_type} has it"
     reason = next((REASONS[key] for key in reversed(path.split(".")) if key in REASONS), None)
     raise UserError(message + (f", because {reason}" if reason else ""))
-
-
-def _are_close(ours: Any, theirs: Any) -> bool:
-    return isinstance(ours, float) and isinstance(theirs, float) and math.isclose(ours, theirs, rel_tol=TOLERANCE)
 
 
 def _comparable(config: ModelConfig) -> dict[str, Any]:
@@ -124,11 +122,6 @@ def _comparable(config: ModelConfig) -> dict[str, Any]:
             entry["qk_norm"]["q_norm_dim"] = norm.q_norm_dim or n_heads[0] * attention.head_dim
             entry["qk_norm"]["k_norm_dim"] = norm.k_norm_dim or n_heads[1] * attention.head_dim
     return data
-
-
-def _short(value: Any) -> str:
-    text = "null" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def export_hf(
@@ -154,45 +147,33 @@ def export_hf(
         "dtype": type_name,
         "torch_dtype": type_name,  # its name before transformers 5
     }
-    texts = {
-        CONFIG: {**head, **surroundings.model_keys, **written, **token_ids, "use_cache": True},
-        GENERATION_CONFIG: {key: value for key, value in token_ids.items() if value is not None},
-    }
-    tensors = {tensor.name: _joined(tensor, weights, dtype) for tensor in architecture.tensors(config)}
-    _write(folder, texts, tensors, surroundings)
-    return architecture.model_type
-
-
-def _joined(tensor: HFTensor, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    rows = torch.cat([weights[part] for part in tensor.parts])
-    return (rows.T if tensor.is_transposed else rows).to(dtype).contiguous()
-
-
-def _write(
-    folder: Path, texts: Mapping[str, Mapping[str, Any]], tensors: dict[str, Tensor], surroundings: Surroundings
-) -> None:
+    written = {**head, **surroundings.model_keys, **written, **token_ids, "use_cache": True}
+    generation = {key: value for key, value in token_ids.items() if value is not None}
+    texts = {CONFIG: _json(written), GENERATION_CONFIG: _json(generation), **surroundings.texts}
+    if surroundings.tokenizer is not None:
+        # Names the class, which transformers would guess by the model_type and which might split text otherwise.
+        tokenizer_config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": surroundings.n_positions,
+            "clean_up_tokenization_spaces": False,
+            **({} if surroundings.eos is None else {"eos_token": surroundings.eos}),
+        }
+        texts |= {TOKENIZER: surroundings.tokenizer, TOKENIZER_CONFIG: _json(tokenizer_config)}
+    tensors = {}
+    for tensor in architecture.tensors(config):
+        rows = torch.cat([weights[part] for part in tensor.parts])
+        tensors[tensor.name] = (rows.T if tensor.is_transposed else rows).to(dtype).contiguous()
     with new_folder(folder) as partial:
-        for name, content in texts.items():
-            write_atomic(partial / name, json.dumps(content, indent=2) + "\n")
-        for name, text in surroundings.texts.items():
+        for name, text in texts.items():
             write_atomic(partial / name, text)
-        if surroundings.tokenizer is not None:
-            write_atomic(partial / TOKENIZER, surroundings.tokenizer)
-            write_atomic(partial / TOKENIZER_CONFIG, json.dumps(_tokenizer_config(surroundings), indent=2) + "\n")
         try:
             with as_readable_as_others(partial / ONE_FILE):
                 save_file(tensors, partial / ONE_FILE, metadata={"format": "pt"})
         except SafetensorError as error:
             raise UserError(f"{folder}: cannot be written ({error})") from None
         fsync_file(partial / ONE_FILE)
+    return architecture.model_type
 
 
-def _tokenizer_config(surroundings: Surroundings) -> dict[str, Any]:
-    """Name the class, which transformers would guess by the model_type and which might split text otherwise."""
-    special = {} if surroundings.eos is None else {"eos_token": surroundings.eos}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": surroundings.n_positions,
-        "clean_up_tokenization_spaces": False,
-        **special,
-    }
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"

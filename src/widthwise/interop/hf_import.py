@@ -14,8 +14,8 @@ from torch import Tensor
 from widthwise.config_io import UserError, mistakes_at
 from widthwise.data.json_tokenizer import read_definition
 from widthwise.files import read_json_mapping, read_text
-from widthwise.interop.architecture import Architecture, Fields, HFTensor
-from widthwise.interop.families import GPT2, Llama, OLMo2, Qwen2, Qwen3
+from widthwise.interop.architecture import Architecture, Fields
+from widthwise.interop.families import FAMILIES
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
@@ -31,23 +31,9 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 HEAD = "lm_head.weight"
 LAYER_CONFIG = "per_layer_config"
 
-ARCHITECTURES: tuple[Architecture, ...] = (GPT2(), OLMo2(), Qwen3(), Qwen2(), Llama())
-"""In the order in which they may claim a model."""
 WIDTHWISE = Widthwise()
 """Ours, for models that the others cannot express."""
-
-
-def architecture_named(model_type: Any, where: str) -> Architecture:
-    """Return an architecture. Raises UserError for an unknown one. where: the file that names it, for errors."""
-    known = {architecture.model_type: architecture for architecture in (*ARCHITECTURES, WIDTHWISE)}
-    if not isinstance(model_type, str) or model_type not in known:
-        raise UserError(f"{where}: model_type: got {model_type!r}; allowed: {', '.join(sorted(known))}")
-    return known[model_type]
-
-
-def architecture_of(config: ModelConfig) -> Architecture:
-    """Return the only architecture that transformers always knows and that may express the model."""
-    return next(architecture for architecture in ARCHITECTURES if architecture.claims(config))
+ARCHITECTURES: dict[str, Architecture] = {each.model_type: each for each in (*FAMILIES, WIDTHWISE)}
 
 
 @dataclass(frozen=True)
@@ -71,11 +57,14 @@ class ImportedModel:
 def import_hf(folder: Path | str) -> ImportedModel:
     """Read a folder that `save_pretrained` wrote. Raises UserError for a model that ours cannot equal exactly."""
     folder = Path(folder)
-    where = f"{folder / CONFIG}"
+    where = str(folder / CONFIG)
     data = read_json_mapping(folder / CONFIG)
     fields = Fields(data, where)
-    architecture = architecture_named(data.get("model_type"), where)
-    for key in ("quantization_config",) if architecture.has_layer_config else ("quantization_config", LAYER_CONFIG):
+    model_type = data.get("model_type")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        raise UserError(f"{where}: model_type: got {model_type!r}; allowed: {', '.join(sorted(ARCHITECTURES))}")
+    architecture = ARCHITECTURES[model_type]
+    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", LAYER_CONFIG):
         if fields.get(key) is not None:
             raise UserError(f"{where}: {key}: is not supported; allowed: null")
     config = read_config(architecture, fields)
@@ -84,7 +73,7 @@ def import_hf(folder: Path | str) -> ImportedModel:
     return ImportedModel(
         model_type=architecture.model_type,
         config=config,
-        weights=_weights(architecture, config, TensorFolder(folder)),
+        weights=_weights(architecture, config, folder),
         n_positions=architecture.n_positions(fields),
         token_ids=token_ids,
         tokenizer=tokenizer if has_tokenizer else None,
@@ -103,101 +92,78 @@ def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
             raise error
 
 
-class TensorFolder:
-    """Tensors by name, read one by one."""
-
-    def __init__(self, folder: Path):
-        """Raises UserError if there are no safetensors, or the index names a missing file."""
-        self.folder = folder
-        self._file_of = self._index() if (folder / INDEX).is_file() else self._of_one_file()
-
-    @property
-    def names(self) -> set[str]:
-        return set(self._file_of)
-
-    def read(self, name: str) -> Tensor:
-        """Read a tensor. Raises UserError for a damaged file, and for numbers that are no plain floats."""
-        path = self._file_of[name]
-        with self._opened(path) as file:
-            tensor = file.get_tensor(name)
-        if tensor.dtype not in TYPES:
-            raise UserError(f"{path}: {name} is of type {tensor.dtype}; allowed: fp32, bf16, fp16 and fp64")
-        return tensor
-
-    def _of_one_file(self) -> dict[str, Path]:
-        path = self.folder / ONE_FILE
-        if not path.is_file():
-            pickled = sorted(found.name for pattern in PICKLED for found in self.folder.glob(pattern))
-            if pickled:
-                raise UserError(
-                    f"{self.folder}: holds only pickled weights ({pickled[0]}), which can run code when they are read; "
-                    f"allowed: {ONE_FILE}"
-                )
-            raise UserError(f"{self.folder}: holds no weights; allowed: {ONE_FILE}, or several with {INDEX}")
-        with self._opened(path) as file:
-            return dict.fromkeys(file.keys(), path)
-
-    def _index(self) -> dict[str, Path]:
-        path = self.folder / INDEX
-        names = read_json_mapping(path).get("weight_map")
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor. Raises UserError without safetensors, and for a file that is missing."""
+    path, index = folder / ONE_FILE, folder / INDEX
+    if index.is_file():
+        names = read_json_mapping(index).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise UserError(f"{path}: weight_map: must map the names of tensors to names of files")
-        return {name: self._shard(path, file_name) for name, file_name in names.items()}
+            raise UserError(f"{index}: weight_map: must map the names of tensors to names of files")
+        for name in names.values():
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise UserError(f"{index}: weight_map: got {name!r}; allowed: a .safetensors file of the same folder")
+            if not (folder / name).is_file():
+                raise UserError(f"{folder / name}: is missing; {INDEX} names it")
+        return {name: folder / file_name for name, file_name in names.items()}
+    if not path.is_file():
+        pickled = sorted(found.name for pattern in PICKLED for found in folder.glob(pattern))
+        if pickled:
+            raise UserError(
+                f"{folder}: holds only pickled weights ({pickled[0]}), which can run code when they are read; "
+                f"allowed: {ONE_FILE}"
+            )
+        raise UserError(f"{folder}: holds no weights; allowed: {ONE_FILE}, or several with {INDEX}")
+    with _opened(path) as file:
+        return dict.fromkeys(file.keys(), path)
 
-    def _shard(self, index: Path, file_name: str) -> Path:
-        path = self.folder / file_name
-        if Path(file_name).name != file_name or not file_name.endswith(".safetensors"):
-            raise UserError(f"{index}: weight_map: got {file_name!r}; allowed: a .safetensors file of the same folder")
-        if not path.is_file():
-            raise UserError(f"{path}: is missing; {INDEX} names it")
-        return path
 
-    @contextmanager
-    def _opened(self, path: Path) -> Iterator[Any]:
-        try:
-            with safe_open(path, framework="pt") as file:
-                yield file
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
 
 
-def _weights(architecture: Architecture, config: ModelConfig, folder: TensorFolder) -> dict[str, Tensor]:
-    stored = _stored_names(architecture, folder.names)
+def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> dict[str, Tensor]:
+    """Read the tensors, by our names. Raises UserError for damaged files, and for numbers that are no plain floats."""
+    file_of, prefix = _files(folder), architecture.base_prefix
+    if not any(name.startswith(prefix) for name in file_of):  # saved without its head
+        file_of = {name if name == HEAD else prefix + name: path for name, path in file_of.items()}
+        stored_name = {name: name if name == HEAD else name.removeprefix(prefix) for name in file_of}
+    else:
+        stored_name = {name: name for name in file_of}
+
+    def read(name: str) -> Tensor:
+        path = file_of.pop(name)
+        with _opened(path) as file:
+            found = file.get_tensor(stored_name[name])
+        if found.dtype not in TYPES:
+            raise UserError(f"{path}: {stored_name[name]} is of type {found.dtype}; allowed: fp32, bf16, fp16 and fp64")
+        return found
+
     shapes, weights = parameter_shapes(config), {}
     for tensor in architecture.tensors(config):
-        if tensor.name not in stored:
-            raise UserError(f"{folder.folder}: has no tensor {tensor.name}, which {CONFIG} asks for")
-        weights |= _parts(tensor, folder.read(stored.pop(tensor.name)), shapes, folder.folder)
-    head = folder.read(stored.pop(HEAD)) if config.tie_embeddings and HEAD in stored else None
-    if head is not None and not torch.equal(head, weights["embedding.weight"]):
+        if tensor.name not in file_of:
+            raise UserError(f"{folder}: has no tensor {tensor.name}, which {CONFIG} asks for")
+        stored = read(tensor.name)
+        sizes = [shapes[part] for part in tensor.parts]
+        wanted = (sum(size[0] for size in sizes), *sizes[0][1:])
+        expected = wanted[::-1] if tensor.is_transposed else wanted
+        if tuple(stored.shape) != expected:
+            raise UserError(f"{folder}: {tensor.name} has shape {tuple(stored.shape)}; must be {expected}, by {CONFIG}")
+        rows = (stored.T if tensor.is_transposed else stored).split([size[0] for size in sizes])
+        weights |= {part: piece.contiguous() for part, piece in zip(tensor.parts, rows)}
+    if config.tie_embeddings and HEAD in file_of and not torch.equal(read(HEAD), weights["embedding.weight"]):
         raise UserError(
-            f"{folder.folder}: {HEAD} differs from the embedding, but {CONFIG} says tie_word_embeddings: true; "
+            f"{folder}: {HEAD} differs from the embedding, but {CONFIG} says tie_word_embeddings: true; "
             "set it to false to import both"
         )
-    unknown = sorted(name for name in stored if not re.fullmatch(architecture.buffers, name))
+    unknown = sorted(name for name in file_of if not re.fullmatch(architecture.buffers, name))
     if unknown:
-        raise UserError(f"{folder.folder}: has a tensor {unknown[0]}, which a {architecture.model_type} has not")
+        raise UserError(f"{folder}: has a tensor {unknown[0]}, which a {architecture.model_type} has not")
     return weights
-
-
-def _stored_names(architecture: Architecture, names: set[str]) -> dict[str, str]:
-    """Map full names to those in the file, which lack the prefix in a model saved without its head."""
-    prefix = architecture.base_prefix
-    if any(name.startswith(prefix) for name in names):
-        return {name: name for name in names}
-    return {name if name == HEAD else prefix + name: name for name in names}
-
-
-def _parts(tensor: HFTensor, stored: Tensor, shapes: Mapping[str, torch.Size], folder: Path) -> dict[str, Tensor]:
-    """Split a tensor into our parameters."""
-    sizes = [shapes[part] for part in tensor.parts]
-    wanted = (sum(size[0] for size in sizes), *sizes[0][1:])
-    found = tuple(stored.shape)
-    expected = wanted[::-1] if tensor.is_transposed else wanted
-    if found != expected:
-        raise UserError(f"{folder}: {tensor.name} has shape {found}; must be {expected}, by {CONFIG}")
-    rows = stored.T if tensor.is_transposed else stored
-    return {part: piece.contiguous() for part, piece in zip(tensor.parts, rows.split([size[0] for size in sizes]))}
 
 
 def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[int]]:

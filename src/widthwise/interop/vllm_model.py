@@ -23,18 +23,18 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
-from widthwise.interop.vllm_plugin import LEFT_OUT, STACKED, check
-from widthwise.interop.widthwise_model.modeling_widthwise import (
+from widthwise.interop.modeling_widthwise import (
+    FeedForward,
     NoNorm,
     Norm,
     Rope,
-    SwiGLU,
     WidthwiseAttention,
     WidthwiseDecoderLayer,
     rope_of,
     rope_table,
     rotate,
 )
+from widthwise.interop.vllm_plugin import LEFT_OUT, STACKED, check
 
 
 class Rotary(nn.Module):
@@ -54,32 +54,24 @@ class Rotary(nn.Module):
         return rotate(heads, (self.cos[positions], self.sin[positions]))
 
 
+def matrix_options(vllm_config: VllmConfig) -> dict[str, Any]:
+    """Return what all matrices have in common: their quantisation, and that they return their product alone."""
+    return {"quant_config": vllm_config.quant_config, "return_bias": False}
+
+
 class SplitAttention(nn.Module):
     """Grouped-query attention with the heads of its layer, some on each device."""
 
     def __init__(self, plain: WidthwiseAttention, rotary: Rotary | None, vllm_config: VllmConfig, prefix: str):
         super().__init__()
         self.norm, self.q_norm, self.k_norm, self.rotary = plain.norm, plain.q_norm, plain.k_norm, rotary
-        self.head_dim, quant_config = plain.head_dim, vllm_config.quant_config
+        self.head_dim, options = plain.head_dim, matrix_options(vllm_config)
         n_heads, n_kv_heads = (matrix.out_features // self.head_dim for matrix in (plain.q_proj, plain.k_proj))
-        self.qkv_proj = QKVParallelLinear(
-            plain.q_proj.in_features,
-            self.head_dim,
-            n_heads,
-            n_kv_heads,
-            bias=plain.q_proj.bias is not None,
-            quant_config=quant_config,
-            prefix=f"{prefix}.qkv_proj",
-            return_bias=False,
-        )
-        self.o_proj = RowParallelLinear(
-            n_heads * self.head_dim,
-            plain.o_proj.out_features,
-            bias=plain.o_proj.bias is not None,
-            quant_config=quant_config,
-            prefix=f"{prefix}.o_proj",
-            return_bias=False,
-        )
+        qkv, out = plain.q_proj, plain.o_proj
+        sizes, biased = (qkv.in_features, self.head_dim, n_heads, n_kv_heads), qkv.bias is not None
+        self.qkv_proj = QKVParallelLinear(*sizes, bias=biased, prefix=f"{prefix}.qkv_proj", **options)
+        sizes, biased = (n_heads * self.head_dim, out.out_features), out.bias is not None
+        self.o_proj = RowParallelLinear(*sizes, bias=biased, prefix=f"{prefix}.o_proj", **options)
         n_own, n_own_kv = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         self.sizes = [n * self.head_dim for n in (n_own, n_own_kv, n_own_kv)]
         self.attn = Attention(
@@ -88,7 +80,7 @@ class SplitAttention(nn.Module):
             plain.scaling,
             num_kv_heads=n_own_kv,
             cache_config=vllm_config.cache_config,
-            quant_config=quant_config,
+            quant_config=vllm_config.quant_config,
             prefix=f"{prefix}.attn",
         )
 
@@ -110,27 +102,14 @@ class SplitAttention(nn.Module):
 class SplitSwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)), with its norm and some of the hidden units on each device."""
 
-    def __init__(self, plain: SwiGLU, vllm_config: VllmConfig, prefix: str):
+    def __init__(self, plain: FeedForward, vllm_config: VllmConfig, prefix: str):
         super().__init__()
         self.norm = plain.norm
-        d_model, d_ff = plain.gate_proj.in_features, plain.gate_proj.out_features
-        self.gate_up_proj = MergedColumnParallelLinear(
-            d_model,
-            [d_ff] * 2,
-            bias=False,
-            quant_config=vllm_config.quant_config,
-            prefix=f"{prefix}.gate_up_proj",
-            return_bias=False,
-        )
+        d_model, d_ff, d_out = plain.up_proj.in_features, plain.up_proj.out_features, plain.down_proj.out_features
+        options = {"bias": False, **matrix_options(vllm_config)}
+        self.gate_up_proj = MergedColumnParallelLinear(d_model, [d_ff] * 2, prefix=f"{prefix}.gate_up_proj", **options)
         self.activation = SiluAndMul()
-        self.down_proj = RowParallelLinear(
-            d_ff,
-            plain.down_proj.out_features,
-            bias=False,
-            quant_config=vllm_config.quant_config,
-            prefix=f"{prefix}.down_proj",
-            return_bias=False,
-        )
+        self.down_proj = RowParallelLinear(d_ff, d_out, prefix=f"{prefix}.down_proj", **options)
 
     def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
         """x: (T, layer_width), the stream -> the update (T, layer_out). norm: instead of its own."""
@@ -140,7 +119,7 @@ class SplitSwiGLU(nn.Module):
 
 def split_feed_forward(plain: nn.Module, vllm_config: VllmConfig, prefix: str) -> nn.Module:
     """Split every SwiGLU in a feed-forward: itself, or the blocks of an hourglass."""
-    if isinstance(plain, SwiGLU):
+    if isinstance(plain, FeedForward):
         return SplitSwiGLU(plain, vllm_config, prefix)
     for name, child in plain.named_children():
         setattr(plain, name, split_feed_forward(child, vllm_config, f"{prefix}.{name}"))
@@ -174,10 +153,7 @@ class WidthwiseModel(nn.Module):
         self.hidden_size, self.d_model = config.hidden_size, config.embedding_size
         self.multiplier, self.final_norm_width = config.embedding_multiplier, config.final_norm_width
         self.embed_tokens = VocabParallelEmbedding(
-            config.vocab_size,
-            self.d_model,
-            quant_config=vllm_config.quant_config,
-            prefix=f"{prefix}.embed_tokens",
+            config.vocab_size, self.d_model, quant_config=vllm_config.quant_config, prefix=f"{prefix}.embed_tokens"
         )
         self.embed_positions = (
             nn.Embedding(config.max_position_embeddings, self.d_model) if config.learned_positions else None
@@ -231,10 +207,7 @@ class WidthwiseForCausalLM(nn.Module):
         self.config = config
         self.model = WidthwiseModel(vllm_config=vllm_config, prefix=f"{within}model")
         self.lm_head = ParallelLMHead(
-            config.vocab_size,
-            config.embedding_size,
-            quant_config=vllm_config.quant_config,
-            prefix=f"{within}lm_head",
+            config.vocab_size, config.embedding_size, quant_config=vllm_config.quant_config, prefix=f"{within}lm_head"
         )
         if config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)

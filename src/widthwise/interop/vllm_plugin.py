@@ -33,7 +33,7 @@ def register() -> None:
     from transformers import AutoConfig
     from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
 
-    from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
+    from widthwise.interop.configuration_widthwise import WidthwiseConfig
 
     AutoConfig.register(WidthwiseConfig.model_type, WidthwiseConfig, exist_ok=True)
     ModelRegistry.register_model(ARCHITECTURE, f"widthwise.interop.vllm_model:{ARCHITECTURE}")

@@ -1,20 +1,21 @@
 """The `model_type` widthwise, for models that no other format expresses: sizes of all layers, and exceptions by layer.
 
-Transformers runs `widthwise_model`. This file has the names in config.json and of the tensors, and the code that a
+Transformers runs `modeling_widthwise`. This file has the names in config.json and of the tensors, and the code that a
 folder takes along, so that transformers runs its model without this package.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
+from widthwise.interop.families import FEED_FORWARD, PROJECTIONS
 from widthwise.model.axes import Vector
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
-from widthwise.model.layer import LayerConfig
+from widthwise.sizes import MOST_LAYERS
 
 MODEL_KEYS = {
     "vocab_size": "vocab_size",
@@ -56,13 +57,8 @@ NAMES = {
     "positions": "embed_positions",
     "attention": "self_attn",
     "ffn": "mlp",
-    "w_q": "q_proj",
-    "w_k": "k_proj",
-    "w_v": "v_proj",
-    "w_o": "o_proj",
-    "w_gate": "gate_proj",
-    "w_up": "up_proj",
-    "w_down": "down_proj",
+    **PROJECTIONS,
+    **FEED_FORWARD,
     "w_router": "router",
     "head": "lm_head",
     "exit": None,
@@ -82,23 +78,22 @@ class Widthwise(Architecture):
     class_name = "WidthwiseForCausalLM"
     base_prefix = "model."
     buffers = r"(?!)"
-    has_layer_config = True
-
-    def claims(self, config: ModelConfig) -> bool:
-        return True
 
     def check(self, config: ModelConfig) -> None:
-        """Raise UserError for components that `widthwise_model` lacks, such as those of a plugin."""
-        if config.residual.kind not in RESIDUALS:
-            _refuse("residual.kind", config.residual.kind, RESIDUALS)
+        """Raise UserError for components that `modeling_widthwise` lacks, such as those of a plugin."""
         if config.ngrams is not None:
             raise UserError("ngrams: cannot be exported; no format has embeddings of n-grams yet")
-        for name, layer in config.named_layers():
-            if layer.ffn.kind not in FEED_FORWARDS:
-                _refuse(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS)
+        kinds = [("residual.kind", config.residual.kind, RESIDUALS)]
+        kinds += [(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS) for name, layer in config.named_layers()]
+        for path, kind, known in kinds:
+            if kind not in known:
+                raise UserError(
+                    f"{path}: got {kind}, which the exported model lacks; the code that goes along "
+                    f"(modeling_widthwise.py) has {', '.join(known)}, and nothing of a plugin"
+                )
 
     def read(self, fields: Fields) -> ModelConfig:
-        n_layers = fields.n_layers("num_hidden_layers")
+        n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         overrides = fields.get("per_layer_config", {})
         if not isinstance(overrides, dict) or not all(isinstance(given, dict) for given in overrides.values()):
             fields.refuse("per_layer_config", "a mapping of layers to mappings")
@@ -107,7 +102,11 @@ class Widthwise(Architecture):
             allowed = f"allowed: the number of a layer below {n_layers}"
             raise UserError(f"{fields.where}: per_layer_config: got {wrong!r}; {allowed}")
         of_layer = {int(key): changes for key, changes in overrides.items()}
-        layers = [_layer_data(fields, of_layer.get(i, {})) for i in range(n_layers)]
+        layers: list[dict[str, Any]] = [{} for _ in range(n_layers)]
+        for i, data in enumerate(layers):
+            for key, (*folder, field) in LAYER_KEYS.items():
+                node = data.setdefault(folder[0], {}) if folder else data
+                node[field] = of_layer.get(i, {}).get(key, fields.get(key))
         data = {ours: fields.get(theirs) for theirs, ours in MODEL_KEYS.items()}
         if fields.flag("learned_positions", False):
             data["positions"] = {"n_positions": self.n_positions(fields)}
@@ -117,9 +116,13 @@ class Widthwise(Architecture):
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         self.check(config)
-        layers = [_written_layer(layer) for layer in config.layers]
-        usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
         given = to_data(config)
+        layers = [
+            {"intermediate_size": max(layer.ffn.hidden_widths)}
+            | {key: (data[folder[0]] if folder else data)[field] for key, (*folder, field) in LAYER_KEYS.items()}
+            for layer, data in zip(config.layers, given["layers"])
+        ]
+        usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
         digits = len(str(config.n_layers - 1))
         others = {
             str(i).zfill(digits): {key: value for key, value in layer.items() if value != usual[key]}
@@ -142,31 +145,9 @@ class Widthwise(Architecture):
         for name, _ in model.named_parameters():
             owner = name.rpartition(".")[0]
             is_vector = isinstance(modules[owner], Vector)  # a bias or a coefficient, which has no matrix beside it
-            yield HFTensor(_tensor_name(owner if is_vector else name), (name,))
-
-
-def _refuse(path: str, kind: str, known: tuple[str, ...]) -> None:
-    raise UserError(
-        f"{path}: got {kind}, which the exported model lacks; the code that goes along (modeling_widthwise.py) has "
-        f"{', '.join(known)}, and nothing of a plugin"
-    )
-
-
-def _layer_data(fields: Fields, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a layer under our names, from the values of all layers and those of this one."""
-    data: dict[str, Any] = {}
-    for key, (*folder, field) in LAYER_KEYS.items():
-        node = data.setdefault(folder[0], {}) if folder else data
-        node[field] = given.get(key, fields.get(key))
-    return data
-
-
-def _written_layer(layer: LayerConfig) -> dict[str, Any]:
-    data = to_data(layer)
-    written: dict[str, Any] = {"intermediate_size": max(layer.ffn.hidden_widths)}
-    for key, (*folder, field) in LAYER_KEYS.items():
-        written[key] = (data[folder[0]] if folder else data)[field]
-    return written
+            path = [NAMES.get(part, part) for part in (owner if is_vector else name).split(".")]
+            parts = [part for part in path if part is not None]
+            yield HFTensor(".".join(parts if parts[0] in ("lm_head", "mtp") else ("model", *parts)), (name,))
 
 
 def _usual(values: list[Any]) -> Any:
@@ -175,11 +156,6 @@ def _usual(values: list[Any]) -> Any:
         return max(values)
     most = Counter(map(repr, values)).most_common(1)[0][0]
     return next(value for value in values if repr(value) == most)
-
-
-def _tensor_name(name: str) -> str:
-    parts = [renamed for part in name.split(".") if (renamed := NAMES.get(part, part)) is not None]
-    return ".".join(parts if parts[0] in ("lm_head", "mtp") else ("model", *parts))
 
 
 FILES = ("configuration_widthwise.py", "modeling_widthwise.py")
@@ -195,5 +171,5 @@ AUTO_MAP = {
 
 def model_code() -> dict[str, str]:
     """Return name -> content of the files that the package itself uses."""
-    folder = files("widthwise.interop.widthwise_model")
+    folder = files("widthwise.interop")
     return {name: (folder / name).read_text("utf-8") for name in FILES}

@@ -90,25 +90,22 @@ class Certificate(StoredRecord):
                 f"  as stored in fp32: largest difference of logits {self.stored_logit_difference:.1e} "
                 f"(bound {self.stored_logit_bound:.0e})"
             )
+        n_new, n_alive, n_unjudged = (self.total(count) for count in ("n_new", "n_alive", "n_unjudged"))
+        if not n_new:
+            found.append("no new entries")
+        elif self.is_padding:
+            found.append(f"{n_new:,} new entries, all 0: padding, of which {n_alive:,} would learn")
+        else:
+            unjudged = f", {n_unjudged:,} of tokens and positions not seen" if n_unjudged else ""
+            found.append(f"{n_new:,} new entries: {n_alive:,} learn, {self.total('n_dead'):,} do not{unjudged}")
+            new = {name: each.n_new for name, each in self.liveness.items()}
+            found += [f"  {name}: {n:,} of {new[name]:,} had no gradient" for name, n in self.dead.items()]
         before, after = self.before, self.after
+        flops, new_flops = before.flops_per_token, after.flops_per_token
         return [
             *found,
-            *self._new_entries(),
             f"parameters {before.params:,} -> {after.params:,} ({after.params / before.params:.3f}), forward FLOPs per "
-            f"token {before.flops_per_token:,.0f} -> {after.flops_per_token:,.0f} "
-            f"({after.flops_per_token / before.flops_per_token:.3f})",
-        ]
-
-    def _new_entries(self) -> list[str]:
-        n_new, n_unjudged = self.total("n_new"), self.total("n_unjudged")
-        if not n_new:
-            return ["no new entries"]
-        if self.is_padding:
-            return [f"{n_new:,} new entries, all 0: padding, of which {self.total('n_alive'):,} would learn"]
-        unjudged = f", {n_unjudged:,} of tokens and positions not seen" if n_unjudged else ""
-        lines = [f"{n_new:,} new entries: {self.total('n_alive'):,} learn, {self.total('n_dead'):,} do not{unjudged}"]
-        return lines + [
-            f"  {name}: {n:,} of {self.liveness[name].n_new:,} had no gradient" for name, n in self.dead.items()
+            f"token {flops:,.0f} -> {new_flops:,.0f} ({new_flops / flops:.3f})",
         ]
 
 

@@ -1,7 +1,8 @@
 """Growth of models on a page: question and answer, figures, and tables of the models before and after."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import altair as alt
 import numpy as np
@@ -11,7 +12,7 @@ from widthwise.records.record import finite
 from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, Style
-from widthwise.reports.curves import Curve, by_step, mean_over_seeds
+from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, mean_over_seeds, of_seeds
 from widthwise.reports.formats import MISSING, TIMES, capital, clean, fixed, ratio, sequence, shorten, si, signed
 from widthwise.reports.page import Section, note, section
 from widthwise.reports.table import Table
@@ -56,7 +57,7 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Mapping[str, Style]
     return section(
         "Growth",
         note("growth"),
-        *(figure for step in steps for figure in _figures(step, runs, growths, looks)),
+        *(figure for step in steps for figure in _figures(step, _lines(step, runs, growths, looks))),
         _table(growths),
         *(
             _certificate_table(f"{name}, {run.path}", run.certificate)
@@ -140,10 +141,6 @@ def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
 
 
 def _certificate_table(name: str, found: Certificate) -> Table:
-    n_new, n_alive, n_dead, n_unjudged = (
-        sum(getattr(each, count) for each in found.liveness.values())
-        for count in ("n_new", "n_alive", "n_dead", "n_unjudged")
-    )
     before, after = found.before, found.after
     rows = [
         ["largest logit", f"{found.largest_logit:.4g}", MISSING],
@@ -155,10 +152,10 @@ def _certificate_table(name: str, found: Certificate) -> Table:
             f"{found.gradient_bound:.0e}",
         ],
         ["function", "preserved" if found.is_preserved else "CHANGED", MISSING],
-        ["new entries", f"{n_new:,}{', all 0: padding' if found.is_padding else ''}", MISSING],
-        ["of these: learn", f"{n_alive:,}", MISSING],
-        ["had no gradient", f"{n_dead:,}", MISSING],
-        ["of tokens and positions not seen", f"{n_unjudged:,}", MISSING],
+        ["new entries", f"{found.total('n_new'):,}{', all 0: padding' if found.is_padding else ''}", MISSING],
+        ["of these: learn", f"{found.total('n_alive'):,}", MISSING],
+        ["had no gradient", f"{found.total('n_dead'):,}", MISSING],
+        ["of tokens and positions not seen", f"{found.total('n_unjudged'):,}", MISSING],
         ["parameters", f"{_to(before.params, after.params)}", MISSING],
         ["forward FLOPs per token", f"{_to(before.flops_per_token, after.flops_per_token)}", MISSING],
     ]
@@ -173,33 +170,34 @@ def _to(before: float, after: float) -> str:
 class _Line(NamedTuple):
     """A variant near a growth."""
 
-    name: str
-    seeds: list[Curve]
+    bundle: Bundle
     """Training loss by step."""
-    seed_numbers: list[int | None]
     losses: tuple[float, float] | None
     """Held-out losses before and after, means over seeds; None if this variant did not grow there."""
 
 
-def lines_at(
-    step: int, runs: Mapping[str, Sequence[Run]], growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]]
+def _lines(
+    step: int,
+    runs: Mapping[str, Sequence[Run]],
+    growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]],
+    looks: Mapping[str, Style],
 ) -> list[_Line]:
     """Return the variants that grew at a step, and those that kept the size they had before it."""
     sizes = {growth.record.params_before for own in growths.values() for growth in own.get(step, ())}
     lines = []
     for name, own in runs.items():
-        here = growths[name].get(step)
+        here = growths[name].get(step, [])
         cost = own[0].cost
-        if here is None and (growths[name] or cost is None or cost.params["total"] not in sizes):
+        if not here and (growths[name] or cost is None or cost.params["total"] not in sizes):
             continue
         curves = [by_step(run, "train", "loss") for run in own]
         reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves))
         near = [np.abs(curve.x - step) <= reach for curve in curves]
         seeds = [Curve(curve.x[kept], curve.y[kept]) for curve, kept in zip(curves, near)]
         # One command may follow another at the same step: the first event counts.
-        first = [growth for growth in here or () if here and growth.record.event == here[0].record.event]
-        numbers = [run.result.seed if run.result else None for run in own]
-        lines.append(_Line(name, seeds, numbers, mean_losses(first) if first else None))
+        first = [growth for growth in here if growth.record.event == here[0].record.event]
+        bundle = Bundle(name, looks[name], seeds, mean_over_seeds(seeds), of_seeds(own))
+        lines.append(_Line(bundle, mean_losses(first) if first else None))
     return lines
 
 
@@ -209,76 +207,49 @@ def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
     return float(np.mean(before)), float(np.mean(after))
 
 
-def _figures(
-    step: int,
-    runs: Mapping[str, Sequence[Run]],
-    growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]],
-    looks: Mapping[str, Style],
-) -> list[Figure]:
-    """Return the losses; and, if a model with the same seeds did not grow, their difference to its losses."""
-    lines = lines_at(step, runs, growths)
-    title = "training loss; squares: held out"
-    found = [_figure(f"growth-{step}", f"Loss across the growth after step {step:,}", step, lines, title, looks)]
-    stayed = next((line for line in lines if line.losses is None), None)
-    paired = [line for line in lines if stayed and line.seed_numbers == stayed.seed_numbers]
+def _figures(step: int, lines: Sequence[_Line]) -> Iterator[Figure]:
+    """Yield the losses; and, if a model with the same seeds did not grow, their difference to its losses."""
+    title, y_title = f"Loss across the growth after step {step:,}", "training loss; squares: held out"
+    yield from _figure(f"growth-{step}", title, step, lines, y_title)
+    stayed = next((line.bundle for line in lines if line.losses is None), None)
+    paired = [line for line in lines if stayed and line.bundle.of_seeds == stayed.of_seeds]
     if stayed is None or len(paired) == 1:
-        return found
+        return
+    above = []
+    for bundle, losses in paired:
+        seeds = []
+        for own, other in zip(bundle.seeds, stayed.seeds):
+            steps = np.intersect1d(own.x, other.x)
+            seeds.append(Curve(steps, own.y[np.isin(own.x, steps)] - other.y[np.isin(other.x, steps)]))
+        # Until it grew, a model was the one that stayed: the held-out loss before is that of both.
+        change = losses and (0.0, losses[1] - losses[0])
+        above.append(_Line(replace(bundle, seeds=seeds, mean=mean_over_seeds(seeds)), change))
     name = shorten(stayed.name, 22)
-    above = [_above(stayed, line) for line in paired]
     title = f"The same minus the loss of {name}"
-    return [*found, _figure(f"growth-{step}-above", title, step, above, f"minus that of {name}", looks)]
+    yield from _figure(f"growth-{step}-above", title, step, above, f"minus that of {name}")
 
 
-def _above(stayed: _Line, line: _Line) -> _Line:
-    """Until it grew, a model was the one that stayed: the held-out loss before is that of both."""
-    losses = None if line.losses is None else (0.0, line.losses[1] - line.losses[0])
-    seeds = []
-    for own, other in zip(line.seeds, stayed.seeds):
-        steps = np.intersect1d(own.x, other.x)
-        seeds.append(Curve(steps, own.y[np.isin(own.x, steps)] - other.y[np.isin(other.x, steps)]))
-    return line._replace(seeds=seeds, losses=losses)
-
-
-def _figure(
-    key: str, title: str, step: int, lines: Sequence[_Line], y_title: str, looks: Mapping[str, Style]
-) -> Figure:
-    own = {line.name: looks[line.name] for line in lines}
-    axes: dict[str, Any] = {"x": charts.x("x", "step", format="d"), "y": charts.y("y", y_title)}
-    axes["tooltip"] = charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")
-    layers: list[alt.Chart] = [charts.line_at(step + 0.5, "x", (4, 3))]
-    many = [line for line in lines if len(line.seeds) > 1]
-    seeds = [
-        row
-        for line in many
-        for curve, seed in zip(line.seeds, line.seed_numbers)
-        for row in _rows(line.name, "an unfinished run" if seed is None else f"seed {seed}", curve)
-    ]
-    if seeds:
-        thin = charts.chart(seeds).mark_line(strokeWidth=0.9, opacity=0.6)
-        layers.append(thin.encode(**axes, detail="line:N", **charts.coloured(own)))
-    means = [row for line in lines for row in _rows(line.name, "mean over seeds", mean_over_seeds(line.seeds))]
-    layers.append(charts.chart(means).mark_line().encode(**axes, **charts.coloured(own, "color", "strokeDash")))
-    for i, word in enumerate(("before", "after")):
+def _figure(key: str, title: str, step: int, lines: Sequence[_Line], y_title: str) -> Iterator[Figure]:
+    """Yield the curves, with squares for the held-out losses; nothing if no curve has a value near the growth."""
+    figure = curve_figure(key, title, [line.bundle for line in lines], "step", y_title, growths=[step + 0.5])
+    if figure is None:
+        return
+    grown = [(bundle.name, losses) for bundle, losses in lines if losses is not None]
+    chart = figure.chart
+    assert isinstance(chart, alt.LayerChart)
+    for i, (word, channel, fill) in enumerate((("before", "stroke", CARD), ("after", "fill", alt.Undefined))):
         squares = [
-            {"name": clean(line.name), "line": f"held out, {word}", "x": step + i, "y": line.losses[i]}
-            for line in lines
-            if line.losses is not None and np.isfinite(line.losses[i])
+            {"name": clean(name), "line": f"held out, {word}", "x": step + i, "y": losses[i]}
+            for name, losses in grown
+            if np.isfinite(losses[i])
         ]
         if squares:
-            fill = CARD if word == "before" else alt.Undefined
             marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, fill=fill)
-            layers.append(marks.encode(**axes, **charts.coloured(own, "stroke" if word == "before" else "fill")))
-    losses = "; ".join(
-        f"{shorten(line.name, 40)} {shown_loss(line.losses[0])} to {shown_loss(line.losses[1])}"
-        for line in lines
-        if line.losses is not None
-    )
-    label = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after: {losses}."
-    return Figure(key, title, label, alt.layer(*layers), own)
-
-
-def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
-    return [{"name": clean(name), "line": line, "x": float(at), "y": float(each)} for at, each in zip(curve.x, curve.y)]
+            axes = {"x": "x:Q", "y": "y:Q", "tooltip": charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")}
+            chart += marks.encode(**axes, **charts.coloured(figure.legend, channel))
+    shown = [f"{shorten(name, 40)} {shown_loss(before)} to {shown_loss(after)}" for name, (before, after) in grown]
+    label = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after: "
+    yield replace(figure, label=f"{label}{'; '.join(shown)}.", chart=chart)
 
 
 def shown_loss(loss: float) -> str:

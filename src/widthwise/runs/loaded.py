@@ -14,6 +14,7 @@ from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf,
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
 from widthwise.runs.trained import LoadedModel, blamed_on, load_trained, usual_device
+from widthwise.sizes import MOST_LAYERS
 
 
 def load_model(
@@ -105,7 +106,7 @@ def _check_config(path: Path) -> None:
     fields = Fields(data, str(path / CONFIG))
     for key in ("num_hidden_layers", "n_layer", "num_layers"):
         if fields.get(key) is not None:
-            fields.n_layers(key)
+            fields.size(key, most=MOST_LAYERS)
     for key in ("max_position_embeddings", "n_positions"):
         if fields.get(key) is not None:
             fields.size(key)

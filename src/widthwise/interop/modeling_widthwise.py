@@ -248,20 +248,18 @@ class HyperConnection(nn.Module):
         if self.dynamic is not None and self.scale is not None:
             matrix = (self.norm.weight * (self.root / math.sqrt(self.slot_width)))[:, None] * self.dynamic.weight.T
             inverse_rms = torch.rsqrt(slots.square().mean(dim=-1, keepdim=True) + self.eps)
-            table = self.scales() * torch.tanh(inverse_rms * (slots @ matrix.to(slots.dtype))) + table
+            if len(self.scale) > 2:
+                scale = self.scale.view(self.n_slots, self.n_coefficients)
+            else:  # one number for reads and carries, one for writes
+                n_mixed = self.n_read + self.n_slots
+                sizes = n_mixed, self.n_coefficients - n_mixed
+                scale = torch.cat([number.expand(n) for number, n in zip(self.scale.split(1), sizes)])[None]
+            table = scale * torch.tanh(inverse_rms * (slots @ matrix.to(slots.dtype))) + table
         if not self.takes_own:
             return table
         own = torch.arange(self.n_slots, device=table.device) % self.n_write
         writes = nn.functional.one_hot(own, self.n_write).to(table.dtype) * table[..., -1:]
         return torch.cat((table[..., :-1], writes), dim=-1)
-
-    def scales(self) -> Tensor:
-        """(n_slots or 1, n_coefficients): of each coefficient, or one number for reads and carries, one for writes."""
-        assert self.scale is not None
-        if len(self.scale) > 2:
-            return self.scale.view(self.n_slots, self.n_coefficients)
-        n_mixed = self.n_read + self.n_slots
-        return torch.cat((self.scale[:1].expand(n_mixed), self.scale[1:].expand(self.n_coefficients - n_mixed)))[None]
 
     def read(self, stream: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the input of the sublayer, and the state for `write`."""
@@ -314,21 +312,14 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
     """softmax(scaling * q k^T + mask) v, with the weights."""
     groups: int = module.num_key_value_groups  # pyright: ignore[reportAssignmentType]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     scores = query @ key.transpose(-1, -2) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
+    if mask is not None:
+        scores = scores + mask
     weights = softmax(wide(scores), dim=-1).to(query.dtype)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
@@ -386,28 +377,6 @@ class WidthwiseAttention(nn.Module):
         return self.norm.after(self.o_proj(attended.flatten(2).contiguous())), weights
 
 
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)), with its norm; or with another activation of the gate."""
-
-    def __init__(self, d_model: int, d_ff: int, d_out: int, norm: Norm | NoNorm, activation: str = "silu"):
-        super().__init__()
-        self.norm, self.activation = norm, ACTIVATIONS[activation]
-        self.gate_proj = nn.Linear(d_model, d_ff, bias=False)
-        self.up_proj = nn.Linear(d_model, d_ff, bias=False)
-        self.down_proj = nn.Linear(d_ff, d_out, bias=False)
-
-    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None, **kwargs: Any) -> Tensor:
-        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: instead of its own."""
-        norm = norm or self.norm
-        x = norm.before(x)
-        return norm.after(self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x)))
-
-
-def ffn_norm(layer: Any) -> Norm | NoNorm:
-    """The norm of a feed-forward that has one."""
-    return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
@@ -417,20 +386,39 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class MLP(nn.Module):
-    """down(activation(up(x)))."""
+class FeedForward(nn.Module):
+    """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x))), with its norm."""
 
     def __init__(
-        self, d_model: int, d_ff: int, d_out: int, norm: Norm | NoNorm, activation: str, has_bias: bool = False
+        self,
+        d_model: int,
+        d_ff: int,
+        d_out: int,
+        norm: Norm | NoNorm,
+        activation: str = "silu",
+        gated: bool = True,
+        bias: bool = False,
     ):
         super().__init__()
         self.norm, self.activation = norm, ACTIVATIONS[activation]
-        self.up_proj = nn.Linear(d_model, d_ff, bias=has_bias)
-        self.down_proj = nn.Linear(d_ff, d_out, bias=has_bias)
+        self.gate_proj = nn.Linear(d_model, d_ff, bias=bias) if gated else None
+        self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
+        self.down_proj = nn.Linear(d_ff, d_out, bias=bias)
 
     def forward(self, x: Tensor, norm: Norm | NoNorm | None = None, **kwargs: Any) -> Tensor:
+        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: instead of its own."""
         norm = norm or self.norm
-        return norm.after(self.down_proj(self.activation(self.up_proj(norm.before(x)))))
+        return norm.after(self.down_proj(self.hidden(norm.before(x))))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        if self.gate_proj is None:
+            return self.activation(self.up_proj(x))
+        return self.activation(self.gate_proj(x)) * self.up_proj(x)
+
+
+def ffn_norm(layer: Any) -> Norm | NoNorm:
+    """The norm of a feed-forward that has one."""
+    return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
 
 
 class Hourglass(nn.Module):
@@ -449,9 +437,8 @@ class Hourglass(nn.Module):
         norms = [self._norm(layer, own, d_write) for d_write in outputs]
         self.norm = self._norm(layer, "pre", self.d_out) if ffn["norm"] == "shared" else NoNorm()
         n_whole = 1 if self.is_shared else n_blocks
-        block = SwiGLU if ffn.get("gated", True) else MLP
-        activation = ffn.get("activation", "silu")
-        blocks = [block(d_model, *sizes, activation) for sizes in zip(widths[:n_whole], outputs, norms)]
+        form = ffn.get("activation", "silu"), ffn.get("gated", True)
+        blocks = [FeedForward(d_model, *sizes, *form) for sizes in zip(widths[:n_whole], outputs, norms)]
         self.blocks = nn.ModuleList([*blocks, *(nn.ModuleDict({"norm": norm}) for norm in norms[n_whole:])])
 
     @staticmethod
@@ -503,7 +490,7 @@ class MoE(nn.Module):
         self.gate_proj = Experts(self.n_experts, d_model, d_expert)
         self.up_proj = Experts(self.n_experts, d_model, d_expert)
         self.down_proj = Experts(self.n_experts, d_expert, d_out)
-        self.shared = SwiGLU(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
+        self.shared = FeedForward(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         x = self.norm.before(x)
@@ -573,34 +560,25 @@ class LayerNormMeanScore(WidthScore):
 
 
 class LinearScore(WidthScore):
-    """v . x"""
+    """v . x, or of a network v . silu(W x)."""
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__(score, d_model)
-        self.v = nn.Linear(d_model, 1, bias=False)
+        d_hidden = score.get("d_hidden")
+        self.w_in = None if d_hidden is None else nn.Linear(d_model, d_hidden, bias=False)
+        self.v = nn.Linear(d_hidden or d_model, 1, bias=False)
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        if self.w_in is not None:
+            x = silu(linear(x, wide(self.w_in.weight)))
         return linear(x, wide(self.v.weight))[..., 0]
-
-
-class MLPScore(WidthScore):
-    """v . silu(W x)"""
-
-    def __init__(self, score: dict[str, Any], d_model: int):
-        super().__init__(score, d_model)
-        self.w_in = nn.Linear(d_model, score["d_hidden"], bias=False)
-        self.v = nn.Linear(score["d_hidden"], 1, bias=False)
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        return linear(silu(linear(x, wide(self.w_in.weight))), wide(self.v.weight))[..., 0]
 
 
 SCORES: dict[str, type[WidthScore]] = {
     **dict.fromkeys(PLAIN_SCORES, WidthScore),
     "token": TokenScore,
     "ln_mean": LayerNormMeanScore,
-    "linear": LinearScore,
-    "mlp": MLPScore,
+    **dict.fromkeys(("linear", "mlp"), LinearScore),
 }
 
 
@@ -641,7 +619,7 @@ def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
     return ranks.sort().values.to(like.dtype)
 
 
-class DynamicWidth(SwiGLU):
+class DynamicWidth(FeedForward):
     """A SwiGLU in which each token uses only its first hidden units, by its score."""
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
@@ -662,14 +640,14 @@ class DynamicWidth(SwiGLU):
         level = torch.sigmoid(self.score(x, stream, input_ids) + wide(self.bias))
         width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
         used = self.mask(width[..., None], unit_centres(self.sizes, width))
-        hidden = silu(self.gate_proj(x)) * self.up_proj(x)
+        hidden = self.hidden(x)
         return norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
 
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
-    "swiglu": lambda layer, ffn: SwiGLU(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer)),
-    "mlp": lambda layer, ffn: MLP(
-        layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), ffn["activation"], ffn["bias"]
+    "swiglu": lambda layer, ffn: FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer)),
+    "mlp": lambda layer, ffn: FeedForward(
+        layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), ffn["activation"], False, ffn["bias"]
     ),
     "hourglass": Hourglass,
     "moe": MoE,
@@ -762,9 +740,13 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         rows = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        if position_ids is None:
+        n_new = rows.shape[1]
+        if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
+            # The number of real tokens before each; a mask (B, S) is True on real ones.
+            position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -n_new:]
+        elif position_ids is None:
             n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = positions_of(rows, attention_mask, n_seen)
+            position_ids = torch.arange(n_seen, n_seen + n_new, device=rows.device)[None]
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=rows,
@@ -804,14 +786,6 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         if self.reduce is not None:
             stream = self.reduce(stream)
         return torch.cat((self.norm(stream[..., :n]), stream[..., n:]), dim=-1)[..., :d_model]
-
-
-def positions_of(rows: Tensor, attention_mask: Tensor | None, n_seen: int) -> Tensor:
-    """Return (B or 1, T), the number of real tokens before each; a mask (B, S) is True on real ones."""
-    n_new = rows.shape[1]
-    if attention_mask is not None and attention_mask.dim() == 2:
-        return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -n_new:]
-    return torch.arange(n_seen, n_seen + n_new, device=rows.device)[None]
 
 
 class WidthwiseForCausalLM(WidthwisePreTrainedModel, GenerationMixin):
