@@ -361,7 +361,7 @@ def sweep_page(folder: Path, found: Sweep) -> Page:
     return Page(
         "sweep",
         found.title,
-        _ladder_answer(found) if is_ladder else answer_of_sweep(found),
+        ladder_answer(found) if is_ladder else answer_of_sweep(found),
         lead=_sweep_question(found),
         badges=_badges(found),
         first=(figures.difference_figure(found, of_points) if is_ladder else None, *axes[:2]),
@@ -447,7 +447,7 @@ def answer_of_sweep(found: Sweep) -> list[str]:
     return [f"{lead}, {than}: {judged}; the best of many looks better than it is.", *rest]
 
 
-def _ladder_answer(found: Sweep) -> list[str]:
+def ladder_answer(found: Sweep) -> list[str]:
     """Return at how many sizes each group is better than the baseline's group."""
     lines = []
     for group in (each for each in found.groups if each != found.baseline_group):
