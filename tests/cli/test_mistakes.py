@@ -89,7 +89,6 @@ MISTAKES = {
     ],
     "compare": [
         ("compare train.steps=3", "got no recipe"),
-        ("compare x.yaml --study mine", "the locks of their folders divide the runs"),
         ("compare pair.yaml --match kv_bytes --dry-run", "narrow: "),
         ("discover base.yaml --match loss --dry-run", "match: got 'loss'"),
         ("discover base.yaml --match kv_bytes --steps 8 --dry-run", "parts: got 'width', which adds no kv_bytes"),

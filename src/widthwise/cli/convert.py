@@ -30,9 +30,7 @@ def grow(
     to: Annotated[Path | None, typer.Option(help="Recipe of the larger model; default: the run's own.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
     step: StepOption = None,
-    plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="Say what would be done, without reading weights.")
-    ] = False,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Say what would be done; read no weights.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a run's model larger without changing what it computes; `resume` continues training from there.
@@ -58,13 +56,12 @@ def grow(
 def bake(
     run: RunArgument,
     out: Annotated[Path, typer.Option(help="Folder of the new run.")],
-    one_eps: Annotated[
-        bool,
-        typer.Option("--one-eps", help="Leave the eps of norms alone, for formats with one eps for the whole model."),
-    ] = False,
+    one_eps: Annotated[bool, typer.Option("--one-eps", help="Leave the eps of norms alone.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fold the constants that growth kept into the weights, so that attention scale and norms are the usual ones.
+
+    --one-eps is for formats that have one eps for the whole model.
 
     Example: `widthwise bake runs/large --out runs/large-baked`
     """
@@ -105,9 +102,9 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         say_json(found)
         return
-    for title, key in (("expansions", "expansions"), ("constants", "constants"), ("constants that change", "changes")):
+    for key in ("expansions", "constants", "changes"):
         if found[key]:
-            say(f"{title}:", *(f"  {line}" for line in found[key]))
+            say("constants that change:" if key == "changes" else f"{key}:", *(f"  {line}" for line in found[key]))
     if found["bake_helps"]:
         say("  `widthwise bake` folds scales and divisors into weights")
     before, after = found["before"], found["after"]
@@ -169,18 +166,14 @@ def export(
 
 
 def import_(
-    source: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Hugging Face folder with config.json and safetensors.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with config.json and safetensors.")],
     run: Annotated[Path, typer.Argument(help="Run directory to write.")],
     overrides: Changes = None,
-    recipe: Annotated[
-        Path | None,
-        typer.Option(help="Recipe for further training; its model section is replaced by the imported model."),
-    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Recipe for further training, but for its model.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn a llama, qwen2, qwen3, olmo2 or gpt2 into a run at step 0, to generate from, grow, train further or export.
+    """Turn a llama, qwen2, qwen3, olmo2 or gpt2 of Hugging Face into a run at step 0, to generate from, grow, train
+    further or export.
 
     Example: `widthwise import models/Llama-3.2-1B runs/llama && widthwise generate runs/llama --prompt "Once"`
     """

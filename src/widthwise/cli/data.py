@@ -19,7 +19,6 @@ from widthwise.reports.table import Table
 if TYPE_CHECKING:
     from widthwise.data.manifest import Manifest
 
-OutOption = Annotated[Path, typer.Option("--out", help="The folder to write; it must be new or empty.")]
 
 data_app = typer.Typer(
     name="data",
@@ -29,7 +28,14 @@ data_app = typer.Typer(
 )
 
 
-class PrepareOptions(Config):
+class NewFolder(Config):
+    """The folder of prepared data."""
+
+    out: Path
+    """The folder to write; it must be new or empty."""
+
+
+class PrepareOptions(NewFolder):
     """The options that turn texts into tokens."""
 
     tokenizer: str = "bpe-4096"
@@ -54,18 +60,14 @@ class PrepareOptions(Config):
 @data_app.command("prepare", cls=Command)
 @with_options
 def prepare_command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SRC",
-            help="A file, a folder, hf:NAME, hf:NAME@CONFIG:SPLIT, python-stdlib, installed-python or synthetic.",
-        ),
-    ],
-    out: OutOption,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Text to tokenize.")],
     options: PrepareOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Tokenize SRC (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet, or a folder) into train and held-out shards.
+    """Tokenize SRC into train and held-out shards.
+
+    SRC is a file (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet), a folder, hf:NAME, hf:NAME@CONFIG:SPLIT,
+    python-stdlib, installed-python or synthetic.
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
@@ -80,18 +82,16 @@ def prepare_command(
             "out the documents of a path"
         ) from None
     _check_held_out_from(held_out_from, source)
-    spec = {"tokenizer": options.tokenizer, "max_tokens": options.max_tokens}
     reading = {"field": options.field, "document_bytes": options.document_bytes}
+    spec = {"tokenizer": options.tokenizer, "max_tokens": options.max_tokens}
     with shown_progress(progress_console()) as shown:
         if options.workers is None:
             from widthwise.data.prepare import prepare
             from widthwise.data.readers import open_source
 
-            corpus = open_source(source, **reading)
+            spec |= {"n_processes": options.processes, "progress": shown.preparing}
             kept = [open_source(path, **reading) for path in held_out_from] or fraction
-            prepared = prepare(
-                corpus, out, held_out=kept, n_processes=options.processes, progress=shown.preparing, **spec
-            )
+            prepared = prepare(open_source(source, **reading), options.out, held_out=kept, **spec)
         else:
             from widthwise.data.prepare import make_plan
             from widthwise.data.workers import prepare_with_workers
@@ -99,11 +99,11 @@ def prepare_command(
             if options.processes != 1:
                 raise UserError(f"processes: got {options.processes} beside workers; give one of them")
             plan = make_plan(source, held_out=held_out_from or fraction, **reading, **spec)
-            prepared = prepare_with_workers(plan, out, options.workers, shown.preparing)
-    _show(prepared.manifest, out, as_json)
+            prepared = prepare_with_workers(plan, options.out, options.workers, shown.preparing)
+    _show(prepared.manifest, options.out, as_json)
 
 
-class AdoptOptions(Config):
+class AdoptOptions(NewFolder):
     """The shards that are adopted."""
 
     train: Path
@@ -112,8 +112,6 @@ class AdoptOptions(Config):
     """Shards kept for validation, by their PREFIX."""
     tokenizer: str
     """Their tokenizer: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes."""
-    out: Path
-    """The folder to write; it must be new or empty."""
 
 
 @data_app.command("adopt", cls=Command)

@@ -11,7 +11,7 @@ import typer
 from pydantic import Field
 
 from widthwise.bundled import recipe_name
-from widthwise.cli.options import Changes, JsonOption
+from widthwise.cli.options import Changes, JsonOption, RecipeArgument, VariantOption
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result, say_sentences
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
@@ -68,14 +68,10 @@ def schema() -> None:
 
 
 def inspect(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")],
+    recipe: RecipeArgument,
     overrides: Changes = None,
-    against: Annotated[
-        Path | None, typer.Option(help="Recipe to compare with; default: the uniform or plain model.")
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="One variant or point of a recipe with a compare or sweep section.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Recipe of the baseline; default: uniform or plain.")] = None,
+    variant: VariantOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, compared with a baseline.
@@ -177,7 +173,7 @@ class ExploreOptions(Config):
 
 
 def explore(
-    recipe: Annotated[Path, typer.Argument(help="Recipe to start from, such as configs/x_200m.yaml.")],
+    recipe: RecipeArgument,
     options: ExploreOptions,
     overrides: Changes = None,
 ) -> None:

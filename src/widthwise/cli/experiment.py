@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from widthwise.cli.options import JsonOption, RunArgument, Seeds
+from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds
 from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say_result, say_sentences
 from widthwise.config_io import Config, UserError
@@ -69,17 +69,14 @@ class ExperimentOptions(Config):
 
 
 def compare(
-    recipes: Annotated[
-        list[str],
-        typer.Argument(
-            help="One recipe with a compare section, or several recipes, the baseline first; then overrides a.b=c."
-        ),
-    ],
+    recipes: Annotated[list[str], typer.Argument(help="Recipes, the baseline first; then changes, as a.b=c.")],
     options: ExperimentOptions,
     training: Annotated[WorkerOptions, WORKERS],
     as_json: JsonOption = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
+
+    They are several recipes, or one with a compare section.
 
     Finished runs are not repeated: the same command continues an interrupted comparison. Started several times, on one
     machine or on several that share the folder, it divides the runs.
@@ -116,12 +113,12 @@ def family(
     run: RunArgument,
     options: FamilyOptions,
     training: Annotated[TrainingOptions, WORKERS],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to all recipes, such as train.steps=2000.")
-    ] = None,
+    overrides: Changes = None,
     as_json: JsonOption = False,
 ) -> None:
     """Grow one run into several sizes without changing what it computes, and train each to the end of its recipe.
+
+    Changes are made in all recipes.
 
     Finished branches are not trained again: the same command continues an interrupted family.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from widthwise.cli.options import JsonOption, RunArgument, StepOption
+from widthwise.cli.options import JsonOption, RunArgument, RunsArgument, StepOption
 from widthwise.cli.progress import LineObserver, shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_result, say_text
 from widthwise.config_io import Config, UserError
@@ -51,18 +51,14 @@ class EvalOptions(CheckpointOptions):
 
 
 def eval_(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...",
-            help="Runs or Hugging Face folders; if several, each is compared with the first, or with --baseline.",
-        ),
-    ],
+    runs: RunsArgument,
     config: Annotated[EvaluationConfig, "Texts and tasks"],
     options: EvalOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Perplexity and bits per byte of texts, and accuracy on tasks; by default on the run's held-out text.
+
+    Of several runs, each is compared with the first, or with its --baseline.
 
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
@@ -78,12 +74,9 @@ def eval_(
     from widthwise.runs.trained import kept_steps
 
     step, every_checkpoint, out, report = options.step, options.every_checkpoint, options.out, options.report
-    given = {}
-    for each in options.baselines:
-        name, _, value = each.rpartition("=")
-        if not (name and value):
-            raise UserError(f"--baseline: got {each!r}; expected RUN=BASELINE")
-        given[name] = value
+    if wrong := [each for each in options.baselines if not all(each.rpartition("="))]:
+        raise UserError(f"--baseline: got {wrong[0]!r}; expected RUN=BASELINE")
+    given = {each.rpartition("=")[0]: each.rpartition("=")[2] for each in options.baselines}
     beside = baselines_of([str(run) for run in runs], given)
     if report is not None:
         check_kind(report, EvaluationTable.file_name)
@@ -128,14 +121,13 @@ class AnalyzeOptions(CheckpointOptions):
 
 
 def analyze(
-    models: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories or Hugging Face folders; several are overlaid."),
-    ],
+    models: RunsArgument,
     options: AnalyzeOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Look inside trained models as they read a text: activations, entropy of the stream, logit lens, attention sinks.
+
+    Several are laid over one another.
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
@@ -249,18 +241,14 @@ class ReportOptions(Config):
 
 
 def report(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DIR...",
-            help="One folder of a comparison, discovery, sweep, family, fit, analysis or evaluation, or several "
-            "comparisons, or run directories.",
-        ),
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folder of results, or several.")],
     options: ReportOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
+
+    DIR is one folder of a comparison, discovery, sweep, family, fit, analysis or evaluation; several comparisons or run
+    directories have a common report.
 
     Example: `widthwise report runs/quickstart --figures pdf`
     """

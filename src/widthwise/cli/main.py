@@ -20,9 +20,6 @@ from widthwise.training.launch import Interrupted, is_silent, n_launched
 ON_SEVERAL_PROCESSES = ("train", "resume", "compare", "sweep")
 """Verbs that work under torchrun, where every process runs the same command."""
 
-GONE = ("--storage", "--study", "--heartbeat")
-"""Options of earlier versions by which workers met."""
-
 app = typer.Typer(
     name="widthwise",
     help="Design, train and compare language models whose width is a design variable.",
@@ -85,9 +82,7 @@ def main() -> None:
         _leave(error, 2)
     except typer.TyperException as error:
         # A mistake in the arguments; without a message the help has been printed in its place.
-        is_gone = getattr(error, "option_name", None) in GONE
-        advice = "; the locks of their folders divide the runs among all workers" if is_gone else ""
-        _leave(UserError(error.format_message() + advice), 2) if error.format_message() else sys.exit(2)
+        _leave(UserError(error.format_message()), 2) if error.format_message() else sys.exit(2)
     except RunFailed as error:
         _leave(error, 1)
     except Interrupted as error:

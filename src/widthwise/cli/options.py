@@ -20,12 +20,13 @@ from widthwise.config_io import Config, ConfigT, UserError, mistakes_at
 LONGEST_SPAN = 10_000
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
+RecipeArgument = Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/x_200m.")]
 Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as train.steps=2000.")]
+RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs or Hugging Face folders.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StepOption = Annotated[
-    int | None, typer.Option(min=0, help="Step of the run's checkpoint; default: its newest good one.")
-]
+VariantOption = Annotated[str | None, typer.Option(help="Variant or point of a recipe's compare or sweep section.")]
+StepOption = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest good one.")]
 Seeds = Annotated[tuple[int, ...], typer.Option("--seed")]
 """A field for seeds, whose option is repeated."""
 

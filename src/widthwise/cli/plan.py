@@ -7,7 +7,7 @@ import typer
 from pydantic import PositiveFloat, PositiveInt
 
 from widthwise.bundled import recipe_path
-from widthwise.cli.options import JsonOption
+from widthwise.cli.options import JsonOption, VariantOption
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from widthwise.runs.devices import Device
     from widthwise.runs.plan import Planner
     from widthwise.runs.proposal import Proposal
+
+
+ARGUMENTS = "Recipe, and changes, such as train.steps=2000."
 
 
 class DeviceOptions(Config):
@@ -57,13 +60,8 @@ class ProposalOptions(Config):
 def plan(
     devices: Annotated[DeviceOptions, "Device"],
     wanted: Annotated[ProposalOptions, "Without a recipe"],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RECIPE] [OVERRIDES]...", help="Recipe, and changes, such as train.steps=2000."),
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="Variant or point of a recipe with a compare or sweep section.")
-    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [OVERRIDES]...", help=ARGUMENTS)] = None,
+    variant: VariantOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict memory by part, what fits, hours and data of a recipe on a device; or propose a recipe for a device.
@@ -172,12 +170,9 @@ def _changes_that_fit(found: Plan) -> list[str]:
 
 def _verdict(found: Plan) -> str:
     """Return in one line if it fits."""
-    there = f"{found.device} has {si(found.device_memory_bytes)}B"
-    needs = (
-        f"needs {si(found.memory.total_bytes)}B of memory with passes of {counted(found.micro_batch_size, 'sequence')}"
-    )
-    answer = "fits" if found.fits else "does not fit"
-    line = f"{answer}: a model of {si(found.params)} parameters {needs}; {there}"
+    line = f"{'fits' if found.fits else 'does not fit'}: a model of {si(found.params)} parameters needs "
+    line += f"{si(found.memory.total_bytes)}B of memory with passes of {counted(found.micro_batch_size, 'sequence')}"
+    line += f"; {found.device} has {si(found.device_memory_bytes)}B"
     if found.fits:
         return line
     changes = " ".join(_changes_that_fit(found))
@@ -216,8 +211,7 @@ def _part_table(found: Plan) -> Table:
     totals = [sum(getattr(each, key) for each in found.parts) for key in keys]
     rows += [[], ["all of it", si(found.params), *map(bytes_of, totals)]]
     memory = found.memory
-    there = [memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes, memory.cast_weight_bytes]
-    rows += [[f"at the peak ({memory.moment})", "", *map(bytes_of, [*there, memory.activation_bytes])]]
+    rows.append([f"at the peak ({memory.moment})", "", *(bytes_of(getattr(memory, key)) for key in keys)])
     header = ["", "params", "weights", "gradients", "optimizer", "in bf16", "activations"]
     more = memory.root_bytes + memory.buffer_bytes
     note = f"at the peak also {si(more)}B of logits and other buffers; predicted, not measured"
@@ -228,15 +222,10 @@ def _part_table(found: Plan) -> Table:
 def _setup_table(found: Plan) -> Table:
     """The largest pass that fits with each kind of activation checkpointing."""
     header = ["activation checkpointing", "largest micro_batch_size", "memory", "time of the run"]
-    rows = [
-        [
-            each.activation_checkpointing,
-            str(each.micro_batch_size or "none"),
-            bytes_of(each.memory.total_bytes),
-            duration(each.run_hours),
-        ]
-        for each in found.setups
-    ]
+    rows = []
+    for each in found.setups:
+        largest, needed = str(each.micro_batch_size or "none"), bytes_of(each.memory.total_bytes)
+        rows.append([each.activation_checkpointing, largest, needed, duration(each.run_hours)])
     return Table(f"what fits into {found.device}", header, rows)
 
 

@@ -9,7 +9,7 @@ import typer
 from pydantic import PositiveFloat, PositiveInt
 
 from widthwise.cli.experiment import WORKERS, ExperimentOptions, WorkerOptions, run_and_report, show_workload
-from widthwise.cli.options import JsonOption
+from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say_result, say_sentences
 from widthwise.config_io import Config, UserError
@@ -85,12 +85,12 @@ def sweep(
     search: Annotated[SearchOptions, "A search"],
     sizes: Annotated[LadderOptions, "A ladder of sizes"],
     training: Annotated[WorkerOptions, WORKERS],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe and so to every point, such as train.steps=200.")
-    ] = None,
+    overrides: Changes = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train every combination of values, or those a sampler chooses, with several seeds, and rank the points.
+
+    Changes are made in the recipe, and so in every point.
 
     The same command continues an interrupted sweep; started several times, on one machine or on several that share the
     folder, it divides the runs. Failed points are kept with the reason.
@@ -167,10 +167,7 @@ class FitOptions(Config):
 
 
 def fit(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of comparisons or sweeps, run directories, or your own .csv tables."),
-    ],
+    paths: Annotated[list[Path], typer.Argument(help="Comparisons, sweeps, runs, or your own .csv tables.")],
     options: FitOptions,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from widthwise.bundled import recipe_name
-from widthwise.cli.options import Changes, JsonOption, RunArgument, whole_numbers
+from widthwise.cli.options import Changes, JsonOption, RecipeArgument, RunArgument, VariantOption, whole_numbers
 from widthwise.cli.plan import bytes_of
 from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json, say_result
@@ -21,7 +21,6 @@ from widthwise.runs.environment import is_shared
 if TYPE_CHECKING:
     from widthwise.recipe.recipe import Recipe
 
-DRY = "Dry run"
 DIVISION: Mapping[str, Callable[[Deployment], str]] = {
     f"shards {TIMES} copies of the model": lambda each: f"{each.n_shards}{TIMES}{each.n_devices // each.n_shards}",
     f"passes {TIMES} sequences each": lambda each: f"{each.n_passes}{TIMES}{each.micro_batch_size}",
@@ -57,6 +56,8 @@ CLOCK = {
 class DryRunOptions(Config):
     """The machines that a dry run is for."""
 
+    dry_run: bool = False
+    """Train nothing: predict memory, traffic and time."""
     devices: str | None = None
     """Numbers of devices, such as 8,64,512; default: 1."""
     device: str | None = None
@@ -68,20 +69,13 @@ class DryRunOptions(Config):
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")],
-    machines: Annotated[DryRunOptions, DRY],
+    recipe: RecipeArgument,
+    machines: Annotated[DryRunOptions, "Dry run"],
     overrides: Changes = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; default: runs/RECIPE, or runs/RECIPE-VARIANT.")
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="Variant of a recipe with a compare section, or point of one with a sweep.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE, or runs/RECIPE-VARIANT.")] = None,
+    variant: VariantOption = None,
     track: TrackOption = None,
     as_json: JsonOption = False,
-    is_dry: Annotated[
-        bool, typer.Option("--dry-run", rich_help_panel=DRY, help="Train nothing: predict memory, traffic and time.")
-    ] = False,
 ) -> None:
     """Train one recipe. Ctrl-C stops after a step and saves a checkpoint; `widthwise resume` continues from there.
 
@@ -90,10 +84,10 @@ def train(
     from widthwise.experiments.recipes import read_one
 
     loaded = read_one(recipe, overrides or (), variant)
-    if is_dry:
+    if machines.dry_run:
         _show_dry_run(loaded, machines, as_json)
         return
-    if unused := [name for name, value in machines if value is not None]:
+    if unused := [name for name, value in machines if value is not None and name != "dry_run"]:
         raise UserError(f"--{unused[0]}: goes with --dry-run")
     from widthwise.runs.train import train as train_recipe
 
