@@ -172,11 +172,7 @@ class ExploreOptions(Config):
     """Print the address, open nothing."""
 
 
-def explore(
-    recipe: RecipeArgument,
-    options: ExploreOptions,
-    overrides: Changes = None,
-) -> None:
+def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes = None) -> None:
     """Try out a shape on a local page: sizes are moved, and widths, costs and memory follow.
 
     The numbers are those of `inspect`, `design` and `plan`. The page is served to this machine alone, until Ctrl-C.

@@ -120,11 +120,7 @@ class AnalyzeOptions(CheckpointOptions):
     """Also write analysis.parquet, one number per row."""
 
 
-def analyze(
-    models: RunsArgument,
-    options: AnalyzeOptions,
-    as_json: JsonOption = False,
-) -> None:
+def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption = False) -> None:
     """Look inside trained models as they read a text: activations, entropy of the stream, logit lens, attention sinks.
 
     Several are laid over one another.

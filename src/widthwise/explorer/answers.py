@@ -28,10 +28,7 @@ class Answers:
     def __init__(self, recipe: Path | str, overrides: Sequence[str] = ()):
         self._where = str(recipe)
         self._base = read_recipe(recipe, overrides)
-        self.controls = {
-            "name": recipe_name(recipe),
-            **controls(parse_recipe(self._base, self._where), self._where),
-        }
+        self.controls = {"name": recipe_name(recipe), **controls(parse_recipe(self._base, self._where), self._where)}
         self.costs_json = remembered(self.costs)
         self.memory_json = remembered(self.memory)
         self.costs_json(Setting())  # refuses a recipe that `inspect` refuses
