@@ -12,7 +12,7 @@ from pydantic import Field
 
 from widthwise.bundled import recipe_name
 from widthwise.cli.options import Changes, JsonOption, RecipeArgument, VariantOption
-from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result, say_sentences
+from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import clean, fixed, shown, signed
@@ -90,24 +90,21 @@ def inspect(
     if variant is None and against is None and describes_several(recipe, changes):
         plan, refusal = read_all(recipe, changes)
         costs = plan.costs(refusal)
-        say_result(costs, as_json, (), [_costs_table(costs, recipe_name(recipe))])
-        if not as_json:
-            say_sentences(*_remarks(costs))
+        say_result(costs, as_json, (), [_costs_table(costs, recipe_name(recipe))], notes=_remarks(costs))
         return
     other = None if against is None else load_recipe(against, changes)
     one = read_one(recipe, changes, variant)
     summary = inspect_recipe(one, other)
-    say_result(summary, as_json, (), [layer_table(summary), cost_table(summary)])
-    if as_json:
-        return
+    notes = []
     if "chosen_flops" in summary:
         at = ", ".join(f"{name} {flops:,.0f}" for name, flops in summary["chosen_flops"].items())
-        say_sentences(f"forward FLOPs per token at the widths that tokens can choose: {at}")
+        notes.append(f"forward FLOPs per token at the widths that tokens can choose: {at}")
     for phase in summary.get("growth", ()):
         size, compute = f"{phase['params']:,} parameters", f"{phase['pflops_days']:.4g} PFLOP/s-days"
-        say_sentences(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
+        notes.append(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
     chosen = ", in the precision that is faster where it starts" if one.train.precision == "auto" else ""
-    say_sentences(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{chosen}")
+    notes.append(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{chosen}")
+    say_result(summary, as_json, (), [layer_table(summary), cost_table(summary)], notes=notes)
 
 
 def _costs_table(costs: dict[str, Any], title: str) -> Table:

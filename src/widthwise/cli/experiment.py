@@ -8,7 +8,7 @@ import typer
 
 from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds
 from widthwise.cli.progress import TrackerName, training_progress
-from widthwise.cli.terminal import say_result, say_sentences
+from widthwise.cli.terminal import say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.comparison import Comparison
 from widthwise.records.quantities import QUANTITY
@@ -221,9 +221,7 @@ def sweep_table(found: Sweep) -> Table:
 def show_workload(plan: "Experiment", as_json: bool) -> None:
     """Print a table of the planned work and what was adjusted, or JSON."""
     workload, row = plan.workload(), "variant" if plan.axes is None else "point"
-    say_result(workload, as_json, (), [workload_table(workload, plan.title, row)])
-    if not as_json:
-        say_sentences(*plan.adjustment_lines)
+    say_result(workload, as_json, (), [workload_table(workload, plan.title, row)], notes=plan.adjustment_lines)
 
 
 def workload_table(workload: dict[str, Any], title: str, row: str) -> Table:

@@ -215,12 +215,10 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
         say_json({"run": str(run), "step": trained.step, "continuations": rows, **drafting})
         return
     say_text("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
-    if drafting:
-        counted_drafts = drafting["speculative"]
-        rate = counted_drafts["accept_rate"]
+    for counts in drafting.values():
+        rate, n_tokens, speed = (counts[key] for key in ("accept_rate", "tokens_per_pass", "tokens_per_second"))
         accepted = "no drafts" if rate is None else f"{rate:.1%} of the drafts accepted"
-        passes, speed = counted_drafts["tokens_per_pass"], counted_drafts["tokens_per_second"]
-        remark(f"{accepted}, {passes:.2f} tokens a pass, {speed:,.1f} tokens/s")
+        remark(f"{accepted}, {n_tokens:.2f} tokens a pass, {speed:,.1f} tokens/s")
 
 
 class ReportOptions(Config):
@@ -254,10 +252,7 @@ def report(
     if options.watch is not None:
         _follow(paths, write, options.watch)
     files = [str(path) for path in write()]
-    if as_json:
-        say_json({"files": files})
-    else:
-        say(*files)
+    say_json({"files": files}) if as_json else say(*files)
 
 
 def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -> None:

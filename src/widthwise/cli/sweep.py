@@ -11,7 +11,7 @@ from pydantic import PositiveFloat, PositiveInt
 from widthwise.cli.experiment import WORKERS, ExperimentOptions, WorkerOptions, run_and_report, show_workload
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import shown_progress
-from widthwise.cli.terminal import progress_console, remark, say_result, say_sentences
+from widthwise.cli.terminal import progress_console, remark, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import MISSING, clean, duration, fixed, minus, percentage, shown
@@ -119,9 +119,8 @@ def sweep(
         plan = read_ladder(recipe, overrides or (), options.seeds)
         if options.dry_run:
             workload = ladder_workload(plan, clock, sizes.days)
-            say_result(workload, as_json, (), [_ladder_table(workload)])
-            if not as_json:
-                say_sentences(*plan.adjustment_lines, *(f"remark: {each}" for each in workload["remarks"]))
+            notes = [*plan.adjustment_lines, *(f"remark: {each}" for each in workload["remarks"])]
+            say_result(workload, as_json, (), [_ladder_table(workload)], notes=notes)
             return
     else:
         plan = read_sweep(recipe, overrides or (), changes)

@@ -114,14 +114,20 @@ def say_result(
     answer: Iterable[str] = (),
     tables: Iterable[Table | None] = (),
     files: Iterable[Path] = (),
+    notes: Iterable[str] = (),
 ) -> None:
-    """The end of a verb: the answer, the tables and the files that were written; or the result as JSON."""
+    """The end of a verb: the answer, the tables, notes on them and the files that were written; or the result as JSON.
+
+    answer, notes: sentences.
+    """
     if as_json:
         say_json(result)
         return
     say_sentences(*answer)
     say_tables(*tables)
-    say(*(f"wrote {file}" for file in files))
+    say_sentences(*notes)
+    for file in files:
+        say(f"wrote {file}")
 
 
 def _fitted(table: Table, console: Console) -> Iterator[Table]:
