@@ -53,17 +53,17 @@ class WorkerOptions(TrainingOptions):
 
 
 class ExperimentOptions(Config):
-    """What replaces the settings of an experiment's recipe."""
+    """Options that replace settings of an experiment's recipe."""
 
     out: Path | None = None
     """Folder; default: runs/RECIPE, or runs/RECIPE-vs-RECIPE."""
     seeds: Seeds = ()
     """Seed, repeat for several; default: the recipe's, or 1, 2 and 3."""
     match: str | None = None
-    """What must match the baseline: params, layer_params (attention and feed-forward), active_params, flops,
+    """Quantity that must match the baseline's: params, layer_params (attention and feed-forward), active_params, flops,
     flops_causal, kv_bytes, training_flops, none."""
     adjust: str | None = None
-    """What is changed of all others until it matches: ffn, d_model or shape; in turn: d_model,ffn."""
+    """Parts of all others that are changed until it matches: ffn, d_model or shape; in turn: d_model,ffn."""
     dry_run: bool = False
     """Show the planned work, and train nothing."""
 

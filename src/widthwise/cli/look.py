@@ -47,7 +47,7 @@ class EvalOptions(CheckpointOptions):
     report: Path | None = None
     """Folder for a page, CSV and LaTeX with a row for each run, and what is significantly better marked."""
     baselines: tuple[str, ...] = ()
-    """What a run is compared with, as RUN=BASELINE; default: the first; repeat for several."""
+    """Model that a run is compared with, as RUN=BASELINE; default: the first; repeat for several."""
 
 
 def eval_(

@@ -33,7 +33,7 @@ class DeviceOptions(Config):
     n_devices: PositiveInt = 1
     """Number of them that train together."""
     days: PositiveFloat | None = None
-    """How long the run may take."""
+    """Days that the run may take."""
     mfu: float | None = None
     """Share of the peak that training uses; default: 0.4."""
     memory: str | None = None
@@ -45,7 +45,7 @@ class DeviceOptions(Config):
 
 
 class ProposalOptions(Config):
-    """What a proposed recipe is to be."""
+    """Properties of a recipe that is proposed."""
 
     shape: str | None = None
     """x, diamond, growing, narrowing or uniform; default: uniform."""

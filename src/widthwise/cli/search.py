@@ -30,10 +30,10 @@ COSTS = [QUANTITY[name] for name in ("layer_params", "params", "flops", "kv_byte
 
 
 class SearchOptions(Config):
-    """How many shapes are shown, written and trained."""
+    """Numbers of shapes that are shown, written and trained."""
 
     top: PositiveInt = 20
-    """How many shapes to show and write."""
+    """Number of shapes to show and write."""
     out: Path | None = None
     """Folder for search.json and recipes that extend the base."""
     train: PositiveInt | None = None
@@ -106,7 +106,7 @@ class DiscoverOptions(Config):
     budget: str | None = None
     """Such as 30M: the uniform model is sized to it first; default: the recipe's."""
     match: str | None = None
-    """What the budget is of: params, layer_params, active_params, flops, flops_causal, kv_bytes."""
+    """Quantity of the budget: params, layer_params, active_params, flops, flops_causal, kv_bytes."""
     steps: PositiveInt | None = None
     """Training steps of the search; default: those of the recipe."""
     seeds: Seeds = ()

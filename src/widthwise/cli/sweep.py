@@ -25,17 +25,17 @@ COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width"
 
 
 class SweepOptions(ExperimentOptions):
-    """What replaces the settings of a sweep's recipe."""
+    """Options that replace settings of a sweep's recipe."""
 
     over: tuple[str, ...] = ()
     """optimizer.lr=0.002,0.004, or a range to search: 'optimizer.lr={low: 1e-4, high: 1e-2, log: true}'."""
 
 
 class SearchOptions(Config):
-    """How points are chosen, instead of a grid."""
+    """A search that chooses points, instead of a grid."""
 
     sampler: Literal["grid", "tpe", "random"] | None = None
-    """Default: grid, or tpe with --trials."""
+    """Sampler of the points; default: grid, or tpe with --trials."""
     trials: PositiveInt | None = None
     """Points of a search, not counting the baseline."""
     storage: Annotated[str | None, typer.Option(envvar="WIDTHWISE_STORAGE", show_envvar=True)] = None
@@ -149,7 +149,7 @@ def _ladder_table(workload: dict[str, Any]) -> Table:
 
 
 class FitOptions(Config):
-    """What is fitted, and where it is written."""
+    """Axes and groups of a fit, and where it is written."""
 
     x: str = "training_flops"
     """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""

@@ -30,7 +30,7 @@ USUAL_WIDTH = 80
 TITLE_WIDTH = 8
 """A title longer than this is broken between words, if its column does not need the room anyway."""
 WORD_WIDTH = 9
-"""What a narrow terminal leaves of a column of names or words."""
+"""Columns that a narrow terminal leaves of names or words."""
 N_LOOSE_COLUMNS = 8
 """A table with more columns than this has one space between them instead of two."""
 _STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}

@@ -134,7 +134,7 @@ def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
 
 
 def _validated(result: RunResult) -> Iterator[str]:
-    """What else was validated than the held-out text as a whole."""
+    """Yield a line for each source, further text, task and head that was validated."""
     if result.val_losses:
         yield "  by source     " + ", ".join(f"{name} {loss:.4f}" for name, loss in result.val_losses.items())
     for name, text in (result.val_texts or {}).items():

@@ -17,7 +17,7 @@ from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml, read_recipe
 
 KEPT_BYTES = 32 * 2**20
-"""Of answers of one sort that are remembered: a slider comes back to where it was."""
+"""Size of the remembered answers of one sort: a slider comes back to where it was."""
 
 
 class Answers:
