@@ -1,6 +1,7 @@
 """A field of a config is an option of a verb."""
 
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,8 +10,13 @@ import typer
 from pydantic import Field, PositiveInt
 
 from widthwise.cli.main import app
-from widthwise.cli.options import Command, with_options
+from widthwise.cli.options import Command, Seeds, with_options
 from widthwise.config_io import Config, UserError
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
 
 
 class Asked(Config):
@@ -36,6 +42,12 @@ class Asked(Config):
     """Folder."""
     is_dry: bool = False
     """Nothing."""
+    seeds: Seeds = ()
+    """Seeds."""
+    colours: tuple[Colour, ...] = ()
+    """Colours."""
+    group_by: Annotated[str | None, typer.Option("--group", "--group-by", envvar="ASKED_GROUP")] = None
+    """Group."""
 
 
 @pytest.fixture
@@ -67,12 +79,20 @@ def ask() -> Callable[..., Asked]:
         (("--ratio", "0.5, 2", "--aspect", "0.3..8"), {"ratio": (0.5, 2), "aspect": (0.3, 8)}),
         (("--std", "0.02", "--budget", "2.5M"), {"std": 0.02, "budget": 2_500_000}),
         (("--kind", "diamond", "--folder", "a/b"), {"kind": "diamond", "folder": Path("a/b")}),
+        (("--seed", 3, "--seed", 5, "--colour", "blue"), {"seeds": (3, 5), "colours": (Colour.BLUE,)}),
+        (("--group", "a"), {"group_by": "a"}),
+        (("--group-by", "a"), {"group_by": "a"}),
     ],
 )
 def test_options_become_the_config_of_the_same_values(
     ask: Callable, arguments: tuple, expected: dict[str, Any]
 ) -> None:
     assert ask(*arguments) == Asked(**expected)
+
+
+def test_an_option_may_be_set_by_the_environment(ask: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASKED_GROUP", "a")
+    assert ask().group_by == "a"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,22 @@ def test_a_narrow_terminal_leaves_out_columns_before_it_breaks_a_line(monkeypatc
         assert capsys.readouterr().out.splitlines()[-1].split() == found
 
 
+def test_a_table_that_is_wider_goes_on_below_with_the_names_of_its_rows(monkeypatch, capsys) -> None:
+    columns = [f"c{i}" for i in range(9)]
+    rows = [[name, kind, *(f"{name}-{i}".ljust(20, "*") for i in range(9))] for name, kind in (("x", "k"), ("y", "l"))]
+    table = Table("t", ["name", "kind", *columns], rows, words={"kind"}, note="a note")
+    monkeypatch.setattr("widthwise.cli.terminal.table_console", lambda: Console(width=60))
+    say_tables(table)
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 60
+    for row in rows:
+        parts = [line.split() for line in printed if line.startswith(row[0])]
+        assert len(parts) > 1
+        assert all(part[:2] == row[:2] for part in parts)
+        assert [cell for part in parts for cell in part[2:]] == row[2:], "every cell once, in one piece, in order"
+    assert [line.strip() for line in printed].count("t") == [line.strip() for line in printed].count("a note") == 1
+
+
 def test_verdicts_have_colours_and_brackets_are_text() -> None:
     coloured = "\n".join(lines(TABLE, force_terminal=True))
     assert "\x1b[1;32mbetter" in coloured

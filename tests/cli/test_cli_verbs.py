@@ -210,7 +210,7 @@ def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, widt
     asked = ("compare", tmp_path / "pair.yaml", "train.steps=2", "model.n_layers=4", "--out", folder)
     code, out, error = widthwise(*asked)
     assert code == 0, error
-    assert "fewer than three seeds, so no verdict" in " ".join(out.split())
+    assert "with 2 seeds there is no verdict" in " ".join(out.split())
     command = json.loads((folder / "outcome.json").read_text())["command"]
     assert command.startswith("widthwise compare ")
     assert command.endswith("pair.yaml train.steps=2 model.n_layers=4 --out out")

@@ -2,16 +2,16 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from widthwise.cli.options import Command, JsonOption, with_options
 from widthwise.cli.progress import shown_progress
-from widthwise.cli.terminal import progress_console, say, say_json, say_tables
+from widthwise.cli.terminal import progress_console, say, say_json, say_result, say_tables
 from widthwise.config_io import Config, UserError
 from widthwise.reports.formats import clean, fixed
 from widthwise.reports.table import Table
@@ -19,8 +19,6 @@ from widthwise.reports.table import Table
 if TYPE_CHECKING:
     from widthwise.data.manifest import Manifest
 
-OutOption = Annotated[Path, typer.Option("--out", help="The folder to write; it must be new or empty.")]
-SPLITS: Mapping[str, Literal["held_out", "train"]] = {"held_out": "held_out", "train": "train"}
 
 data_app = typer.Typer(
     name="data",
@@ -30,7 +28,14 @@ data_app = typer.Typer(
 )
 
 
-class PrepareOptions(Config):
+class NewFolder(Config):
+    """The folder of prepared data."""
+
+    out: Path
+    """The folder to write; it must be new or empty."""
+
+
+class PrepareOptions(NewFolder):
     """The options that turn texts into tokens."""
 
     tokenizer: str = "bpe-4096"
@@ -55,37 +60,38 @@ class PrepareOptions(Config):
 @data_app.command("prepare", cls=Command)
 @with_options
 def prepare_command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SRC",
-            help="A file, a folder, hf:NAME, hf:NAME@CONFIG:SPLIT, python-stdlib, installed-python or synthetic.",
-        ),
-    ],
-    out: OutOption,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Text to tokenize.")],
     options: PrepareOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Tokenize SRC (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet, or a folder) into train and held-out shards.
+    """Tokenize SRC into train and held-out shards.
+
+    SRC is a file (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet), a folder, hf:NAME, hf:NAME@CONFIG:SPLIT,
+    python-stdlib, installed-python or synthetic.
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
-    held_out_from, spec = options.held_out_from, {"tokenizer": options.tokenizer, "max_tokens": options.max_tokens}
-    if options.held_out is not None and held_out_from:
-        raise UserError(f"--held-out: got {options.held_out} beside --held-out-from; give one of them")
-    fraction = 0.05 if options.held_out is None else _fraction(options.held_out)
+    held_out, held_out_from = options.held_out, options.held_out_from
+    if held_out is not None and held_out_from:
+        raise UserError(f"--held-out: got {held_out} beside --held-out-from; give one of them")
+    try:
+        fraction = 0.05 if held_out is None else float(held_out)
+    except ValueError:
+        raise UserError(
+            f"--held-out: got {held_out!r}; expected a fraction between 0 and 1; `--held-out-from {held_out}` holds "
+            "out the documents of a path"
+        ) from None
     _check_held_out_from(held_out_from, source)
     reading = {"field": options.field, "document_bytes": options.document_bytes}
+    spec = {"tokenizer": options.tokenizer, "max_tokens": options.max_tokens}
     with shown_progress(progress_console()) as shown:
         if options.workers is None:
             from widthwise.data.prepare import prepare
             from widthwise.data.readers import open_source
 
-            corpus = open_source(source, **reading)
+            spec |= {"n_processes": options.processes, "progress": shown.preparing}
             kept = [open_source(path, **reading) for path in held_out_from] or fraction
-            prepared = prepare(
-                corpus, out, held_out=kept, n_processes=options.processes, progress=shown.preparing, **spec
-            )
+            prepared = prepare(open_source(source, **reading), options.out, held_out=kept, **spec)
         else:
             from widthwise.data.prepare import make_plan
             from widthwise.data.workers import prepare_with_workers
@@ -93,26 +99,24 @@ def prepare_command(
             if options.processes != 1:
                 raise UserError(f"processes: got {options.processes} beside workers; give one of them")
             plan = make_plan(source, held_out=held_out_from or fraction, **reading, **spec)
-            prepared = prepare_with_workers(plan, out, options.workers, shown.preparing)
-    _show(prepared.manifest, out, as_json)
+            prepared = prepare_with_workers(plan, options.out, options.workers, shown.preparing)
+    _show(prepared.manifest, options.out, as_json)
 
 
-@data_app.command("adopt")
-def adopt_command(
-    train: Annotated[
-        Path, typer.Option("--train", metavar="PREFIX", help="Shards to train on: PREFIX.bin and PREFIX.idx.")
-    ],
-    held_out: Annotated[Path, typer.Option("--held-out", metavar="PREFIX", help="Shards kept for validation.")],
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            metavar="SPEC",
-            help="Their tokenizer: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes.",
-        ),
-    ],
-    out: OutOption,
-    as_json: JsonOption = False,
-) -> None:
+class AdoptOptions(NewFolder):
+    """The shards that are adopted."""
+
+    train: Path
+    """Shards to train on: of PREFIX.bin and PREFIX.idx the PREFIX."""
+    held_out: Path
+    """Shards kept for validation, by their PREFIX."""
+    tokenizer: str
+    """Their tokenizer: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes."""
+
+
+@data_app.command("adopt", cls=Command)
+@with_options
+def adopt_command(options: AdoptOptions, as_json: JsonOption = False) -> None:
     """Check Megatron-LM shards (.bin and .idx) and link them into a folder, copying only where necessary.
 
     Example: `widthwise data adopt --train wiki_train --held-out wiki_valid --tokenizer tokenizer.json --out data/wiki`
@@ -120,8 +124,10 @@ def adopt_command(
     from widthwise.data.prepared import adopt
 
     with shown_progress(progress_console()) as shown:
-        adopted = adopt(train, held_out, out, tokenizer=tokenizer, progress=shown.preparing)
-    _show(adopted.manifest, out, as_json)
+        adopted = adopt(
+            options.train, options.held_out, options.out, tokenizer=options.tokenizer, progress=shown.preparing
+        )
+    _show(adopted.manifest, options.out, as_json)
 
 
 @data_app.command("verify")
@@ -146,7 +152,7 @@ def list_command(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by prepare, or its URL.")],
     split: Annotated[str, typer.Option(metavar="held-out|train", help="Which documents to list.")] = "held-out",
     n: Annotated[int, typer.Option("--n", min=1, help="How many at most; --json prints all.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all names and tokens instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the documents of a prepared folder by name, with their tokens: those held out, or those trained on.
 
@@ -154,31 +160,20 @@ def list_command(
     """
     from widthwise.data.prepared import PreparedData
 
-    asked = SPLITS.get(split.replace("-", "_"))
-    if asked is None:
+    if split not in ("held-out", "held_out", "train"):
         raise UserError(f"--split: got {split!r}; allowed: held-out, train")
+    listed = "train" if split == "train" else "held_out"
     with shown_progress(progress_console()) as shown:
         data = PreparedData.open(folder, shown.preparing)
-    documents = data.documents(asked)
+    documents = data.documents(listed)
     if as_json:
         say_json([{"name": name, "n_tokens": n_tokens} for name, n_tokens in documents])
         return
-    n_documents = getattr(data.manifest.splits, asked).n_documents
-    shown = f"{n_documents:,}" if n_documents <= n else f"the first {n:,} of {n_documents:,}"
-    title = f"documents {'held out' if asked == 'held_out' else 'to train on'}: {shown}, in {data.path}"
+    n_documents = getattr(data.manifest.splits, listed).n_documents
+    count = f"{n_documents:,}" if n_documents <= n else f"the first {n:,} of {n_documents:,}"
+    title = f"documents {'held out' if listed == 'held_out' else 'to train on'}: {count}, in {data.path}"
     rows = [[clean(name), f"{n_tokens:,}"] for name, n_tokens in islice(documents, n)]
     say_tables(Table(clean(title), ["document", "tokens"], rows))
-
-
-def _fraction(held_out: str) -> float:
-    """Raises UserError for what is no number."""
-    try:
-        return float(held_out)
-    except ValueError:
-        raise UserError(
-            f"--held-out: got {held_out!r}; expected a fraction between 0 and 1; `--held-out-from {held_out}` holds "
-            "out the documents of a path"
-        ) from None
 
 
 def _check_held_out_from(paths: Sequence[str], source: str) -> None:
@@ -191,19 +186,13 @@ def _check_held_out_from(paths: Sequence[str], source: str) -> None:
 
 
 def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
-    if as_json:
-        say_json(manifest.model_dump(mode="json"))
-        return
     tokenizer, splits = manifest.tokenizer, manifest.splits
     title = f"{out} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)"
-    rows = [
-        [
-            name,
-            *(f"{n:,}" for n in (split.n_documents, split.n_tokens, split.n_bytes)),
-            fixed(split.n_bytes / split.n_tokens, 3),
-        ]
-        for name, split in (("train", splits.train), ("held out", splits.held_out))
-    ]
-    say_tables(Table(clean(title), ["split", "documents", "tokens", "bytes", "bytes per token"], rows))
-    if (kept := manifest.held_out_from) is not None:
+    rows = []
+    for name, split in (("train", splits.train), ("held out", splits.held_out)):
+        counts = (f"{n:,}" for n in (split.n_documents, split.n_tokens, split.n_bytes))
+        rows.append([name, *counts, fixed(split.n_bytes / split.n_tokens, 3)])
+    table = Table(clean(title), ["split", "documents", "tokens", "bytes", "bytes per token"], rows)
+    say_result(manifest.model_dump(mode="json"), as_json, (), [table])
+    if (kept := manifest.held_out_from) is not None and not as_json:
         say(f"held out: {', '.join(kept.sources)}; documents left out of training as equal to one: {kept.n_left_out:,}")

@@ -3,16 +3,20 @@
 import os
 import sys
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
-from widthwise.cli.experiment import show_costs
-from widthwise.cli.options import Changes, JsonOption
-from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables, table_console
+from widthwise.cli.options import Changes, JsonOption, RecipeArgument, VariantOption
+from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
+from widthwise.records.quantities import QUANTITY
+from widthwise.reports.formats import clean, fixed, shown, signed
 from widthwise.reports.inspection import budget_line, cost_table, layer_table
+from widthwise.reports.table import Table
 from widthwise.shape.search_space import ShapeRequest
 from widthwise.yaml_io import recipe_name
 
@@ -21,6 +25,17 @@ if TYPE_CHECKING:
     from widthwise.explorer.server import ExplorerServer
 
 USUAL_PORT = 8520
+COSTS = {
+    "params": "",
+    "layer_params": "layer\nparams",
+    "active_params": "active",
+    "flops": "",
+    "kv_bytes": "",
+    "activation_bytes": "",
+    "tokens": "",
+    "training_flops": "training\nFLOPs",
+}
+"""Quantity -> its title, where it is not the usual brief one."""
 
 
 def init(folder: Annotated[Path, typer.Argument(help="New folder for the recipes.")] = Path("configs")) -> None:
@@ -53,14 +68,10 @@ def schema() -> None:
 
 
 def inspect(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")],
+    recipe: RecipeArgument,
     overrides: Changes = None,
-    against: Annotated[
-        Path | None, typer.Option(help="Recipe to compare with; default: the uniform or plain model.")
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="One variant or point of a recipe with a compare or sweep section.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Recipe of the baseline; default: uniform or plain.")] = None,
+    variant: VariantOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, compared with a baseline.
@@ -78,24 +89,49 @@ def inspect(
     changes = overrides or ()
     if variant is None and against is None and describes_several(recipe, changes):
         plan, refusal = read_all(recipe, changes)
-        show_costs(plan.costs(refusal), recipe_name(recipe), as_json)
+        costs = plan.costs(refusal)
+        say_result(costs, as_json, (), [_costs_table(costs, recipe_name(recipe))], notes=_remarks(costs))
         return
     other = None if against is None else load_recipe(against, changes)
     one = read_one(recipe, changes, variant)
     summary = inspect_recipe(one, other)
-    if as_json:
-        say_json(summary)
-        return
-    say_tables(layer_table(summary), cost_table(summary))
-    console = table_console()
+    notes = []
     if "chosen_flops" in summary:
         at = ", ".join(f"{name} {flops:,.0f}" for name, flops in summary["chosen_flops"].items())
-        console.print(f"forward FLOPs per token at the widths that tokens can choose: {at}")
+        notes.append(f"forward FLOPs per token at the widths that tokens can choose: {at}")
     for phase in summary.get("growth", ()):
         size, compute = f"{phase['params']:,} parameters", f"{phase['pflops_days']:.4g} PFLOP/s-days"
-        console.print(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
+        notes.append(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
     chosen = ", in the precision that is faster where it starts" if one.train.precision == "auto" else ""
-    console.print(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{chosen}")
+    notes.append(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{chosen}")
+    say_result(summary, as_json, (), [layer_table(summary), cost_table(summary)], notes=notes)
+
+
+def _costs_table(costs: dict[str, Any], title: str) -> Table:
+    """A row for each point, and below every quantity its ratio to the baseline's. costs: of `Experiment.costs`."""
+    rows = []
+    for row in costs["variants"]:
+        cells = [shown(row[name], QUANTITY[name]) for name in COSTS]
+        if row["ratio"] is not None:
+            cells = [f"{cell}\n{fixed(row['ratio'][name], 4)}" for cell, name in zip(cells, COSTS)]
+        rows.append([clean(row["name"]), *cells])
+    note = "FLOPs and bytes per token, tokens and training FLOPs of one run"
+    if costs["baseline"] is not None:
+        note += f"\nbelow: ratio to {clean(costs['baseline'])}"
+    header = [own or QUANTITY[name].brief_title for name, own in COSTS.items()]
+    return Table(clean(title), ["", *header], rows, note=note)
+
+
+def _remarks(costs: dict[str, Any]) -> Iterator[str]:
+    for row in costs["variants"]:
+        if found := row["adjusted"]:
+            changes = [f"{each['key']} {each['before']:.7g} -> {each['after']:.7g}" for each in found["changes"]]
+            miss = f"{found['match']} missed by {signed(100 * found['miss'], 3)}%"
+            yield f"{clean(row['name'])}: {', '.join(changes)}, {miss}"
+    if costs["n_drawn"]:
+        yield f"{costs['n_drawn']} further points are drawn when the sweep runs"
+    if costs["refusal"]:
+        yield f"compare refuses this: {clean(costs['refusal'])}"
 
 
 def design(
@@ -112,12 +148,10 @@ def design(
     from widthwise.recipe.design import design_recipe
 
     text, summary = design_recipe(base, request, overrides or (), out)
+    answer = [budget_line(summary["budget"])] if "budget" in summary else []
+    say_result(summary, as_json, answer, [layer_table(summary), cost_table(summary)])
     if as_json:
-        say_json(summary)
         return
-    say_tables(layer_table(summary), cost_table(summary))
-    if "budget" in summary:
-        say(budget_line(summary["budget"]))
     if out is None:
         say(text)
         say_next_with_out("RECIPE")
@@ -129,17 +163,13 @@ def design(
 class ExploreOptions(Config):
     """The options with which `explore` serves its page."""
 
-    port: int | None = None
+    port: Annotated[int, Field(ge=0, lt=2**16)] | None = None
     """Port on this machine, 0 for any; default: 8520, or any if it is taken."""
     no_browser: bool = False
     """Print the address, open nothing."""
 
 
-def explore(
-    recipe: Annotated[Path, typer.Argument(help="Recipe to start from, such as configs/x_200m.yaml.")],
-    options: ExploreOptions,
-    overrides: Changes = None,
-) -> None:
+def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes = None) -> None:
     """Try out a shape on a local page: sizes are moved, and widths, costs and memory follow.
 
     The numbers are those of `inspect`, `design` and `plan`. The page is served to this machine alone, until Ctrl-C.
@@ -164,8 +194,6 @@ def explore(
 def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
     from widthwise.explorer.server import ExplorerServer
 
-    if port is not None and not 0 <= port < 2**16:
-        raise UserError(f"--port: got {port}; must be from 0 to {2**16 - 1}")
     try:
         return ExplorerServer(answers, USUAL_PORT if port is None else port)
     except OSError as error:

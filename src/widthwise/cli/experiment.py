@@ -1,18 +1,19 @@
-"""Options, planned work and results on the terminal, shared by the verbs that train many runs."""
+"""Verbs that train many runs and compare them, `compare` and `family`, and what others share with them: options,
+planned work and results on the terminal."""
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds
 from widthwise.cli.progress import TrackerName, training_progress
-from widthwise.cli.terminal import say, say_json, say_tables, table_console
-from widthwise.config_io import UserError
-from widthwise.records.outcome import Outcome, Variant
+from widthwise.cli.terminal import say_result
+from widthwise.config_io import Config, UserError
+from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, duration, fixed, interval, percentage, ratio, shown, si, signed
-from widthwise.reports.main_table import doubts, marked
+from widthwise.reports.formats import clean, duration, interval, percentage, ratio, shown, si, signed
+from widthwise.reports.main_table import comparison_table, doubts, marked
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunFailed
 from widthwise.training.launch import is_silent
@@ -21,88 +22,155 @@ if TYPE_CHECKING:
     from widthwise.experiments.experiment import Experiment
 
 WORKERS = "Workers"
-LOSS, DIFFERENCE, PARAMS = (QUANTITY[name] for name in ("val_loss", "difference", "params"))
-RATIOS = [QUANTITY[name] for name in ("training_flops", "kv_bytes")]
+SWEPT = [QUANTITY[name] for name in ("val_loss", "params", "training_flops", "kv_bytes")]
 WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
-COSTS = [
-    QUANTITY[name]
-    for name in (
-        *("params", "layer_params", "active_params", "flops"),
-        *("kv_bytes", "activation_bytes", "tokens", "training_flops"),
-    )
-]
-TITLES = {"layer_params": "layer\nparams", "active_params": "active", "training_flops": "training\nFLOPs"}
-
-Row = Literal["point", "variant"]
-"""Name of a line of the workload's table."""
-
-MatchOption = Annotated[
-    str | None,
-    typer.Option(
-        help="What must match the baseline: params, layer_params (attention and feed-forward), active_params, flops, "
-        "flops_causal, kv_bytes, training_flops, none."
-    ),
-]
-AdjustOption = Annotated[
-    str | None,
-    typer.Option(help="What is changed of all others until it matches: ffn, d_model or shape; in turn: d_model,ffn."),
-]
-JobsOption = Annotated[
-    str,
-    typer.Option(
-        "--jobs",
-        rich_help_panel=WORKERS,
-        help="Runs trained at the same time on this machine; auto: as many as it has cores, or GPUs, for.",
-    ),
-]
-WorkerOption = Annotated[
-    bool,
-    typer.Option(
-        "--worker",
-        rich_help_panel=WORKERS,
-        help="Do not wait for runs that other workers hold: end when there is nothing left to begin.",
-    ),
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the planned work, and train nothing.")]
 
 
-def jobs_asked(text: str) -> int | None:
-    """ "2" -> 2, "auto" -> None. Raises UserError."""
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--jobs: got {text!r}; must be auto or a number of at least 1")
-    return int(text)
+class TrainingOptions(Config):
+    """The options of training many runs."""
+
+    jobs: str = "auto"
+    """Runs trained at the same time on this machine; auto: as many as it has cores, or GPUs, for."""
+    track: tuple[TrackerName, ...] = ()
+    """Also send the records of runs there; repeat for several."""
+
+    @property
+    def n_jobs(self) -> int | None:
+        """The number that was given; None: auto. Raises UserError."""
+        if self.jobs == "auto":
+            return None
+        if not self.jobs.isdecimal() or int(self.jobs) < 1:
+            raise UserError(f"--jobs: got {self.jobs!r}; must be auto or a number of at least 1")
+        return int(self.jobs)
+
+
+class WorkerOptions(TrainingOptions):
+    """The options of training runs that several workers divide."""
+
+    worker: bool = False
+    """Do not wait for runs that other workers hold: end when there is nothing left to begin."""
+
+
+class ExperimentOptions(Config):
+    """Options that replace settings of an experiment's recipe."""
+
+    out: Path | None = None
+    """Folder; default: runs/RECIPE, or runs/RECIPE-vs-RECIPE."""
+    seeds: Seeds = ()
+    """Seed, repeat for several; default: the recipe's, or 1, 2 and 3."""
+    match: str | None = None
+    """Quantity that must match the baseline's: params, layer_params (attention and feed-forward), active_params, flops,
+    flops_causal, kv_bytes, training_flops, none."""
+    adjust: str | None = None
+    """Parts of all others that are changed until it matches: ffn, d_model or shape; in turn: d_model,ffn."""
+    dry_run: bool = False
+    """Show the planned work, and train nothing."""
+
+
+def compare(
+    recipes: Annotated[list[str], typer.Argument(help="Recipes, the baseline first; then changes, as a.b=c.")],
+    options: ExperimentOptions,
+    training: Annotated[WorkerOptions, WORKERS],
+    as_json: JsonOption = False,
+) -> None:
+    """Train matched recipes over several seeds with the same data order and report the paired differences.
+
+    They are several recipes, or one with a compare section.
+
+    Finished runs are not repeated: the same command continues an interrupted comparison. Started several times, on one
+    machine or on several that share the folder, it divides the runs.
+
+    Example: `widthwise compare configs/uniform_200m.yaml configs/x_200m.yaml train.steps=2000`
+    """
+    from widthwise.experiments.compare import read_plan
+
+    overrides = [argument for argument in recipes if "=" in argument]
+    paths = [Path(argument) for argument in recipes if "=" not in argument]
+    if not paths:
+        raise UserError("compare: got no recipe; name one with a compare section, or several")
+    plan = read_plan(paths, overrides, options.seeds, options.match, options.adjust)
+    if options.dry_run:
+        show_workload(plan, as_json)
+    else:
+        run_and_report(plan, options.out or Path("runs") / plan.title, as_json, training, not training.worker)
+
+
+class FamilyOptions(Config):
+    """The models that a run is grown into."""
+
+    to: tuple[Path, ...] = ()
+    """Recipe of a larger model; repeat for several."""
+    also: tuple[Path, ...] = ()
+    """Run of the same recipe with another seed, grown too; repeat for several."""
+    alone: Literal["tokens", "flops"] | None = None
+    """Train each model from scratch too, on as many tokens or with as many training FLOPs."""
+    out: Path | None = None
+    """Folder of the new runs; default: RUN-family."""
+
+
+def family(
+    run: RunArgument,
+    options: FamilyOptions,
+    training: Annotated[TrainingOptions, WORKERS],
+    overrides: Changes = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Grow one run into several sizes without changing what it computes, and train each to the end of its recipe.
+
+    Changes are made in all recipes.
+
+    Finished branches are not trained again: the same command continues an interrupted family.
+
+    Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
+    """
+    from widthwise.experiments.family import plan_family, run_family
+    from widthwise.experiments.jobs import Jobs
+    from widthwise.reports.answers import answer
+    from widthwise.reports.experiment import branch_table
+    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.runs.environment import command_line
+    from widthwise.runs.trained import RunCheckpoint
+
+    if not options.to:
+        raise UserError("--to: is required; give the recipe of a larger model, one --to for each")
+    folder = options.out or run.with_name(f"{run.name}-family")
+    check_kind(folder, Outcome.file_name)
+    further = [RunCheckpoint.of(other) for other in options.also]
+    branches = plan_family(RunCheckpoint.of(run), options.to, overrides or (), folder, further, options.alone)
+    recipes = [recipe for branch in branches for recipe in branch.recipes]
+    at_a_time = Jobs.of(recipes, len(recipes), training.n_jobs)
+    with training_progress(training.track) as observer:
+        found = run_family(branches, folder, observer, at_a_time, options.alone, command_line())
+    files = reversed(write_report([folder]))  # the page comes last
+    say_result(found, as_json, answer(found), filter(None, [comparison_table(found), branch_table(found)]), files)
 
 
 def run_and_report(
     plan: "Experiment",
     folder: Path,
     as_json: bool,
-    jobs: str = "auto",
-    track: Sequence[TrackerName] | None = None,
-    is_worker: bool = False,
+    training: TrainingOptions,
+    waits: bool = True,
     storage: str | None = None,
     study: str | None = None,
 ) -> None:
     """Train the runs of an experiment, show their progress, and print the result.
 
-    jobs, track, storage, study: as the verbs take them. is_worker: end when there is nothing left to begin, though
-    others have not finished. Raises RunFailed where all points failed.
+    waits: until others have finished the runs they hold. storage, study: as `sweep` takes them. Raises RunFailed where
+    all points failed.
     """
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import expected_seconds, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.answers import answer
-    from widthwise.reports.main_table import comparison_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
     # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
     if plan.axes is not None:
         check_kind(folder, Outcome.file_name)
-    at_a_time = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), jobs_asked(jobs))
-    with training_progress(track) as observer:
+    at_a_time = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), training.n_jobs)
+    with training_progress(training.track) as observer:
         amount = plan.in_words if plan.axes is None else workload_line(plan.workload(), "point")
         if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
             amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
@@ -110,114 +178,65 @@ def run_and_report(
             observer.message(line)
         try:
             found = run_experiment(
-                plan, folder, command_line(), observer, at_a_time, not is_worker, storage_url=storage, study_name=study
+                plan, folder, command_line(), observer, at_a_time, waits, storage_url=storage, study_name=study
             )
         except HeldElsewhere as left:
             observer.message(str(left))
             return
     if is_silent():
         return
-    files = write_report([folder])
-    if as_json:
-        say_json(found)
-    else:
-        table_console().print("\n".join(answer(found)))
-        say_tables(sweep_table(found) if found.axes else comparison_table(found))
-        failed = [point for point in found.open_points if point.state == "failed"]
-        reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
-        say(*reasons, *(f"wrote {file}" for file in reversed(files)))  # the page comes last
+    files = reversed(write_report([folder]))
+    failed = [point for point in found.open_points if point.state == "failed"]
+    reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
+    table = sweep_table(found) if found.axes else comparison_table(found)
+    say_result(found, as_json, [*answer(found), *reasons], [table], files)
     if found.study is not None and not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
 
 
 def sweep_table(found: Outcome) -> Table:
     """The points of a sweep, the lowest loss first; what has not finished stands below."""
-    rows = [_cells(point) for point in found.variants] + [[clean(each.name), each.state] for each in found.open_points]
-    header = ["point", LOSS.brief_title, DIFFERENCE.title, "verdict", PARAMS.brief_title]
-    header += [each.brief_title for each in RATIOS]
-    note = ""
+    loss, params, *ratios = SWEPT
+    difference, rows = QUANTITY["difference"], []
+    for point in found.variants:
+        ends = interval(point.difference, 3, with_sign=True) if point.difference else ""
+        mean = shown(point.difference.mean, difference) if point.difference else ""
+        row = [marked(point), shown(point.val_loss.mean, loss), f"{mean} ({ends})" if ends else mean]
+        row += [point.verdict or "", shown(params.value(point), params)]
+        rows.append([*row, *(ratio(point.ratio.get(each.name), sign="") for each in ratios)])
+    rows += [[clean(each.name), each.state] for each in found.open_points]
+    header = ["point", loss.brief_title, difference.title, "verdict", params.brief_title]
+    names, note = [each.brief_title for each in ratios], ""
     if found.baseline_words:
-        ratios = " and ".join(each.brief_title for each in RATIOS)
-        note = f"{percentage(found.confidence)} intervals; {ratios}: ratio to {clean(found.baseline_words)}"
-    return Table(clean(found.title), header, rows, words={"verdict"}, note="\n".join([note, *doubts(found)]).strip())
+        note = (
+            f"{percentage(found.confidence)} intervals; {' and '.join(names)}: ratio to {clean(found.baseline_words)}"
+        )
+    note = "\n".join([note, *doubts(found)]).strip()
+    return Table(clean(found.title), [*header, *names], rows, words={"verdict"}, note=note, n_essential=4)
 
 
-def _cells(point: Variant) -> list[str]:
-    ends = interval(point.difference, 3, with_sign=True) if point.difference else ""
-    difference = shown(point.difference.mean, DIFFERENCE) if point.difference else ""
-    return [
-        marked(point),
-        shown(point.val_loss.mean, LOSS),
-        f"{difference} ({ends})" if ends else difference,
-        point.verdict or "",
-        shown(PARAMS.value(point), PARAMS),
-        *(ratio(point.ratio.get(each.name), sign="") for each in RATIOS),
-    ]
+def show_workload(plan: "Experiment", as_json: bool) -> None:
+    """Print a table of the planned work and what was adjusted, or JSON."""
+    workload, row = plan.workload(), "variant" if plan.axes is None else "point"
+    say_result(workload, as_json, (), [workload_table(workload, plan.title, row)], notes=plan.adjustment_lines)
 
 
-def show_workload(
-    workload: dict[str, Any], title: str, row: Row, adjustment_lines: Iterable[str], as_json: bool
-) -> None:
-    """Print a table of the planned work and what was adjusted, or JSON. workload: of `Experiment.workload`."""
-    if as_json:
-        say_json(workload)
-        return
-    say_tables(workload_table(workload, title, row))
-    for line in adjustment_lines:
-        say(line)
-
-
-def workload_table(workload: dict[str, Any], title: str, row: Row) -> Table:
+def workload_table(workload: dict[str, Any], title: str, row: str) -> Table:
     """A line for each point or variant. Those of a search are not known in advance: one line represents all."""
     header = [row, *(each.brief_title for each in WORKLOAD)]
     rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in WORKLOAD)] for each in workload["points"]]
     notes = ["tokens and FLOPs of all seeds"]
     if workload["match"]:
         header.append("difference")
-        rows = [[*cells, _miss(each["miss"])] for cells, each in zip(rows, workload["points"])]
+        for cells, each in zip(rows, workload["points"]):
+            cells.append("" if each["miss"] is None else f"{signed(100 * each['miss'], 3)}%")
         notes.append(f"difference: {QUANTITY[workload['match']].title}, from {clean(workload['baseline'])}")
     return Table(clean(title), header, rows, note="\n".join([*notes, workload_line(workload, row)]))
 
 
-def workload_line(workload: dict[str, Any], row: Row) -> str:
-    """The amount of work in one line."""
+def workload_line(workload: dict[str, Any], row: str) -> str:
+    """The amount of work in one line. row: `point` or `variant`."""
     return (
         f"{workload['n_points']} {row}s x {workload['n_seeds']} seeds: {workload['n_runs']} runs, "
         f"together about {si(workload['training_flops'])} training FLOPs"
     )
-
-
-def _miss(miss: float | None) -> str:
-    return "" if miss is None else f"{signed(100 * miss, 3)}%"
-
-
-def show_costs(costs: dict[str, Any], title: str, as_json: bool) -> None:
-    """Print a table of what the points of an experiment cost, or JSON. costs: of `Experiment.costs`."""
-    if as_json:
-        say_json(costs)
-        return
-    say_tables(costs_table(costs, title))
-    console = table_console()
-    for row in costs["variants"]:
-        if found := row["adjusted"]:
-            changes = [f"{each['key']} {each['before']:.7g} -> {each['after']:.7g}" for each in found["changes"]]
-            miss = f"{found['match']} missed by {signed(100 * found['miss'], 3)}%"
-            console.print(f"{clean(row['name'])}: {', '.join(changes)}, {miss}")
-    if costs["n_drawn"]:
-        console.print(f"{costs['n_drawn']} further points are drawn when the sweep runs")
-    if costs["refusal"]:
-        console.print(f"compare refuses this: {clean(costs['refusal'])}")
-
-
-def costs_table(costs: dict[str, Any], title: str) -> Table:
-    """A row for each point, and below every quantity its ratio to the baseline's."""
-    rows = [[clean(row["name"]), *(_cell(row, each.name) for each in COSTS)] for row in costs["variants"]]
-    note = "FLOPs and bytes per token, tokens and training FLOPs of one run"
-    if costs["baseline"] is not None:
-        note += f"\nbelow: ratio to {clean(costs['baseline'])}"
-    return Table(clean(title), ["", *(TITLES.get(each.name, each.brief_title) for each in COSTS)], rows, note=note)
-
-
-def _cell(row: dict[str, Any], name: str) -> str:
-    value = shown(row[name], QUANTITY[name])
-    return value if row["ratio"] is None else f"{value}\n{fixed(row['ratio'][name], 4)}"

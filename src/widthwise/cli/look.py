@@ -1,28 +1,109 @@
-"""Verbs that look at what was trained: activations, texts, pages, and what there is."""
+"""Verbs that look at what was trained: its losses and answers, activations, texts, pages, and what there is."""
 
+import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from widthwise.cli.options import JsonOption, RunArgument, StepOption
-from widthwise.cli.progress import shown_progress
-from widthwise.cli.terminal import progress_console, remark, say, say_json, say_tables, say_text, table_console
+from widthwise.cli.options import JsonOption, RunArgument, RunsArgument, StepOption
+from widthwise.cli.progress import LineObserver, shown_progress
+from widthwise.cli.terminal import progress_console, remark, say, say_json, say_result, say_text
 from widthwise.config_io import Config, UserError
 from widthwise.records.run import ListedRun
 from widthwise.reports.formats import MISSING, counted, duration, fixed, si
 from widthwise.reports.table import Table
+from widthwise.runs.scoring import EvaluationConfig
 
 PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings that pass all arguments of the verb on to the harness."""
 
 
-class AnalyzeOptions(Config):
+class CheckpointOptions(Config):
+    """The checkpoints of each run."""
+
+    step: NonNegativeInt | None = None
+    """Step of each run's checkpoint; default: its newest good one."""
+    every_checkpoint: bool = False
+    """All checkpoints of each run, first to last."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "CheckpointOptions":
+        if self.every_checkpoint and self.step is not None:
+            raise ValueError(f"step: got {self.step} beside --every-checkpoint; give one of them")
+        return self
+
+
+class EvalOptions(CheckpointOptions):
+    """The checkpoints that are evaluated, what each is compared with, and where the answers go."""
+
+    out: Path | None = None
+    """One JSON file for all, instead of one in each run's evaluations/; of folders nothing else is kept."""
+    report: Path | None = None
+    """Folder for a page, CSV and LaTeX with a row for each run, and what is significantly better marked."""
+    baselines: tuple[str, ...] = ()
+    """Model that a run is compared with, as RUN=BASELINE; default: the first; repeat for several."""
+
+
+def eval_(
+    runs: RunsArgument,
+    config: Annotated[EvaluationConfig, "Texts and tasks"],
+    options: EvalOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Perplexity and bits per byte of texts, and accuracy on tasks; by default on the run's held-out text.
+
+    Of several runs, each is compared with the first, or with its --baseline.
+
+    Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
+    """
+    from widthwise.evaluation.differences import all_differences, baselines_of, without_items
+    from widthwise.evaluation.models_table import models_table
+    from widthwise.files import write_atomic
+    from widthwise.records.evaluation import EvaluationTable
+    from widthwise.reports.evaluation import answer
+    from widthwise.reports.evaluation_tables import evaluation_tables, tables_by_checkpoint
+    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.runs.environment import command_line
+    from widthwise.runs.evaluate import evaluate_run, save_evaluation
+    from widthwise.runs.trained import kept_steps
+
+    step, every_checkpoint, out, report = options.step, options.every_checkpoint, options.out, options.report
+    if wrong := [each for each in options.baselines if not all(each.rpartition("="))]:
+        raise UserError(f"--baseline: got {wrong[0]!r}; expected RUN=BASELINE")
+    given = {each.rpartition("=")[0]: each.rpartition("=")[2] for each in options.baselines}
+    beside = baselines_of([str(run) for run in runs], given)
+    if report is not None:
+        check_kind(report, EvaluationTable.file_name)
+    records, files, answers, console = [], [], [], progress_console()
+    # The harness has bars of its own, which would tear ours.
+    with nullcontext(LineObserver(console)) if config.asks_harness else shown_progress(console) as observer:
+        for run in runs:
+            for each in kept_steps(run, observer.message) if every_checkpoint else (step,):
+                records.append(evaluate_run(run, config, observer.message, each, observer.working))
+                if out is None and report is None and records[-1]["step"] is not None:
+                    files.append(save_evaluation(records[-1]))
+    differences = all_differences(records, beside, by_step=every_checkpoint)
+    whole = {"runs": records, "differences": differences}
+    if out is not None:
+        write_atomic(out, json.dumps(whole, indent=2) + "\n")
+        files.append(out)
+    if report is not None:
+        table = models_table(records, differences, command_line())
+        write_atomic(report / table.file_name, json.dumps(table.to_data() | whole, indent=2) + "\n")
+        files += [report / table.file_name, *reversed(write_report(report))]
+        answers = answer(table)
+    shown = {"runs": [without_items(each) for each in records], "differences": differences}
+    tables = (tables_by_checkpoint if every_checkpoint else evaluation_tables)(records, differences)
+    say_result(shown, as_json, answers, tables, files)
+
+
+class AnalyzeOptions(CheckpointOptions):
     """The text that models read for an analysis, the checkpoints that read it, and the folder it is written to."""
 
     text: Path | None = None
@@ -33,25 +114,16 @@ class AnalyzeOptions(Config):
     """Tokens per window; default: the first run's seq_len."""
     batch_size: PositiveInt | None = None
     """Windows per pass; default: 4096 tokens."""
-    step: int | None = Field(default=None, ge=0)
-    """Step of each run's checkpoint; default: its newest good one."""
-    every_checkpoint: bool = False
-    """All checkpoints of each run, as curves over tokens."""
     out: Path | None = None
     """Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis; behind it -step-N or -of-checkpoints."""
     parquet: bool = False
     """Also write analysis.parquet, one number per row."""
 
 
-def analyze(
-    models: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories or Hugging Face folders; several are overlaid."),
-    ],
-    options: AnalyzeOptions,
-    as_json: JsonOption = False,
-) -> None:
+def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption = False) -> None:
     """Look inside trained models as they read a text: activations, entropy of the stream, logit lens, attention sinks.
+
+    Several are laid over one another.
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
@@ -62,8 +134,6 @@ def analyze(
     from widthwise.runs.analyse import analyse, write_analysis
 
     step, every_checkpoint, out = options.step, options.every_checkpoint, options.out
-    if every_checkpoint and step is not None:
-        raise UserError(f"--step: got {step} beside --every-checkpoint; give one of them")
     if options.parquet:
         check_parquet()
     if out is not None:
@@ -80,14 +150,9 @@ def analyze(
     files = [write_analysis(analysis, out)]
     if options.parquet:
         files.append(write_parquet(analysis, out))
-    files += write_report(out)
-    if as_json:
-        say_json(analysis)
-        return
-    say_tables(checkpoints_table(analysis) if every_checkpoint else summary_table(analysis))
-    table_console().print(analysis.sentence)
-    for file in files:
-        say(f"wrote {file}")
+    files += reversed(write_report(out))  # the page comes last
+    table = checkpoints_table(analysis) if every_checkpoint else summary_table(analysis)
+    say_result(analysis, as_json, analysis.sentence.splitlines(), [table], files)
 
 
 class GenerateOptions(Config):
@@ -130,7 +195,12 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
     for damage in trained.damages:
         remark(str(damage))
     tokenizer, texts = trained.tokenizer, options.prompts or [""]
-    prompts = [tokenizer.encode(_utf8(text)) or [tokenizer.eos_id] for text in texts]
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"--prompt: {text!r} is not UTF-8 text") from None
+    prompts = [tokenizer.encode(text) or [tokenizer.eos_id] for text in texts]
     if options.speculative:
         answers, counts = generate_drafted(trained.model, prompts, options.max_new_tokens, tokenizer.eos_id)
         drafting = {"speculative": counts.record()}
@@ -144,22 +214,10 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
         say_json({"run": str(run), "step": trained.step, "continuations": rows, **drafting})
         return
     say_text("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
-    if drafting:
-        remark(_shown(drafting["speculative"]))
-
-
-def _shown(drafting: dict[str, float | None]) -> str:
-    rate = drafting["accept_rate"]
-    accepted = "no drafts" if rate is None else f"{rate:.1%} of the drafts accepted"
-    return f"{accepted}, {drafting['tokens_per_pass']:.2f} tokens a pass, {drafting['tokens_per_second']:,.1f} tokens/s"
-
-
-def _utf8(prompt: str) -> str:
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"--prompt: {prompt!r} is not UTF-8 text") from None
-    return prompt
+    for counts in drafting.values():
+        rate, n_tokens, speed = (counts[key] for key in ("accept_rate", "tokens_per_pass", "tokens_per_second"))
+        accepted = "no drafts" if rate is None else f"{rate:.1%} of the drafts accepted"
+        remark(f"{accepted}, {n_tokens:.2f} tokens a pass, {speed:,.1f} tokens/s")
 
 
 class ReportOptions(Config):
@@ -176,18 +234,14 @@ class ReportOptions(Config):
 
 
 def report(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DIR...",
-            help="One folder of a comparison, discovery, sweep, family, fit, analysis or evaluation, or several "
-            "comparisons, or run directories.",
-        ),
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folder of results, or several.")],
     options: ReportOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
+
+    DIR is one folder of a comparison, discovery, sweep, family, fit, analysis or evaluation; several comparisons or run
+    directories have a common report.
 
     Example: `widthwise report runs/quickstart --figures pdf`
     """
@@ -197,10 +251,7 @@ def report(
     if options.watch is not None:
         _follow(paths, write, options.watch)
     files = [str(path) for path in write()]
-    if as_json:
-        say_json({"files": files})
-    else:
-        say(*files)
+    say_json({"files": files}) if as_json else say(*files)
 
 
 def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -> None:
@@ -232,14 +283,13 @@ def runs(
     from widthwise.runs.listing import list_runs
 
     found = list_runs(folder)
-    if as_json:
-        say_json({"runs": [each.to_data() for each in found]})
-        return
     header = ["Run", "State", "Step", "Loss", "Held-out loss", "Tokens/s", "Age", "Size"]
-    rows = [_row(each, folder) for each in found]
-    say_tables(Table(f"{counted(len(found), 'run')} in {folder}", header, rows, words=["State"]))
+    table = Table(
+        f"{counted(len(found), 'run')} in {folder}", header, [_row(each, folder) for each in found], ["State"]
+    )
+    say_result({"runs": [each.to_data() for each in found]}, as_json, (), [table])
     for each in found:
-        if each.reason is not None:
+        if each.reason is not None and not as_json:
             remark(each.reason if each.state == "unreadable" else f"{each.path}: {each.reason}")
 
 

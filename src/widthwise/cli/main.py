@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from widthwise import __version__
-from widthwise.cli import compare, data, design, eval, fit, grow, look, paper, plan, search, ship, sweep, train
+from widthwise.cli import convert, data, design, experiment, look, paper, plan, search, sweep, train
 from widthwise.cli.options import Command, with_options
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.terminal import remark, say
@@ -20,9 +20,6 @@ from widthwise.training.launch import Interrupted, is_silent, n_launched
 ON_SEVERAL_PROCESSES = ("train", "resume", "compare", "sweep")
 """Verbs that work under torchrun, where every process runs the same command."""
 
-GONE = ("--storage", "--study", "--heartbeat")
-"""Options of earlier versions by which workers met."""
-
 app = typer.Typer(
     name="widthwise",
     help="Design, train and compare language models whose width is a design variable.",
@@ -33,11 +30,11 @@ app = typer.Typer(
 VERBS = {
     "Design": (design.init, design.inspect, design.design, design.explore, search.search, search.discover, plan.plan),
     "Train": (data.data_app, train.train, train.resume, look.runs),
-    "Compare": (compare.compare, sweep.sweep, fit.fit, paper.paper),
-    "Change": (grow.grow, compare.family),
-    "Look": (eval.eval_, look.analyze, look.generate, look.report),
-    "Ship": (ship.export, ship.import_),
-    "Advanced": (grow.bake, grow.pad, ship.checkpoint_app, look.lm_eval, design.schema),
+    "Compare": (experiment.compare, sweep.sweep, sweep.fit, paper.paper),
+    "Change": (convert.grow, experiment.family),
+    "Look": (look.eval_, look.analyze, look.generate, look.report),
+    "Ship": (convert.export, convert.import_),
+    "Advanced": (convert.bake, convert.pad, convert.checkpoint_app, look.lm_eval, design.schema),
 }
 """Title of a panel of the help -> its verbs."""
 for panel, verbs in VERBS.items():
@@ -85,9 +82,7 @@ def main() -> None:
         _leave(error, 2)
     except typer.TyperException as error:
         # A mistake in the arguments; without a message the help has been printed in its place.
-        is_gone = getattr(error, "option_name", None) in GONE
-        advice = "; the locks of their folders divide the runs among all workers" if is_gone else ""
-        _leave(UserError(error.format_message() + advice), 2) if error.format_message() else sys.exit(2)
+        _leave(UserError(error.format_message()), 2) if error.format_message() else sys.exit(2)
     except RunFailed as error:
         _leave(error, 1)
     except Interrupted as error:

@@ -3,6 +3,8 @@
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
+from enum import Enum
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -11,26 +13,30 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperOption
+from typer.models import OptionInfo
 
 from widthwise.config_io import Config, ConfigT, UserError, mistakes_at
 
-REPEATED = (tuple[str, ...], tuple[Path, ...])
 LONGEST_SPAN = 10_000
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
+RecipeArgument = Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/x_200m.")]
 Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as train.steps=2000.")]
+RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs or Hugging Face folders.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StepOption = Annotated[
-    int | None, typer.Option(min=0, help="Step of the run's checkpoint; default: its newest good one.")
-]
+VariantOption = Annotated[str | None, typer.Option(help="Variant or point of a recipe's compare or sweep section.")]
+StepOption = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest good one.")]
+Seeds = Annotated[tuple[int, ...], typer.Option("--seed")]
+"""A field for seeds, whose option is repeated."""
 
 
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Return a command of typer with an option for each field of the verb's parameters that are configs.
 
-    A field gives name, type, default, allowed values and, by its docstring, help. Where it holds several texts or
-    paths, the option is in the singular and repeated; other values stand in a list, as `2,4` or `8..16`, and limits as
+    A field gives name, type, default, allowed values and, by its docstring, help; `typer.Option` in its annotation says
+    what else is to be said. Where it holds several texts, paths or words of an Enum, or its `typer.Option` has a name,
+    the option is in the singular and repeated; other values stand in a list, as `2,4` or `8..16`, and limits as
     `0.3..0.8`. `Annotated[SomeConfig, "Title"]` puts the options under a title.
     """
     parameters, configs = [], {}
@@ -62,9 +68,9 @@ class Command(TyperCommand):
     def describe(self) -> None:
         """Give the option of each field the field's docstring as its help, and a number its bounds."""
         for config in vars(self.callback).get("configs", ()):
-            said = config.model_json_schema()["properties"]
-            for param in (each for each in self.params if isinstance(each, TyperOption) and each.name in said):
-                field = said[param.name]
+            fields = config.model_json_schema()["properties"]
+            for param in (each for each in self.params if isinstance(each, TyperOption) and each.name in fields):
+                field = fields[param.name]
                 kinds = (field, *field.get("anyOf", ()))
                 bounds = [f"x{sign}{kind[key]:.10g}" for kind in kinds for key, sign in BOUNDS.items() if key in kind]
                 param.help = field.get("description")
@@ -97,17 +103,26 @@ def _kind(annotation: Any) -> Any:
     return annotation
 
 
-def _option(name: str, kind: Any) -> str:
-    """`bottleneck_layer` -> `--bottleneck-layer`."""
-    return f"--{(name.removesuffix('s') if kind in REPEATED else name).replace('_', '-')}"
+def _option(name: str, info: FieldInfo) -> tuple[OptionInfo, str, bool]:
+    """Return the option of a field, its name, as `--bottleneck-layer`, and True if it is repeated."""
+    kind = _kind(info.annotation)
+    option = copy(next((each for each in info.metadata if isinstance(each, OptionInfo)), None) or typer.Option())
+    # The first name stands where typer has a default.
+    names = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
+    item = get_args(kind)[0] if get_origin(kind) is tuple else None
+    is_text = item in (str, Path) or (isinstance(item, type) and issubclass(item, Enum))
+    is_repeated = item is not None and (bool(names) or is_text)
+    names = names or [f"--{(name.removesuffix('s') if is_repeated else name).replace('_', '-')}"]
+    option.default, option.param_decls = ..., names
+    return option, names[0], is_repeated
 
 
 def _parameter(name: str, info: FieldInfo, title: str | None = None) -> inspect.Parameter:
     """Return the annotation from which typer makes the option of a field."""
-    kind = _kind(info.annotation)
-    option = typer.Option(_option(name, kind), rich_help_panel=title)
+    kind, (option, _, is_repeated) = _kind(info.annotation), _option(name, info)
+    option.rich_help_panel = title
     default = inspect.Parameter.empty if info.is_required() else info.default
-    if kind in REPEATED:
+    if is_repeated:
         kind, default = list[get_args(kind)[0]], default or None
     elif kind not in (bool, str, Path):
         option.metavar, values = _metavar(kind), get_args(kind)
@@ -127,10 +142,13 @@ def _metavar(kind: Any) -> str:
 
 def _read(config: type[ConfigT], given: dict[str, Any]) -> ConfigT:
     """The config of what was given. Raises UserError `--option: ...`."""
-    kinds = {name: _kind(info.annotation) for name, info in config.model_fields.items()}
-    options = {name: _option(name, kind) for name, kind in kinds.items()}
-    said = {name: value for name, value in given.items() if value is not None}
-    data = {name: _data(kinds[name], value, options[name]) for name, value in said.items()}
+    fields = config.model_fields
+    options = {name: _option(name, info)[1] for name, info in fields.items()}
+    data = {
+        name: _data(_kind(fields[name].annotation), value, options[name])
+        for name, value in given.items()
+        if value is not None
+    }
     try:
         with mistakes_at("options"):
             return config.model_validate(data)

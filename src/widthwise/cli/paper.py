@@ -2,15 +2,18 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from widthwise.cli.experiment import JobsOption, jobs_asked
-from widthwise.cli.progress import TrackOption, training_progress
+from widthwise.cli.experiment import WORKERS, TrainingOptions
+from widthwise.cli.progress import training_progress
 from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
+
+if TYPE_CHECKING:
+    from widthwise.experiments.papers.work import Work
 
 LIST = "list"
 
@@ -22,6 +25,7 @@ class Scale(StrEnum):
 
 
 def paper(
+    training: Annotated[TrainingOptions, WORKERS],
     item: Annotated[str, typer.Argument(help="An item, such as hourglass_table_2, or `list`.")] = LIST,
     scale: Annotated[
         Scale | None,
@@ -38,8 +42,6 @@ def paper(
         typer.Option(help="File to write the item into as an HTML page; with `list`, all items as Markdown."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the work of --scale, and train nothing.")] = False,
-    jobs: JobsOption = "auto",
-    track: TrackOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show a table or figure of a paper: what it prints, what the recipes count, what was measured at a small size.
@@ -53,7 +55,6 @@ def paper(
         return
     from widthwise.experiments.papers.item import SCALES, item_record, read_item
     from widthwise.reports.paper import item_notes, item_page, item_table
-    from widthwise.reports.writing import write_report
 
     if dry_run and scale not in SCALES:
         raise UserError(f"--dry-run: shows the work of an experiment; give --scale {' or '.join(SCALES)}")
@@ -65,10 +66,7 @@ def paper(
         if dry_run:
             say(f"{item}, {scale}: {work.recipe}, {work.workload}")
             return
-        with training_progress(track) as observer:
-            observer.message(work.workload)
-            folders = work.run(results / work.name, observer, jobs_asked(jobs))
-        written += [file for folder in folders for file in write_report([folder])]
+        written += _trained(work, results / work.name, training)
     scales = () if scale is Scale.PAPER else SCALES if scale is None else (scale.value,)
     record = item_record(item, found, results, scales)
     if work is not None:
@@ -82,6 +80,16 @@ def paper(
         return
     say_tables(item_table(record))
     say(*item_notes(record), *(f"wrote {file}" for file in written))
+
+
+def _trained(work: "Work", folder: Path, training: TrainingOptions) -> list[Path]:
+    """Train what is not finished, and write its reports. Returns their files."""
+    from widthwise.reports.writing import write_report
+
+    with training_progress(training.track) as observer:
+        observer.message(work.workload)
+        folders = work.run(folder, observer, training.n_jobs)
+    return [file for each in folders for file in write_report([each])]
 
 
 def _list(scale: Scale | None, results: Path, page: Path | None, as_json: bool) -> None:

@@ -1,61 +1,67 @@
 """`widthwise plan`: what fits on a device, how long it takes, and what could be trained there."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import PositiveFloat, PositiveInt
 
+from widthwise.cli.options import JsonOption, VariantOption
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
-from widthwise.config_io import UserError
+from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
 from widthwise.records.cost import Plan
 from widthwise.reports.formats import counted, duration, si
 from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml, recipe_path
 
-DEVICE, WITHOUT = "Device", "Without a recipe"
+if TYPE_CHECKING:
+    from widthwise.runs.plan import Planner
+    from widthwise.runs.proposal import Proposal
+    from widthwise.training.devices import Device
+
+
+ARGUMENTS = "Recipe, and changes, such as train.steps=2000."
+
+
+class DeviceOptions(Config):
+    """The devices of a plan."""
+
+    device: str | None = None
+    """A name, such as rtx4090, or a memory, such as 24GB."""
+    n_devices: PositiveInt = 1
+    """Number of them that train together."""
+    days: PositiveFloat | None = None
+    """Days that the run may take."""
+    mfu: float | None = None
+    """Share of the peak that training uses; default: 0.4."""
+    memory: str | None = None
+    """Memory of any other device, such as 24GB."""
+    tflops: float | None = None
+    """Its dense bf16 peak, in 10^12 FLOP/s."""
+    bandwidth: str | None = None
+    """Between it and its memory, such as 1TB/s."""
+
+
+class ProposalOptions(Config):
+    """Properties of a recipe that is proposed."""
+
+    shape: str | None = None
+    """x, diamond, growing, narrowing or uniform; default: uniform."""
+    params: str | None = None
+    """Parameters, such as 350M; default: what the law says."""
+    tokens_per_param: PositiveFloat | None = None
+    """Tokens of the law; default: 20."""
+    out: Path | None = None
+    """Where to write the recipe that is proposed."""
 
 
 def plan(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RECIPE] [OVERRIDES]...", help="Recipe, and changes, such as train.steps=2000."),
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="Variant or point of a recipe with a compare or sweep section.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(rich_help_panel=DEVICE, help="A name, such as rtx4090, or a memory, such as 24GB.")
-    ] = None,
-    n_devices: Annotated[int, typer.Option(rich_help_panel=DEVICE, help="How many train together.")] = 1,
-    days: Annotated[float | None, typer.Option(rich_help_panel=DEVICE, help="How long the run may take.")] = None,
-    mfu: Annotated[
-        float | None, typer.Option(rich_help_panel=DEVICE, help="Share of the peak that training uses; default: 0.4.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(rich_help_panel=DEVICE, help="Memory of any other device, such as 24GB.")
-    ] = None,
-    tflops: Annotated[
-        float | None, typer.Option(rich_help_panel=DEVICE, help="Its dense bf16 peak, in 10^12 FLOP/s.")
-    ] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(rich_help_panel=DEVICE, help="Between it and its memory, such as 1TB/s.")
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=WITHOUT, help="x, diamond, growing, narrowing or uniform; default: uniform."),
-    ] = None,
-    params: Annotated[
-        str | None, typer.Option(rich_help_panel=WITHOUT, help="Parameters, such as 350M; default: what the law says.")
-    ] = None,
-    tokens_per_param: Annotated[
-        float | None, typer.Option(rich_help_panel=WITHOUT, help="Tokens of the law; default: 20.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(rich_help_panel=WITHOUT, help="Where to write the recipe that is proposed.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    devices: Annotated[DeviceOptions, "Device"],
+    wanted: Annotated[ProposalOptions, "Without a recipe"],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [OVERRIDES]...", help=ARGUMENTS)] = None,
+    variant: VariantOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Predict memory by part, what fits, hours and data of a recipe on a device; or propose a recipe for a device.
 
@@ -63,50 +69,53 @@ def plan(
     `widthwise plan --params 350M --device 24GB`
     """
     from widthwise.experiments.recipes import read_one
-    from widthwise.recipe.design import Family, ShapeRequest, parse_quantity, shape_section
-    from widthwise.runs.plan import LAW_TOKENS_PER_PARAM, Planner
-    from widthwise.runs.proposal import Request, propose
+    from widthwise.runs.plan import Planner
     from widthwise.training.devices import Device
 
     recipe, overrides = _recipe_and_overrides(arguments or [])
-    on = Device.from_options(device, memory, tflops, bandwidth, mfu)
-    for option, value in (("--days", days), ("--n-devices", n_devices), ("--tokens-per-param", tokens_per_param)):
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"{option}: got {value:g}; must be above 0")
-    without = {"--shape": shape, "--params": params, "--tokens-per-param": tokens_per_param, "--out": out}
-    proposal = None
+    on = Device.from_options(devices.device, devices.memory, devices.tflops, devices.bandwidth, devices.mfu)
     if recipe is not None:
-        if given := [option for option, value in without.items() if value is not None]:
-            raise UserError(f"{given[0]}: goes without a recipe")
-        planned = read_one(recipe, overrides, variant)
+        if given := [name for name, value in wanted if value is not None]:
+            raise UserError(f"--{given[0].replace('_', '-')}: goes without a recipe")
+        proposal, planned = None, read_one(recipe, overrides, variant)
     elif variant is not None:
         raise UserError(f"--variant: got {variant!r}; goes with a recipe")
     else:
-        if out is not None and out.exists():
-            raise UserError(f"{out}: exists already; choose another --out")
-        asked_shape = shape_section(ShapeRequest(kind=shape or "uniform"))
-        law = LAW_TOKENS_PER_PARAM if tokens_per_param is None else tokens_per_param
-        n_params = None if params is None else parse_quantity(params, "--params")
-        family = Family(overrides, asked_shape, n_devices)
-        proposal = propose(Request(on, n_devices, days, law, n_params), family)
-        if out is not None:
-            write_atomic(out, dump_yaml(proposal.data))
+        proposal = _proposed(on, devices, wanted, overrides)
         planned = proposal.recipe
-    planner = Planner(planned, n_devices)
-    found = planner.plan(on, days)
+    planner = Planner(planned, devices.n_devices)
+    found = planner.plan(on, devices.days)
     if as_json:
         say_json(found if proposal is None else {**found.to_data(), "law": proposal.law, "recipe": proposal.data})
     else:
         if proposal is not None:
             say(f"proposed: {proposal.law}")
-        show_plan(found, planner.hours_on_known(on) if found.run_hours is None and days is not None else ())
+        _show_plan(found, planner, on)
         if proposal is not None:
-            say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
+            say("", dump_yaml(proposal.data) if wanted.out is None else f"wrote {wanted.out}")
         if any(setup.micro_batch_size for setup in found.setups):
-            _say_next(found, recipe or out, [*overrides] if recipe else [], variant)
+            _say_next(found, recipe or wanted.out, [*overrides] if recipe else [], variant)
     if all(setup.micro_batch_size is None for setup in found.setups):
-        hint = f"; try train.shards={n_devices}" if planned.train.shards < n_devices else ""
+        hint = f"; try train.shards={devices.n_devices}" if planned.train.shards < devices.n_devices else ""
         raise UserError(f"--device: not one sequence at a time fits into the {si(on.memory_bytes)}B of {on.name}{hint}")
+
+
+def _proposed(on: "Device", devices: DeviceOptions, wanted: ProposalOptions, overrides: list[str]) -> "Proposal":
+    """The recipe for a device, written into --out. Raises UserError."""
+    from widthwise.recipe.design import Family, ShapeRequest, parse_quantity, shape_section
+    from widthwise.runs.plan import LAW_TOKENS_PER_PARAM
+    from widthwise.runs.proposal import Request, propose
+
+    if wanted.out is not None and wanted.out.exists():
+        raise UserError(f"{wanted.out}: exists already; choose another --out")
+    shape = shape_section(ShapeRequest(kind=wanted.shape or "uniform"))
+    n_params = None if wanted.params is None else parse_quantity(wanted.params, "--params")
+    law = wanted.tokens_per_param or LAW_TOKENS_PER_PARAM
+    request = Request(on, devices.n_devices, devices.days, law, n_params)
+    proposal = propose(request, Family(overrides, shape, devices.n_devices))
+    if wanted.out is not None:
+        write_atomic(wanted.out, dump_yaml(proposal.data))
+    return proposal
 
 
 def _recipe_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]:
@@ -122,18 +131,14 @@ def _recipe_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]
     return None, arguments
 
 
-def show_plan(found: Plan, known: Sequence[tuple[str, float]]) -> None:
-    """Prints a plan: the answer, memory by part, what fits, time and data, and what is odd.
-
-    known: names of devices with about as much memory as one whose FLOPs are not known, and hours on each, fastest
-    first.
-    """
-    say(verdict(found), "")
-    say_tables(part_table(found), setup_table(found))
+def _show_plan(found: Plan, planner: "Planner", on: "Device") -> None:
+    """Prints a plan: the answer, memory by part, what fits, time and data, and what is odd."""
+    say(_verdict(found), "")
+    say_tables(_part_table(found), _setup_table(found))
     data = found.data
     say(
         f"training: {si(found.tokens)} tokens ({found.tokens_per_param:.3g} per parameter) in {found.steps:,} steps, "
-        f"{found.training_flops:.3g} FLOPs; {_time(found, known)}",
+        f"{found.training_flops:.3g} FLOPs; {_time(found, planner, on)}",
         f"data: {si(data.disk_bytes)}B on disk from {si(data.text_bytes)}B of text, prepared in "
         f"{duration(data.prepare_core_hours)} of one core",
         *(f"remark: {each}" for each in found.remarks),
@@ -161,14 +166,11 @@ def _changes_that_fit(found: Plan) -> list[str]:
     return [f"train.micro_batch_size={best.micro_batch_size}", f"train.activation_checkpointing={kind}"]
 
 
-def verdict(found: Plan) -> str:
+def _verdict(found: Plan) -> str:
     """Return in one line if it fits."""
-    there = f"{found.device} has {si(found.device_memory_bytes)}B"
-    needs = (
-        f"needs {si(found.memory.total_bytes)}B of memory with passes of {counted(found.micro_batch_size, 'sequence')}"
-    )
-    answer = "fits" if found.fits else "does not fit"
-    line = f"{answer}: a model of {si(found.params)} parameters {needs}; {there}"
+    line = f"{'fits' if found.fits else 'does not fit'}: a model of {si(found.params)} parameters needs "
+    line += f"{si(found.memory.total_bytes)}B of memory with passes of {counted(found.micro_batch_size, 'sequence')}"
+    line += f"; {found.device} has {si(found.device_memory_bytes)}B"
     if found.fits:
         return line
     changes = " ".join(_changes_that_fit(found))
@@ -176,67 +178,55 @@ def verdict(found: Plan) -> str:
     return f"{line}; {helps}"
 
 
-def _time(found: Plan, known: Sequence[tuple[str, float]]) -> str:
-    if found.run_hours is None:
-        line = "time needs a device with known FLOPs, or --tflops"
+def _time(found: Plan, planner: "Planner", on: "Device") -> str:
+    """Return the time of the run, and how it compares with the time that is allowed."""
+    if found.run_hours is not None:
+        line = f"{duration(found.run_hours)} on {counted(found.n_devices, 'device')} at {found.mfu:.0%} of the peak"
         if found.asked_hours is None:
             return line
-        rate = found.training_flops / found.n_devices / found.asked_hours / 3600
-        needed = f"{duration(found.asked_hours)} need {rate / 1e12:.3g} TFLOP/s in use on each device"
-        return f"{needed}; {_known(found, known)}; {line}"
-    where = counted(found.n_devices, "device")
-    line = f"{duration(found.run_hours)} on {where} at {found.mfu:.0%} of the peak"
+        if found.run_hours <= found.asked_hours:
+            return f"{line}, within {duration(found.asked_hours)}"
+        tokens = found.asked_hours / found.run_hours * found.tokens
+        return f"{line}, more than {duration(found.asked_hours)}, which are enough for {si(tokens)} tokens"
+    line = "time needs a device with known FLOPs, or --tflops"
     if found.asked_hours is None:
         return line
-    if found.run_hours <= found.asked_hours:
-        return f"{line}, within {duration(found.asked_hours)}"
-    part = found.asked_hours / found.run_hours
-    return f"{line}, more than {duration(found.asked_hours)}, which are enough for {si(part * found.tokens)} tokens"
-
-
-def _known(found: Plan, known: Sequence[tuple[str, float]]) -> str:
-    """Return True if devices with about this memory are fast enough."""
-    about = f"about {si(found.device_memory_bytes)}B"
+    rate = found.training_flops / found.n_devices / found.asked_hours / 3600
+    needed = f"{duration(found.asked_hours)} need {rate / 1e12:.3g} TFLOP/s in use on each device"
+    known, about = planner.hours_on_known(on), f"about {si(found.device_memory_bytes)}B"
     if not known:
-        return f"no device known by name has {about}"
-    assert found.asked_hours is not None
+        return f"{needed}; no device known by name has {about}; {line}"
     times = ", ".join(f"{name} in {duration(hours)}" for name, hours in known)
     if known[0][1] > found.asked_hours:
-        return f"no device known by name with {about} is so fast; {times}"
-    return f"with {about}, {times}"
+        return f"{needed}; no device known by name with {about} is so fast; {times}; {line}"
+    return f"{needed}; with {about}, {times}; {line}"
 
 
-def part_table(found: Plan) -> Table:
+def _part_table(found: Plan) -> Table:
     """Memory of a device by part."""
     keys = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "cast_weight_bytes", "activation_bytes")
-    rows = [[each.part, si(each.params), *(_bytes(getattr(each, key)) for key in keys)] for each in found.parts]
+    rows = [[each.part, si(each.params), *(bytes_of(getattr(each, key)) for key in keys)] for each in found.parts]
     totals = [sum(getattr(each, key) for each in found.parts) for key in keys]
-    rows += [[], ["all of it", si(found.params), *map(_bytes, totals)]]
+    rows += [[], ["all of it", si(found.params), *map(bytes_of, totals)]]
     memory = found.memory
-    there = [memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes, memory.cast_weight_bytes]
-    rows += [[f"at the peak ({memory.moment})", "", *map(_bytes, [*there, memory.activation_bytes])]]
+    rows.append([f"at the peak ({memory.moment})", "", *(bytes_of(getattr(memory, key)) for key in keys)])
     header = ["", "params", "weights", "gradients", "optimizer", "in bf16", "activations"]
     more = memory.root_bytes + memory.buffer_bytes
     note = f"at the peak also {si(more)}B of logits and other buffers; predicted, not measured"
-    return Table(
-        f"memory of a device, passes of {counted(found.micro_batch_size, 'sequence')}", header, rows, note=note
-    )
+    caption = f"memory of a device, passes of {counted(found.micro_batch_size, 'sequence')}"
+    return Table(caption, header, rows, note=note)
 
 
-def setup_table(found: Plan) -> Table:
+def _setup_table(found: Plan) -> Table:
     """The largest pass that fits with each kind of activation checkpointing."""
     header = ["activation checkpointing", "largest micro_batch_size", "memory", "time of the run"]
-    rows = [
-        [
-            each.activation_checkpointing,
-            str(each.micro_batch_size or "none"),
-            _bytes(each.memory.total_bytes),
-            duration(each.run_hours),
-        ]
-        for each in found.setups
-    ]
+    rows = []
+    for each in found.setups:
+        largest, needed = str(each.micro_batch_size or "none"), bytes_of(each.memory.total_bytes)
+        rows.append([each.activation_checkpointing, largest, needed, duration(each.run_hours)])
     return Table(f"what fits into {found.device}", header, rows)
 
 
-def _bytes(n_bytes: int) -> str:
+def bytes_of(n_bytes: int) -> str:
+    """As `1.50GB`."""
     return f"{si(n_bytes)}B" if n_bytes else "0"

@@ -63,39 +63,86 @@ class _Pace:
 
     def __init__(self, stage: str = "", n_done: int = 0, unit: str = ""):
         """unit: what is counted, in the plural; `B` for bytes, which are shown in MB."""
-        self.stage, self._unit = stage, unit
+        self.stage, self._is_bytes, self._name = stage, unit == "B", "MB" if unit == "B" else unit
         self._n_before, self._began = n_done, time.monotonic()
 
-    def done(self, n_done: int, n_total: int | None, of: str) -> str:
-        """Return the progress as `1.5 of 2.0 MB`; "" where nothing is counted. of: word between the numbers."""
-        if not n_done and n_total is None:
-            return ""
-        total = "" if n_total is None else f"{of}{self._number(n_total)}"
-        return f"{self._number(n_done)}{total} {self._name}"
+    def said(self, n_done: int, n_total: int | None, of: str) -> tuple[str, str, str]:
+        """Return the progress as `1.5 of 2.0 MB`, the rate as `1.5 MB/s` and the time as `0:01:30 left`.
 
-    def rate(self, n_done: int) -> str:
-        """As `1.5 MB/s`; "" while nothing was done."""
-        rate = self._per_second(n_done)
-        if rate is None:
-            return ""
-        shown = f"{rate / 1e6:.1f}" if self._unit == "B" else f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        return f"{shown} {self._name}/s"
+        Each is "" where nothing is counted, nothing was done yet, or the end is reached or not known. of: word between
+        the numbers.
+        """
+        done, rate, left = "", "", ""
+        seconds, n_new = time.monotonic() - self._began, n_done - self._n_before
+        if n_done or n_total is not None:
+            done = of.join(f"{n / 1e6:.1f}" if self._is_bytes else f"{n:,}" for n in (n_done, n_total) if n is not None)
+            done += f" {self._name}"
+        if n_new > 0 and seconds > 0:
+            speed = n_new / seconds
+            shown = f"{speed / 1e6:.1f}" if self._is_bytes else f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+            rate = f"{shown} {self._name}/s"
+            left = f"{clock((n_total - n_done) / speed)} left" if n_total and n_done < n_total else ""
+        return done, rate, left
 
-    def left(self, n_done: int, n_total: int | None) -> str:
-        """As `0:01:30 left`; "" at the end, and where it is not known."""
-        rate = self._per_second(n_done)
-        return f"{clock((n_total - n_done) / rate)} left" if rate and n_total and n_done < n_total else ""
 
-    @property
-    def _name(self) -> str:
-        return "MB" if self._unit == "B" else self._unit
+class LineObserver(Observer):
+    """One line per record. Other work has one every few seconds and at its end, if it takes longer than that."""
 
-    def _number(self, n: int) -> str:
-        return f"{n / 1e6:.1f}" if self._unit == "B" else f"{n:,}"
+    def __init__(self, console: Console):
+        self._console = console
+        self._pace, self._shown_at = _Pace(), 0.0
+        self._is_open = False
+        """True while the stage has a line, and none of its end."""
+        self._name, self._n_steps, self._remaining = "", 0, ""
 
-    def _per_second(self, n_done: int) -> float | None:
-        seconds = time.monotonic() - self._began
-        return (n_done - self._n_before) / seconds if n_done > self._n_before and seconds > 0 else None
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        self.working(stage, n_bytes, n_bytes_total, "B")
+
+    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
+        now = time.monotonic()
+        if stage != self._pace.stage:
+            self._pace, self._shown_at, self._is_open = _Pace(stage, n_done, unit), now, False
+            if not n_done and n_total is None:
+                self.message(stage)
+            return
+        is_end = n_done == n_total and self._is_open
+        if now - self._shown_at < SECONDS_BETWEEN_LINES and not is_end:
+            return
+        self._shown_at, self._is_open = now, not is_end
+        done, *others = self._pace.said(n_done, n_total, " of ")
+        self.message("  ".join(filter(None, [f"{stage}: {done}", *others])))
+
+    def busy(self, what: str) -> None:
+        self.message(f"{self._name}: {what}")
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self._name, self._n_steps, self._remaining = name, n_steps, ""
+        self._pace = _Pace()
+
+    def record(self, record: dict[str, Any]) -> None:
+        event = record["event"]
+        if event == "train":
+            self._trained(record)
+        elif event not in ("stopped", "norms"):  # the first is said by the error that ends the run, the others are many
+            text = _SENTENCES[event](record) if event in _SENTENCES else f"{event} {_loss(record)}"
+            self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {text}")
+
+    def remaining(self, seconds: float) -> None:
+        """Show the time left for all runs, and the hour at which they end."""
+        end = datetime.now().astimezone() + timedelta(seconds=seconds)
+        self._remaining = f"all runs: {clock(seconds)} left, until {end:%a %d %b %H:%M}"
+
+    def message(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def beside(self) -> "LineObserver":
+        return LineObserver(self._console)
+
+    def _trained(self, record: dict[str, Any]) -> None:
+        remaining = (self._n_steps - record["step"]) * record["step_seconds"]
+        line = f"{self._name}: step {record['step']}/{self._n_steps}  train {_loss(record)}  lr {record['lr']:.3g}"
+        line += f"  {record['tokens_per_second']:,.0f} tokens/s  {clock(remaining)} left"
+        self.message(f"{line}  {self._remaining}" if self._remaining else line)
 
 
 class Bars(Progress):
@@ -130,131 +177,58 @@ class _Rest(ProgressColumn):
     """Return the text behind the bar: the time left, or the time passed until that is known."""
 
     def render(self, task: Task) -> Text:
-        fields = task.fields
-        left = task.time_remaining
+        fields, left = task.fields, task.time_remaining
         time = clock(task.elapsed or 0) if left is None else f"{clock(left)} left"
         return Text("  ".join(filter(None, [fields["done"], fields["rate"], time, fields["loss"]])))
 
 
-class _Shown(Observer):
-    """The common part of both ways of showing progress."""
-
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        self.working(stage, n_bytes, n_bytes_total, "B")
-
-
-class BarObserver(_Shown):
-    """One bar for each preparation, each run and each other work."""
+class BarObserver(LineObserver):
+    """One bar for each preparation, each run and each other work; lines above for what else there is to say."""
 
     def __init__(self, bars: Bars):
-        self._bars = bars
-        self._pace, self._is_run = _Pace(), False
-        self._run = ("", 0, 0)
-        """Name of the run, the step after which it goes on, its number of steps."""
+        super().__init__(bars.console)
+        self._bars, self._is_run = bars, False
         self._task = bars.begin("", is_shown=False)
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         if stage != self._pace.stage or self._is_run:
             self._begin(stage, n_total)
             self._pace, self._is_run = _Pace(stage, n_done, unit), False
-        done, rate = self._pace.done(n_done, n_total, "/"), self._pace.rate(n_done)
+        done, rate, _ = self._pace.said(n_done, n_total, "/")
         self._bars.update(self._task, total=n_total, completed=n_done, done=done, rate=rate)
 
     def busy(self, what: str) -> None:
-        if not self._is_run:
-            self.starting(*self._run)
+        self._go_on()
         self._bars.update(self._task, done=what)
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._run, self._is_run = (name, step, n_steps), True
-        self._begin(name, n_steps)
-        # Counted from here, so that the steps of an earlier process do not enter the rate.
-        self._show_step(step)
+        super().starting(name, step, n_steps)
+        self._go_on(is_new=True)
+        self.step_done(step)  # from here on, so that the steps of an earlier process do not enter the rate
 
     def step_done(self, step: int) -> None:
-        if not self._is_run:
-            self.starting(self._run[0], step, self._run[2])
-        self._show_step(step)
-
-    def record(self, record: dict[str, Any]) -> None:
-        name = self._run[0]
-        if record["event"] == "train":
-            self._bars.update(self._task, rate=f"{record['tokens_per_second']:,.0f} tokens/s", loss=_loss(record))
-        elif record["event"] == "validation":
-            self.message(f"{name}: step {record['step']}  validation {_loss(record)}")
-        elif record["event"] in _SENTENCES:
-            self.message(f"{name}: step {record['step']}  {_SENTENCES[record['event']](record)}")
+        self._go_on()
+        self._bars.update(self._task, completed=step, done=f"{step:,}/{self._n_steps:,}")
 
     def remaining(self, seconds: float) -> None:
-        self._bars.footer = _end_of_all(seconds)
-
-    def message(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False, markup=False)
+        super().remaining(seconds)
+        self._bars.footer = self._remaining
 
     def beside(self) -> "BarObserver":
         return BarObserver(self._bars)
 
-    def _show_step(self, step: int) -> None:
-        self._bars.update(self._task, completed=step, done=f"{step:,}/{self._run[2]:,}")
+    def _trained(self, record: dict[str, Any]) -> None:
+        self._bars.update(self._task, rate=f"{record['tokens_per_second']:,.0f} tokens/s", loss=_loss(record))
+
+    def _go_on(self, is_new: bool = False) -> None:
+        """Begin a bar for the run, if other work has the present one."""
+        if is_new or not self._is_run:
+            self._is_run = True
+            self._begin(self._name, self._n_steps)
 
     def _begin(self, description: str, total: int | None) -> None:
         self._bars.remove_task(self._task)
         self._task = self._bars.begin(description, total)
-
-
-class LineObserver(_Shown):
-    """One line per record. Other work has one every few seconds and at its end, if it takes longer than that."""
-
-    def __init__(self, console: Console):
-        self._console = console
-        self._pace, self._shown_at = _Pace(), 0.0
-        self._is_open = False
-        """Whether the stage has a line, and none of its end."""
-        self._name, self._n_steps, self._remaining = "", 0, ""
-
-    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
-        now = time.monotonic()
-        if stage != self._pace.stage:
-            self._pace, self._shown_at, self._is_open = _Pace(stage, n_done, unit), now, False
-            if not self._pace.done(n_done, n_total, " of "):
-                self.message(stage)
-            return
-        is_end = n_done == n_total and self._is_open
-        if now - self._shown_at < SECONDS_BETWEEN_LINES and not is_end:
-            return
-        self._shown_at, self._is_open = now, not is_end
-        done = self._pace.done(n_done, n_total, " of ")
-        words = [f"{stage}: {done}", self._pace.rate(n_done), self._pace.left(n_done, n_total)]
-        self.message("  ".join(filter(None, words)))
-
-    def busy(self, what: str) -> None:
-        self.message(f"{self._name}: {what}")
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._name, self._n_steps, self._remaining = name, n_steps, ""
-        self._pace = _Pace()
-
-    def record(self, record: dict[str, Any]) -> None:
-        if record["event"] in ("stopped", "norms"):
-            return  # the first is said by the error that ends the run, the others are too many numbers
-        if record["event"] in _SENTENCES:
-            self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {_SENTENCES[record['event']](record)}")
-            return
-        line = f"{self._name}: step {record['step']}/{self._n_steps}  {record['event']} {_loss(record)}"
-        if record["event"] == "train":
-            remaining = (self._n_steps - record["step"]) * record["step_seconds"]
-            line += f"  lr {record['lr']:.3g}  {record['tokens_per_second']:,.0f} tokens/s  {clock(remaining)} left"
-            line += f"  {self._remaining}" if self._remaining else ""
-        self.message(line)
-
-    def remaining(self, seconds: float) -> None:
-        self._remaining = _end_of_all(seconds)
-
-    def message(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def beside(self) -> "LineObserver":
-        return LineObserver(self._console)
 
 
 def _loss(record: dict[str, Any]) -> str:
@@ -274,10 +248,4 @@ def _skipped(record: dict[str, Any]) -> str:
 
 
 _SENTENCES = {"growth": _growth, "skipped": _skipped}
-"""What is said of events that are not a loss."""
-
-
-def _end_of_all(seconds: float) -> str:
-    """Return the time left for all runs, and the hour at which they end."""
-    end = datetime.now().astimezone() + timedelta(seconds=seconds)
-    return f"all runs: {clock(seconds)} left, until {end:%a %d %b %H:%M}"
+"""Texts of events that are not a loss."""

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import Field
+from pydantic import PositiveInt
 
-from widthwise.cli.experiment import JobsOption, jobs_asked, run_and_report
-from widthwise.cli.options import Changes, JsonOption
-from widthwise.cli.progress import TrackOption, training_progress
-from widthwise.cli.terminal import say, say_json, say_tables, table_console
+from widthwise.cli.experiment import WORKERS, TrainingOptions, run_and_report
+from widthwise.cli.options import Changes, JsonOption, Seeds
+from widthwise.cli.progress import training_progress
+from widthwise.cli.terminal import say, say_json, say_result, say_tables
 from widthwise.config_io import Config
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
@@ -29,20 +29,25 @@ SIZES = {
 COSTS = [QUANTITY[name] for name in ("layer_params", "params", "flops", "kv_bytes", "activation_bytes")]
 
 
+class SearchOptions(Config):
+    """Numbers of shapes that are shown, written and trained."""
+
+    top: PositiveInt = 20
+    """Number of shapes to show and write."""
+    out: Path | None = None
+    """Folder for search.json and recipes that extend the base."""
+    train: PositiveInt | None = None
+    """Train this many of the first and compare them with the base, in --out."""
+    seeds: Seeds = ()
+    """Seed for --train, repeat for several; default: 1, 2 and 3."""
+
+
 def search(
     base: Annotated[Path, typer.Argument(help="Recipe of the baseline, whose model sets the budget.")],
     space: Annotated[SearchSpace, "What to search"],
+    options: SearchOptions,
+    training: Annotated[TrainingOptions, WORKERS],
     overrides: Changes = None,
-    top: Annotated[int, typer.Option(min=1, help="How many shapes to show and write.")] = 20,
-    out: Annotated[Path | None, typer.Option(help="Folder for search.json and recipes that extend the base.")] = None,
-    train: Annotated[
-        int | None, typer.Option(min=1, help="Train this many of the first and compare them with the base, in --out.")
-    ] = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(help="Seed for --train, repeat for several; default: 1, 2 and 3.")
-    ] = None,
-    jobs: JobsOption = "auto",
-    track: TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
@@ -57,41 +62,42 @@ def search(
     from widthwise.recipe.design import search_recipe, write_search
 
     result = search_recipe(base, overrides or (), space)
-    summary = result.summary(max(top, train or 0))
-    folder = out or Path("runs") / f"{recipe_name(base)}-search"
-    recipes = write_search(base, overrides or (), summary, folder) if out or train else []
+    n_trained = options.train or 0
+    summary = result.summary(max(options.top, n_trained))
+    folder = options.out or Path("runs") / f"{recipe_name(base)}-search"
+    recipes = write_search(base, overrides or (), summary, folder) if options.out or n_trained else []
     if not as_json:
-        say_tables(search_table(summary, recipe_name(base)))
+        say_tables(_search_table(summary, recipe_name(base)))
         if recipes:
             say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
-    elif train is None:
+    elif not n_trained:
         say_json(summary)
-    if train is not None:
-        run_and_report(plan_of_search(summary, recipes[: 1 + train], seed or ()), folder, as_json, jobs, track=track)
+    if n_trained:
+        run_and_report(plan_of_search(summary, recipes[: 1 + n_trained], options.seeds), folder, as_json, training)
 
 
-def search_table(summary: dict[str, Any], base: str) -> Table:
+def _search_table(summary: dict[str, Any], base: str) -> Table:
     """The baseline and, below it, the candidates of a `SearchResult.summary` with the Pareto front marked."""
     n_found, n_kept, n_shown = summary["n_found"], summary["n_kept"], len(summary["candidates"])
     kept = f", the best of each {' and '.join(summary['per'])}: {n_kept}" if summary["per"] else ""
     budget = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%"
-    rows = [["base", *[""] * len(SIZES), *_totals(summary["baseline"]), ""]]
-    for row in summary["candidates"]:
-        sizes = [read(row) for read in SIZES.values()]
-        rows.append(["*" if row["is_pareto"] else "", *sizes, *_totals(row), f"{signed(100 * row['miss'], 2)}%"])
+    base_row, rows = summary["baseline"], []
+    for row in (base_row, *summary["candidates"]):
+        first, sizes, miss = "base", [""] * len(SIZES), ""
+        if row is not base_row:
+            first, sizes = "*" * row["is_pareto"], [read(row) for read in SIZES.values()]
+            miss = f"{signed(100 * row['miss'], 2)}%"
+        costs = [shown(row[each.name], each) for each in COSTS]
+        share = fixed(row["attention_params"] / row["layer_params"], 2)
+        rows.append([first, *sizes, miss, share, *costs, str(row["n_residual_additions"])])
     return Table(
         f"{budget}: {n_found:,} found{kept}" + (f", the first {n_shown}" if n_shown < n_kept else ""),
-        ["", *SIZES, "att.\nshare", *(each.brief_title for each in COSTS), "res.\nadds", "miss"],
+        ["", *SIZES, "miss", "att.\nshare", *(each.brief_title for each in COSTS), "res.\nadds"],
         rows,
         note=f"* on the Pareto front of {', '.join(summary['costs'])}\n"
         f"base: {clean(base)}; forward FLOPs and bytes per token, at {summary['seq_len']:,} tokens",
+        n_essential=len(SIZES) + 3,
     )
-
-
-def _totals(row: dict[str, Any]) -> list[str]:
-    """The share and costs of a candidate or of the baseline, a cell each."""
-    share = fixed(row["attention_params"] / row["layer_params"], 2)
-    return [share, *(shown(row[each.name], each) for each in COSTS), str(row["n_residual_additions"])]
 
 
 class DiscoverOptions(Config):
@@ -100,25 +106,24 @@ class DiscoverOptions(Config):
     budget: str | None = None
     """Such as 30M: the uniform model is sized to it first; default: the recipe's."""
     match: str | None = None
-    """What the budget is of: params, layer_params, active_params, flops, flops_causal, kv_bytes."""
-    steps: int | None = Field(default=None, ge=1)
+    """Quantity of the budget: params, layer_params, active_params, flops, flops_causal, kv_bytes."""
+    steps: PositiveInt | None = None
     """Training steps of the search; default: those of the recipe."""
+    seeds: Seeds = ()
+    """Seed of the comparison, repeat for several; default: 1, 2 and 3."""
+    only_search: bool = False
+    """Do not train the rivals; rivals.yaml says how to."""
+    out: Path | None = None
+    """Folder; default: runs/RECIPE-discovery."""
+    dry_run: bool = False
+    """Say what would be searched, and train nothing."""
 
 
 def discover(
     recipe: Annotated[Path, typer.Argument(help="Recipe of the uniform model; a discover section says how to search.")],
     options: DiscoverOptions,
+    training: Annotated[TrainingOptions, WORKERS],
     overrides: Changes = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(help="Seed of the comparison, repeat for several; default: 1, 2 and 3.")
-    ] = None,
-    only_search: Annotated[
-        bool, typer.Option("--only-search", help="Do not train the rivals; rivals.yaml says how to.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE-discovery.")] = None,
-    jobs: JobsOption = "auto",
-    track: TrackOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be searched, and train nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find which layers should be wide, under a budget, and retrain what was found beside its rivals.
@@ -137,11 +142,11 @@ def discover(
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
-    plan = plan_discovery(recipe, overrides or (), options.budget, options.steps, options.match, seed or ())
-    folder = out or Path("runs") / f"{recipe_name(recipe)}-discovery"
+    plan = plan_discovery(recipe, overrides or (), options.budget, options.steps, options.match, options.seeds)
+    folder = options.out or Path("runs") / f"{recipe_name(recipe)}-discovery"
     check_kind(folder, "discovery.json")
-    n_at_a_time = jobs_asked(jobs)
-    if dry_run:
+    n_at_a_time = training.n_jobs
+    if options.dry_run:
         task = plan.task
         say(
             f"{plan.config.method.kind}: {task.steps} steps of search under {si(task.budget)} {task.match}; then "
@@ -149,23 +154,19 @@ def discover(
         )
         return
     comparison: Outcome | None = None
-    with training_progress(track) as observer:
+    with training_progress(training.track) as observer:
         alone = Jobs.of([plan.task.base], 1, 1)
         with alone.threads():
             discovery = discover_shape(plan, folder, observer, command_line())
-        if not only_search:
+        if not options.only_search:
             rivals = plan_of_rivals(folder)
             for line in (*rivals.adjustment_lines, rivals.in_words):
                 observer.message(line)
             at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.order), n_at_a_time)
             comparison = run_experiment(rivals, folder / COMPARISON, command_line(), observer, jobs=at_a_time)
             write_report([folder / COMPARISON])
-    files = write_report([folder])
-    if as_json:
-        say_json(discovery)
-        return
-    say_tables(*filter(None, [sizes_table(discovery), gains_table(discovery)]))
+    tables = [sizes_table(discovery), gains_table(discovery)]
     if comparison is not None:
-        say_tables(*filter(None, [cost_table(discovery, comparison), rivals_table(comparison)]))
-    table_console().print("\n".join(sentences(discovery, comparison)))
-    say(*(f"wrote {file}" for file in files))
+        tables += [cost_table(discovery, comparison), rivals_table(comparison)]
+    files = reversed(write_report([folder]))  # the page comes last
+    say_result(discovery, as_json, sentences(discovery, comparison), tables, files)

@@ -1,95 +1,96 @@
-"""`widthwise sweep`: a grid, or a search, over keys of a recipe; with `--ladder` variants at several sizes."""
+"""`widthwise sweep`: a grid, or a search, over keys of a recipe, or with `--ladder` variants at several sizes; and
+`widthwise fit`: scaling laws through what was trained, with intervals."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import PositiveFloat, PositiveInt
 
-from widthwise.cli.experiment import (
-    AdjustOption,
-    DryRunOption,
-    JobsOption,
-    MatchOption,
-    WorkerOption,
-    run_and_report,
-    show_workload,
-)
-from widthwise.cli.progress import TrackOption
-from widthwise.cli.terminal import remark, say, say_json, say_tables
-from widthwise.config_io import UserError
+from widthwise.cli.experiment import WORKERS, ExperimentOptions, WorkerOptions, run_and_report, show_workload
+from widthwise.cli.options import Changes, JsonOption
+from widthwise.cli.progress import shown_progress
+from widthwise.cli.terminal import progress_console, remark, say_result
+from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, duration, shown
+from widthwise.reports.formats import MISSING, clean, duration, fixed, minus, percentage, shown
 from widthwise.reports.table import Table
 
 if TYPE_CHECKING:
-    from widthwise.experiments.experiment import Experiment
+    from widthwise.records.scaling import ScalingLaws
     from widthwise.training.devices import Device
 
-WHAT, SEARCH, LADDER = "What to vary", "A search", "A ladder of sizes"
 COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
+
+
+class SweepOptions(ExperimentOptions):
+    """Options that replace settings of a sweep's recipe."""
+
+    over: tuple[str, ...] = ()
+    """optimizer.lr=0.002,0.004, or a range to search: 'optimizer.lr={low: 1e-4, high: 1e-2, log: true}'."""
+
+
+class SearchOptions(Config):
+    """A search that chooses points, instead of a grid."""
+
+    sampler: Literal["grid", "tpe", "random"] | None = None
+    """Sampler of the points; default: grid, or tpe with --trials."""
+    trials: PositiveInt | None = None
+    """Points of a search, not counting the baseline."""
+    storage: Annotated[str | None, typer.Option(envvar="WIDTHWISE_STORAGE", show_envvar=True)] = None
+    """Database for the study, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the folder."""
+    study: str | None = None
+    """Name of the study in the database; default: RECIPE."""
+
+
+class LadderOptions(Config):
+    """The sizes of a ladder, and the device for which their hours are counted."""
+
+    ladder: bool = False
+    """Train the sizes of the recipe's ladder section."""
+    device: str | None = None
+    """GPU for which --dry-run counts hours, such as h200."""
+    mfu: float | None = None
+    """Share of its bf16 peak in use; default: 0.4."""
+    flops_per_second: float | None = None
+    """Measured rate, instead of a device."""
+    days: PositiveFloat | None = None
+    """Days that a run may take; longer ones are remarked."""
+
+    def clock(self, is_wanted: bool) -> "Device | None":
+        """The device for which hours are counted, if any. Raises UserError if options conflict."""
+        given = [name for name, value in self if name != "ladder" and value is not None]
+        if given and not is_wanted:
+            raise UserError(f"--{given[0].replace('_', '-')}: goes with --ladder --dry-run, which counts hours by it")
+        if self.mfu is not None and self.device is None:
+            raise UserError(f"--mfu: got {self.mfu:g}; it is a share of the peak of a --device")
+        if self.device is not None and self.flops_per_second is not None:
+            raise UserError("--flops-per-second: conflicts with --device; give one of the two")
+        if given == ["days"]:
+            raise UserError(f"--days: got {self.days:g}; it needs a --device or --flops-per-second")
+        from widthwise.training.devices import DEVICES, Device
+
+        if self.flops_per_second is not None:
+            return Device.at_rate(self.flops_per_second)
+        if self.device is None:
+            return None
+        found = Device.named(self.device, self.mfu, DEVICES, "; for any other device give --flops-per-second")
+        return replace(found, name=found.speed)
 
 
 def sweep(
     recipe: Annotated[Path, typer.Argument(help="Recipe with a sweep section, or any recipe with --over.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe and so to every point, such as train.steps=200.")
-    ] = None,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel=WHAT,
-            help="optimizer.lr=0.002,0.004, or a range to search: 'optimizer.lr={low: 1e-4, high: 1e-2, log: true}'.",
-        ),
-    ] = None,
-    seed: Annotated[
-        list[int] | None,
-        typer.Option(rich_help_panel=WHAT, help="Seed, repeat for several; default: the recipe's, or 1, 2 and 3."),
-    ] = None,
-    match: MatchOption = None,
-    adjust: AdjustOption = None,
-    sampler: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=SEARCH, help="grid, tpe or random; default: grid, or tpe with --trials."),
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(rich_help_panel=SEARCH, min=1, help="Points of a search, not counting the baseline.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE.")] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=SEARCH,
-            envvar="WIDTHWISE_STORAGE",
-            show_envvar=True,
-            help="Database for the study, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the folder.",
-        ),
-    ] = None,
-    study: Annotated[
-        str | None, typer.Option(rich_help_panel=SEARCH, help="Name of the study in the database; default: RECIPE.")
-    ] = None,
-    jobs: JobsOption = "auto",
-    worker: WorkerOption = False,
-    track: TrackOption = None,
-    ladder: Annotated[
-        bool, typer.Option("--ladder", rich_help_panel=LADDER, help="Train the sizes of the recipe's ladder section.")
-    ] = False,
-    device: Annotated[
-        str | None, typer.Option(rich_help_panel=LADDER, help="GPU for which --dry-run counts hours, such as h200.")
-    ] = None,
-    mfu: Annotated[
-        float | None, typer.Option(rich_help_panel=LADDER, help="Share of its bf16 peak in use; default: 0.4.")
-    ] = None,
-    flops_per_second: Annotated[
-        float | None, typer.Option(rich_help_panel=LADDER, help="Measured rate, instead of a device.")
-    ] = None,
-    days: Annotated[
-        float | None, typer.Option(rich_help_panel=LADDER, help="Days that a run may take; longer ones are remarked.")
-    ] = None,
-    dry_run: DryRunOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the sweep, or the dry run, as JSON.")] = False,
+    options: SweepOptions,
+    search: Annotated[SearchOptions, "A search"],
+    sizes: Annotated[LadderOptions, "A ladder of sizes"],
+    training: Annotated[WorkerOptions, WORKERS],
+    overrides: Changes = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train every combination of values, or those a sampler chooses, with several seeds, and rank the points.
+
+    Changes are made in the recipe, and so in every point.
 
     The same command continues an interrupted sweep; started several times, on one machine or on several that share the
     folder, it divides the runs. Failed points are kept with the reason.
@@ -97,100 +98,136 @@ def sweep(
     Example: `widthwise sweep configs/sweep_shapes.yaml`, `widthwise sweep configs/small.yaml --over
     optimizer.lr=0.002,0.004`
     """
-    from widthwise.experiments.ladder import read_ladder
+    from widthwise.experiments.ladder import ladder_workload, read_ladder
     from widthwise.experiments.sweep import read_axes, read_sweep
 
-    asked: dict[str, Any] = {
-        "over": over and read_axes(over),
-        "seeds": seed,
-        "match": match,
-        "adjust": adjust,
-        "search": _search(sampler, trials),
+    is_grid = search.sampler == "grid"
+    chosen = {"sampler": None if is_grid else search.sampler, "n_trials": search.trials}
+    changes: dict[str, Any] = {
+        "over": read_axes(options.over),
+        "seeds": [*options.seeds],
+        "match": options.match,
+        "adjust": options.adjust,
+        "search": {key: value for key, value in chosen.items() if value is not None},
     }
-    asked = {key: value for key, value in asked.items() if value}
-    if sampler == "grid":
-        asked["search"] = None
-    clock = _clock(device, mfu, flops_per_second, days, is_wanted=ladder and dry_run)
-    if ladder:
-        if other := sorted(set(asked) - {"seeds"}):
+    changes = {key: value for key, value in changes.items() if value} | ({"search": None} if is_grid else {})
+    clock = sizes.clock(is_wanted=sizes.ladder and options.dry_run)
+    if sizes.ladder:
+        if other := sorted(set(changes) - {"seeds"}):
             rest = ", ".join(other)
             raise UserError(f"--ladder: the ladder section of the recipe says what to train; leave out {rest}")
-        plan = read_ladder(recipe, overrides or (), seed or ())
-        if dry_run:
-            _show_ladder(plan, clock, days, as_json)
+        plan = read_ladder(recipe, overrides or (), options.seeds)
+        if options.dry_run:
+            workload = ladder_workload(plan, clock, sizes.days)
+            notes = [*plan.adjustment_lines, *(f"remark: {each}" for each in workload["remarks"])]
+            say_result(workload, as_json, (), [_ladder_table(workload)], notes=notes)
             return
     else:
-        plan = read_sweep(recipe, overrides or (), asked)
-    if (storage or study) and plan.space is None:
+        plan = read_sweep(recipe, overrides or (), changes)
+    if (search.storage or search.study) and plan.space is None:
         remark("--storage and --study are of a search; this sweep chooses no points, and needs neither")
-    if dry_run:
-        show_workload(plan.workload(), plan.title, "point", plan.adjustment_lines, as_json)
+    if options.dry_run:
+        show_workload(plan, as_json)
         return
-    run_and_report(plan, out or Path("runs") / plan.title, as_json, jobs, track, worker, storage, study)
+    folder = options.out or Path("runs") / plan.title
+    run_and_report(plan, folder, as_json, training, not training.worker, search.storage, search.study)
 
 
-def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
-    asked = {"sampler": None if sampler == "grid" else sampler, "n_trials": trials}
-    return {key: value for key, value in asked.items() if value is not None}
-
-
-def _clock(
-    device: str | None, mfu: float | None, flops_per_second: float | None, days: float | None, is_wanted: bool
-) -> "Device | None":
-    """The device for which hours are counted, if any. Raises UserError if options conflict."""
-    given = {"--device": device, "--mfu": mfu, "--flops-per-second": flops_per_second, "--days": days}
-    named = [option for option, value in given.items() if value is not None]
-    if named and not is_wanted:
-        raise UserError(f"{named[0]}: goes with --ladder --dry-run, which counts hours by it")
-    if mfu is not None and device is None:
-        raise UserError(f"--mfu: got {mfu:g}; it is a share of the peak of a --device")
-    if device is not None and flops_per_second is not None:
-        raise UserError("--flops-per-second: conflicts with --device; give one of the two")
-    if days is not None and not days > 0:
-        raise UserError(f"--days: got {days:g}; must be above 0")
-    if days is not None and device is None and flops_per_second is None:
-        raise UserError(f"--days: got {days:g}; it needs a --device or --flops-per-second")
-    from widthwise.training.devices import DEVICES, Device
-
-    if flops_per_second is not None:
-        return Device.at_rate(flops_per_second)
-    if device is None:
-        return None
-    found = Device.named(device, mfu, DEVICES, "; for any other device give --flops-per-second")
-    return replace(found, name=found.speed)
-
-
-def _show_ladder(plan: "Experiment", clock: "Device | None", days: float | None, as_json: bool) -> None:
-    """Prints the planned work. days: what a run may take."""
-    from widthwise.experiments.ladder import ladder_workload
-
-    workload = ladder_workload(plan, clock, days)
-    if as_json:
-        say_json(workload)
-    else:
-        say_tables(ladder_table(workload))
-        for line in plan.adjustment_lines:
-            say(line)
-        for each in workload["remarks"]:
-            say(f"remark: {each}")
-
-
-def ladder_table(workload: dict[str, Any]) -> Table:
+def _ladder_table(workload: dict[str, Any]) -> Table:
     """One row per point, for one run of it, from `experiments.ladder.ladder_workload`."""
-    total = shown(workload["training_flops"], COLUMNS[-1])
     rows = [
         [row["name"], *(shown(row[each.name], each) for each in COLUMNS), duration(row["hours"])]
         for row in workload["points"]
     ]
-    rows += [[], ["all seeds", *[""] * (len(COLUMNS) - 1), total, duration(workload["hours"])]]
+    total = [shown(workload["training_flops"], COLUMNS[-1]), duration(workload["hours"])]
+    rows += [[], ["all seeds", *[""] * (len(COLUMNS) - 1), *total]]
     title = f"{clean(workload['title'])}: {workload['n_runs']} runs, {len(workload['seeds'])} of each line"
-    return Table(title, ["", *(each.brief_title for each in COLUMNS), "time"], rows, note=_note(workload))
-
-
-def _note(workload: dict[str, Any]) -> str:
     tokens, counted = workload["tokens_per_param"], workload["count"].replace("params", "parameter").replace("_", " ")
-    rule = (
-        "steps as the recipe says" if tokens is None else f"{tokens:g} tokens per {counted} of a rung's first variant"
-    )
-    device = "time needs --device or --flops-per-second" if workload["device"] is None else workload["device"]
-    return f"{rule}\n{device}"
+    note = f"{tokens:g} tokens per {counted} of a rung's first variant" if tokens else "steps as the recipe says"
+    note += f"\n{workload['device'] or 'time needs --device or --flops-per-second'}"
+    return Table(title, ["", *(each.brief_title for each in COLUMNS), "time"], rows, note=note)
+
+
+class FitOptions(Config):
+    """Axes and groups of a fit, and where it is written."""
+
+    x: str = "training_flops"
+    """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""
+    y: str = "val_loss"
+    """val_loss, val_loss_next_2, train_loss, val_bits_per_byte, or a column."""
+    group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
+    """One curve for each value of this column or recipe key."""
+    baseline: str | None = None
+    """The group that others are compared with; default: the baseline of the comparisons."""
+    law: str | None = None
+    """power, power_irreducible or log_linear; default: the one that predicts left-out points best."""
+    out: Path | None = None
+    """Folder; default: runs/fit-NAMES-Y-X."""
+
+
+def fit(
+    paths: Annotated[list[Path], typer.Argument(help="Comparisons, sweeps, runs, or your own .csv tables.")],
+    options: FitOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit the loss as a function of compute, parameters or width, with intervals; say what a group saves at equal loss.
+
+    Example: `widthwise fit configs/papers/points/variable_width_table_2.csv --x pflops_days --y loss --group model
+    --baseline transformer`
+    """
+    from widthwise.experiments.fitting import fit_groups
+    from widthwise.experiments.scaling_points import Axes, gather
+    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.runs.environment import command_line
+
+    title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
+    folder = options.out or Path("runs") / f"fit-{title}-{options.y}-{options.x}"
+    check_kind(folder, "scaling.json")
+    gathered = gather(paths, Axes(options.x, options.y, options.group_by), options.baseline)
+    with shown_progress(progress_console()) as observer:
+        scaling = fit_groups(gathered, title, command_line(), options.law, observer)
+    files = [scaling.write(folder), *reversed(write_report([folder]))]
+    laws = [(group.name, kind, law) for group in scaling.groups for kind, law in group.fits.items()]
+    doubts = [f"{name}: {kind}: {law.reason}." for name, kind, law in laws if law.reason]
+    say_result(scaling, as_json, [*scaling.sentence.splitlines(), *doubts], _fit_tables(scaling), files)
+
+
+def _fit_tables(scaling: "ScalingLaws") -> list[Table]:
+    """The laws of each group with the values of their symbols, and what groups save."""
+    rows: list[list[str]] = []
+    for group in scaling.groups:
+        rows += [[]] * bool(rows) + [[f"{clean(group.name)}, {len(group.points)} points"]]
+        for kind, found in group.fits.items():
+            errors = [fixed(getattr(found, key), 4) for key in ("rms", "leave_one_out_rms", "r_squared")]
+            symbols = [
+                [symbol, _number(each.mean, 5), _number(each.low, 4), _number(each.high, 4)]
+                for symbol, each in found.parameters.items()
+            ]
+            first, *others = symbols or [[""] * 4]
+            rows.append([f"  {kind} *" if kind == group.chosen else f"  {kind}", *first, *errors])
+            rows += [["", *other] for other in others]
+    note = f"* the law of the answer; low, high: {percentage(scaling.confidence)} interval;\n"
+    note += "left out: rms at each point of the curve through the others"
+    header = ["law", "", "value", "low", "high", "rms", "left out", "R²"]
+    x, y = clean(scaling.x), clean(scaling.y)
+    tables = [Table(f"{clean(scaling.title)}: {y} over {x}", header, rows, note=note)]
+    if scaling.savings:
+        savings = [
+            [
+                *(clean(each.group), each.fit, f"the {each.kind}", clean(each.at.name), f"{each.at.y:.4g}"),
+                *(_share(each.ratio.mean), f"{_share(each.ratio.low)} to {_share(each.ratio.high)}"),
+            ]
+            for each in scaling.savings
+        ]
+        words = ("law", "against", "at")
+        caption = f"{x} for {clean(scaling.baseline or '')}'s {y}"
+        tables.append(Table(caption, ["group", *words, y, "needs", "interval"], savings, words=words))
+    return tables
+
+
+def _number(value: float | None, n_digits: int) -> str:
+    return MISSING if value is None else minus(f"{value:.{n_digits}g}")
+
+
+def _share(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1%}"

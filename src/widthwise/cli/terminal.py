@@ -8,8 +8,9 @@ repaint the screen or rename its window.
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -24,12 +25,12 @@ from widthwise.reports.formats import printable
 from widthwise.reports.table import Table
 from widthwise.training.launch import is_silent
 
-TABLE_WIDTH = 100
-"""Columns that the widest tables need, if there is no terminal to fit them to."""
+USUAL_WIDTH = 80
+"""Columns of what is printed where there is no terminal to fit it to."""
 TITLE_WIDTH = 8
 """A title longer than this is broken between words, if its column does not need the room anyway."""
 WORD_WIDTH = 9
-"""What a narrow terminal leaves of a column of names or words."""
+"""Columns that a narrow terminal leaves of names or words."""
 N_LOOSE_COLUMNS = 8
 """A table with more columns than this has one space between them instead of two."""
 _STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
@@ -49,8 +50,8 @@ class _PrintableConsole(Console):
 
 
 def table_console() -> Console:
-    """Standard output, wide enough for every table."""
-    return _PrintableConsole() if sys.stdout.isatty() else _PrintableConsole(width=TABLE_WIDTH)
+    """Standard output."""
+    return _PrintableConsole() if sys.stdout.isatty() else _PrintableConsole(width=USUAL_WIDTH)
 
 
 def progress_console() -> Console:
@@ -92,24 +93,70 @@ def say_json(data: Any) -> None:
         print(json.dumps(data, indent=2, default=lambda record: record.to_data()))
 
 
-def say_tables(*tables: Table) -> None:
-    """Tables on standard output, with an empty line between two."""
+def say_sentences(*sentences: str) -> None:
+    """Sentences on standard output, broken between words."""
+    if sentences:
+        table_console().print("\n".join(sentences))
+
+
+def say_tables(*tables: Table | None) -> None:
+    """Tables on standard output, with an empty line between two; None is none."""
     console = table_console()
-    for i, table in enumerate(tables):
+    for i, part in enumerate(part for table in tables if table for part in _fitted(table, console)):
         if i:
             console.print()
-        console.print(laid_out(_fitted(table, console)))
+        console.print(laid_out(part))
 
 
-def _fitted(table: Table, console: Console) -> Table:
-    """Without the last columns that are not essential, where a line would be broken otherwise."""
+def say_result(
+    result: Any,
+    as_json: bool,
+    answer: Iterable[str] = (),
+    tables: Iterable[Table | None] = (),
+    files: Iterable[Path] = (),
+    notes: Iterable[str] = (),
+) -> None:
+    """The end of a verb: the answer, the tables, notes on them and the files that were written; or the result as JSON.
+
+    answer, notes: sentences.
+    """
+    if as_json:
+        say_json(result)
+        return
+    say_sentences(*answer)
+    say_tables(*tables)
+    say_sentences(*notes)
+    for file in files:
+        say(f"wrote {file}")
+
+
+def _fitted(table: Table, console: Console) -> Iterator[Table]:
+    """The table without the last columns that are not essential, as far as a line has no room for them; where it has
+    none for the others, in parts that each begin with the columns that name a row."""
+    unbounded, half = Console(width=1000), console.width // 2
+
+    def part(columns: list[int], **changes: str) -> Table:
+        rows = [[row[i] for i in columns if i < len(row)] for row in table.rows]
+        return replace(table, header=[table.header[i] for i in columns], rows=rows, **changes)
+
+    def fits(columns: list[int]) -> bool:
+        """Return True if the columns fit with names of at most half a line; longer ones are broken."""
+        drawn = part(columns, caption="", note="")
+        drawn = replace(drawn, rows=[[*(name[:half] for name in row[:1]), *row[1:]] for row in drawn.rows])
+        return unbounded.measure(laid_out(drawn)).maximum <= console.width
+
     n_columns = len(table.header)
-    unbounded = Console(width=1000)
-    while n_columns > (table.n_essential or n_columns) and unbounded.measure(laid_out(table)).maximum > console.width:
+    while n_columns > (table.n_essential or n_columns) and not fits([*range(n_columns)]):
         n_columns -= 1
-        rows = [row[:n_columns] for row in table.rows]
-        table = replace(table, header=table.header[:n_columns], rows=rows)
-    return table
+    n_names = next((i for i in range(1, n_columns) if table.header[i] not in table.words), n_columns - 1)
+    first, names = n_names, [*range(n_names)]
+    while first < n_columns:
+        last = n_columns
+        while last > first + 1 and not fits([*names, *range(first, last)]):
+            last -= 1
+        is_first, is_last = first == n_names, last == n_columns
+        yield part([*names, *range(first, last)], caption=table.caption * is_first, note=table.note * is_last)
+        first = last
 
 
 def laid_out(table: Table) -> RichTable:
@@ -144,7 +191,7 @@ def _width(text: str) -> int:
 def _broken(title: str, width: int) -> str:
     """Between words, where it is too long, and where its own lines end."""
     lines = title.split("\n")
-    return "\n".join("\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)) for line in lines)
+    return "\n".join("\n".join(wrap(line, width, break_long_words=False)) for line in lines)
 
 
 def _cell(text: str, is_words: bool) -> Text:

@@ -16,7 +16,7 @@ from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml, read_recipe, recipe_name
 
 KEPT_BYTES = 32 * 2**20
-"""Of answers of one sort that are remembered: a slider comes back to where it was."""
+"""Size of the remembered answers of one sort: a slider comes back to where it was."""
 
 
 class Answers:
@@ -27,10 +27,7 @@ class Answers:
     def __init__(self, recipe: Path | str, overrides: Sequence[str] = ()):
         self._where = str(recipe)
         self._base = read_recipe(recipe, overrides)
-        self.controls = {
-            "name": recipe_name(recipe),
-            **controls(parse_recipe(self._base, self._where), self._where),
-        }
+        self.controls = {"name": recipe_name(recipe), **controls(parse_recipe(self._base, self._where), self._where)}
         self.costs_json = remembered(self.costs)
         self.memory_json = remembered(self.memory)
         self.costs_json(Setting())  # refuses a recipe that `inspect` refuses

@@ -39,7 +39,7 @@ class Setting(Config):
     match: str | None = None
     rounding: str | None = None
     budget: str | None = None
-    """How much of what is matched, such as "30M"; d_model is solved for it."""
+    """Amount of what is matched, such as "30M"; d_model is solved for it."""
     d_model: int | None = None
     n_layers: Annotated[int, pydantic.Field(le=MOST_LAYERS)] | None = None
     n_heads: int | None = None

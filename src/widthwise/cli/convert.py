@@ -1,0 +1,210 @@
+"""Verbs that make another model of a run's that computes the same: `grow`, `bake` and `pad`; and those at the border to
+other programs: Hugging Face folders, and checkpoints in one file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from pydantic import Field, PositiveInt
+
+from widthwise.cli.options import Changes, JsonOption, RunArgument, StepOption
+from widthwise.cli.progress import shown_progress
+from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out
+from widthwise.config_io import Config, UserError
+from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
+
+if TYPE_CHECKING:
+    from widthwise.runs.conversion import Intention
+    from widthwise.runs.trained import RunCheckpoint
+
+checkpoint_app = typer.Typer(
+    name="checkpoint", help="Work on the checkpoints of a run.", no_args_is_help=True, rich_markup_mode="markdown"
+)
+
+
+def grow(
+    run: RunArgument,
+    sizes: NewSizes,
+    options: Annotated[GrowOptions, "Advanced"],
+    overrides: Changes = None,
+    to: Annotated[Path | None, typer.Option(help="Recipe of the larger model; default: the run's own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
+    step: StepOption = None,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Say what would be done; read no weights.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a run's model larger without changing what it computes; `resume` continues training from there.
+
+    Changes are made in the recipe of the run, or of --to.
+
+    Example: `widthwise grow runs/small --d-model 96 --n-heads 6 --d-ff 264 --add-layers 2 train.steps=4000 --out
+    runs/large`, or `--to configs/large.yaml` instead of the sizes.
+    """
+    from widthwise.runs.grow import growth_intended, wanted_recipe
+    from widthwise.runs.trained import RunCheckpoint
+
+    if out is None and not plan_only:
+        raise UserError("--out: is required, unless --plan-only is given")
+    source = RunCheckpoint.of(run, step)
+    intention = growth_intended(source, wanted_recipe(source, to, overrides or (), sizes), options)
+    if out is None or plan_only:
+        _show(intention.record(), as_json)
+    else:
+        _carry_out(source, intention, out, as_json)
+
+
+def bake(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    one_eps: Annotated[bool, typer.Option("--one-eps", help="Leave the eps of norms alone.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fold the constants that growth kept into the weights, so that attention scale and norms are the usual ones.
+
+    --one-eps is for formats that have one eps for the whole model.
+
+    Example: `widthwise bake runs/large --out runs/large-baked`
+    """
+    from widthwise.runs.grow import bake_intended
+    from widthwise.runs.trained import RunCheckpoint
+
+    source = RunCheckpoint.of(run)
+    _carry_out(source, bake_intended(source, one_eps), out, as_json)
+
+
+def pad(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    multiples: Multiples,
+    as_json: JsonOption = False,
+) -> None:
+    """Round sizes up for kernels and tensor parallelism, with entries that are 0 and do not learn (those of `grow` do).
+
+    Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
+    """
+    from widthwise.runs.grow import pad_intended
+    from widthwise.runs.trained import RunCheckpoint
+
+    source = RunCheckpoint.of(run)
+    _carry_out(source, pad_intended(source, multiples), out, as_json)
+
+
+def _carry_out(source: "RunCheckpoint", intention: "Intention", out: Path, as_json: bool) -> None:
+    """Writes the run that is intended, and prints how the model changes, its certificate and the folder."""
+    from widthwise.runs.conversion import carry_out
+
+    with shown_progress(progress_console()) as observer:
+        found = carry_out(source, intention, out, observer)
+    _show(found, as_json)
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        say_json(found)
+        return
+    for key in ("expansions", "constants", "changes"):
+        if found[key]:
+            say("constants that change:" if key == "changes" else f"{key}:", *(f"  {line}" for line in found[key]))
+    if found["bake_helps"]:
+        say("  `widthwise bake` folds scales and divisors into weights")
+    before, after = found["before"], found["after"]
+    unwritten = [f"parameters {before['params']:,} -> {after['params']:,}; nothing was written"]
+    say(*found.get("lines", unwritten), *(f"note: {note}" for note in found["notes"]))
+    if "out" in found:
+        say(f"wrote {found['out']}, step {found['step']}")
+        say_next("widthwise", "resume", found["out"])
+    else:
+        say_next_with_out("RUN")
+
+
+class ExportOptions(Config):
+    """The options of writing a model for transformers."""
+
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type of the weights."""
+    n_positions: PositiveInt | None = None
+    """Longest text in tokens; default: the imported model's, else seq_len."""
+    standalone: bool = False
+    """Also write the code of a `widthwise` model, for use without this package."""
+    pad_heads: int | None = Field(default=None, ge=8)
+    """One head size for all layers: the smallest multiple of this that holds the largest, such as 8 or 64."""
+
+
+def export(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    options: ExportOptions,
+    step: StepOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the model of a run as a folder that transformers loads.
+
+    It becomes a llama, qwen2, qwen3, olmo2 or gpt2 if it is one. Any other model becomes a `widthwise`, which
+    transformers loads after `import widthwise.hf`, or without this package if written with --standalone.
+
+    Example: `widthwise export runs/grown models/grown`
+    """
+    from widthwise.runs.export import export_run
+
+    summary = export_run(run, folder, **dict(options), step=step)
+    for damage in summary.pop("damages"):
+        remark(damage)
+    if as_json:
+        say_json(summary)
+        return
+    if summary["reason"] is not None:
+        remark(f"a widthwise model, because no other format says all of it: {summary['reason']}")
+    elif options.standalone:
+        remark(f"no code is written, because transformers has its own for a {summary['model_type']}")
+    if (padded := summary["padded"]) is not None:
+        before, after = (f"{padded[key]:,}" for key in ("kv_bytes_per_token_before", "kv_bytes_per_token"))
+        remark(f"all heads have {padded['head_dim']} coordinates; the cache takes {after} bytes a token, not {before}")
+    tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, because the run has none"
+    say(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")
+    if summary["tokenizer"]:
+        say_next("widthwise", "eval", folder, "--text", "FILE")
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with config.json and safetensors.")],
+    run: Annotated[Path, typer.Argument(help="Run directory to write.")],
+    overrides: Changes = None,
+    recipe: Annotated[Path | None, typer.Option(help="Recipe for further training, but for its model.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn a llama, qwen2, qwen3, olmo2 or gpt2 of Hugging Face into a run at step 0, to generate from, grow, train
+    further or export.
+
+    Example: `widthwise import models/Llama-3.2-1B runs/llama && widthwise generate runs/llama --prompt "Once"`
+    """
+    from widthwise.runs.save import import_run
+
+    summary = import_run(source, run, recipe, overrides or ())
+    if as_json:
+        say_json(summary)
+        return
+    tokenizer = "with its tokenizer" if summary["tokenizer"] else "without a tokenizer, as there is no tokenizer.json"
+    say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}")
+    is_to_be_trained = recipe is not None or not summary["tokenizer"]
+    say_next("widthwise", *(("resume", run) if is_to_be_trained else ("generate", run, "--prompt", "TEXT")))
+
+
+@checkpoint_app.callback()
+def _checkpoint() -> None:
+    """Work on the checkpoints of a run."""
+
+
+@checkpoint_app.command()
+def merge(run: RunArgument) -> None:
+    """Put checkpoints that several processes wrote into one file of weights and one of optimizer state.
+
+    widthwise reads both forms; other programs may want one file.
+
+    Example: `widthwise checkpoint merge runs/x_2b`
+    """
+    from widthwise.runs.trained import merge as merge_checkpoints
+
+    merged = merge_checkpoints(run)
+    say(*(f"{path}: merged" for path in merged))
+    if not merged:
+        say(f"{run}: every checkpoint has its weights in one file already")

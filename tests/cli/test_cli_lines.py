@@ -1,0 +1,71 @@
+"""The end of a verb: the answer, the tables and the page, on lines that a terminal of 80 columns need not break."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+TINY = ("model.d_model=16", "model.n_layers=2", "train.steps=2", "train.validation_tokens=48")
+COMPARED = {"seeds": [1, 2], "match": "none", "variants": {"base": {}, "a-variant-with-a-long-name": {}}}
+
+
+@pytest.fixture
+def ended(recipe: Path, widthwise, monkeypatch: pytest.MonkeyPatch):
+    """Arguments of a verb -> the lines it prints, without those of paths."""
+    monkeypatch.chdir(recipe.parent)
+    monkeypatch.setenv("COLUMNS", "80")
+    recipe.with_name("pair.yaml").write_text(yaml.safe_dump({"extends": recipe.name, "compare": COMPARED}))
+    recipe.with_name("points.csv").write_text(
+        "a-quantity-with-a-long-name,loss,model\n"
+        + "\n".join(
+            f"{x},{a * x**-0.05:.6f},{name}" for name, a in (("base", 3.0), ("new", 2.95)) for x in (1, 3, 9, 27)
+        )
+    )
+
+    def call(*arguments: object) -> list[str]:
+        code, out, error = widthwise(*arguments)
+        assert code == 0, error
+        return [line for line in out.splitlines() if not line.startswith("wrote ")]
+
+    return call
+
+
+def test_the_answer_comes_first_and_the_page_last(ended, widthwise) -> None:
+    for verb in (
+        ("compare", "pair.yaml", *TINY, "--out", "compared"),
+        ("sweep", "base.yaml", *TINY, "--over", "optimizer.lr=0.002,0.003", "--seed", 1, "--out", "swept"),
+        ("fit", "points.csv", "--x", "a-quantity-with-a-long-name", "--y", "loss", "--out", "fitted"),
+    ):
+        lines = ended(*verb)
+        sentences = "\n".join(lines).split("──")[0].splitlines()
+        assert any(line.rstrip().endswith(".") for line in sentences[:-2]), "the answer stands above the table"
+        assert widthwise(*verb)[1].splitlines()[-1] == f"wrote {verb[-1]}/report.html"
+
+
+def test_no_line_is_longer_than_80_columns(ended, small: str) -> None:
+    runs = ("small", "compared/runs/base-seed1", "compared/runs/a-variant-with-a-long-name-seed2")
+    for verb in (
+        ("compare", "pair.yaml", *TINY, "--out", "compared"),
+        ("sweep", "base.yaml", *TINY, "--over", "optimizer.lr=0.002,0.003", "--seed", 1, "--out", "swept"),
+        ("family", small, "train.steps=4", "--to", "wide.yaml", "--alone", "tokens", "--out", "family"),
+        ("eval", *runs),
+        ("eval", small, "--every-checkpoint"),
+        ("analyze", *runs, "--tokens", 96, "--out", "analysis"),
+        (
+            "fit",
+            "points.csv",
+            "--x",
+            "a-quantity-with-a-long-name",
+            "--y",
+            "loss",
+            "--group",
+            "model",
+            "--out",
+            "fitted",
+        ),
+        ("inspect", "x_200m"),
+        ("inspect", "pair.yaml"),
+        ("search", "base.yaml", "--n-layers", "2..4", "--n-blocks", "1,3", "--ratio", "0.4,0.7", "--tolerance", 0.02),
+    ):
+        longest = max(ended(*verb), key=len)
+        assert len(longest) <= 80, (verb, longest)
