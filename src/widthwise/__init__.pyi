@@ -7,6 +7,7 @@ from widthwise.data.loader import Loader as Loader
 from widthwise.data.prepare import prepare as prepare
 from widthwise.data.prepared import PreparedData as PreparedData
 from widthwise.experiments.compare import read_plan as read_plan
+from widthwise.experiments.running import run_experiment as run_experiment
 from widthwise.growth.choices import NewSizes as NewSizes
 from widthwise.model.config import ModelConfig as ModelConfig
 from widthwise.model.config import cost_summary as cost_summary

@@ -77,7 +77,7 @@ def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Pa
     code, out, err = widthwise(*command)
     assert code == 0, err
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert "fewer than three seeds, so no verdict" in " ".join(out.split())
+    assert "with 2 seeds there is no verdict" in " ".join(out.split())
     assert widthwise("report", tmp_path / "out")[0] == 0
 
 

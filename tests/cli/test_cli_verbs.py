@@ -265,7 +265,7 @@ def test_a_folder_that_may_not_be_entered_is_one_line(tmp_path: Path, widthwise,
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", refuse)
-    assert widthwise("report", tmp_path) == (2, "", f"error: {tmp_path}/planned.json: Permission denied\n")
+    assert widthwise("report", tmp_path) == (2, "", f"error: {tmp_path}/outcome.json: Permission denied\n")
 
 
 def test_under_torchrun_a_verb_of_one_process_is_refused_once(recipe: Path, widthwise, monkeypatch) -> None:

@@ -128,9 +128,8 @@ def _of_family(found: Outcome) -> list[str]:
     if (family := found.family) is None:
         return []
     times = family.flops_alone / family.family_flops
-    models = counted(sum(each.group == "grown" for each in found.points), "model")
     return [
-        f"Trained from the start, the {models} over as many tokens would take {times:.2f} times the training FLOPs."
+        f"Trained from the start, over as many tokens, these models would take {times:.2f} times the training FLOPs."
     ]
 
 
