@@ -214,8 +214,10 @@ def coloured(chosen: Mapping[str, Style], *channels: str) -> dict[str, Any]:
     }
 
 
-def x(name: str, title: str | None, domain: Sequence[float] | None = None, log: bool = False, **axis: Any) -> alt.X:
-    """Return a quantitative x axis that need not show 0."""
+def x(
+    name: str, title: str | list[str] | None, domain: Sequence[float] | None = None, log: bool = False, **axis: Any
+) -> alt.X:
+    """Return a quantitative x axis that need not show 0. title: one or several lines."""
     return alt.X(f"{name}:Q", title=title, scale=_scale(domain, log), axis=alt.Axis(**axis))
 
 

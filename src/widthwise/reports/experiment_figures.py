@@ -60,9 +60,7 @@ def difference_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | 
         for name, (_, each) in zip(names, found)
         for seed, value in zip(outcome.seeds, each.per_seed)
     ]
-    title = f"nats above {baseline}: left of 0 is better" + (
-        "" if with_ends else "; two seeds or fewer give no interval"
-    )
+    title = [f"nats above {baseline}: left of 0 is better", *([] if with_ends else ["too few seeds for intervals"])]
     along = charts.x("mean", title, format="+.3~f", grid=True)
     rows: dict[str, Any] = {"y": alt.Y("name:N", sort=None, title=None), **charts.coloured(own, "color")}
     layers = [charts.line_at(0, "x")]
