@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_comparison import write_comparison
+from fake_comparison import at_equal_loss, estimate, write_comparison
 from page_section import change, reported
 
 from widthwise.config_io import UserError
+from widthwise.records.outcome import Outcome
+from widthwise.reports.answers import answer
 from widthwise.run_dir import RunDir
 
 HOSTILE = (
@@ -88,6 +90,20 @@ def test_the_first_screen_answers_with_one_number_a_sentence(page: str) -> None:
     lines = re.findall("<p>(.*?)</p>", answer)
     assert lines == ["x ends below uniform, by 0.0123 nats.", "2 seeds cannot tell hourglass from it."]
     assert page.index('class="answer"') < page.index('id="figure-differences"') < page.index('<section id="results"')
+
+
+def test_tokens_at_equal_loss_are_in_the_answer_where_they_are_surely_fewer(tmp_path: Path) -> None:
+    found = Outcome.read(write_comparison(tmp_path))
+    uniform, x, hourglass = found.variants
+    for half_width, lines in (
+        (0.03, ["x needs 0.812 times the tokens of uniform for the same held-out loss."]),
+        (0.3, []),
+    ):
+        equal = at_equal_loss(tokens_ratio=estimate(0.8125, half_width))
+        told = answer(
+            found.with_changes(points=[uniform, x.with_changes(at_equal_loss={"val_loss": equal}), hourglass])
+        )
+        assert [line for line in told if "tokens" in line] == lines
 
 
 def test_page_is_well_formed_accessible_and_refers_to_nothing_outside_itself(page: str) -> None:

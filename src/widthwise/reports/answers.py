@@ -66,10 +66,10 @@ def _of_trend(found: Outcome) -> list[str]:
 
 
 def _at_equal_loss(found: Outcome) -> list[str]:
-    """Return what the best variant needs for the baseline's loss, if it is better and reaches it with every seed."""
+    """Return the tokens that the best variant needs for the baseline's loss, if they are surely fewer."""
     better = [each for each in found.variants if each.verdict == "better" and "val_loss" in each.at_equal_loss]
     best = min(better, key=lambda each: finite(each.val_loss.mean), default=None)
-    if best is None or (tokens := best.at_equal_loss["val_loss"].tokens_ratio).mean is None:
+    if best is None or not finite((tokens := best.at_equal_loss["val_loss"].tokens_ratio).high) < 1:
         return []
     words = clean(found.baseline_words or "")
     return [f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {words} for the same held-out loss."]
