@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import pytest
 
 from widthwise.config_io import Config, UserError, parse, to_data
+from widthwise.model.ffn.interface import FEED_FORWARDS, FFNConfig, FFNTemplate, register_ffn
 from widthwise.model.kinds import Component
 
 
@@ -68,3 +69,15 @@ def test_a_mistake_is_described_as_in_a_closed_union(shape, message):
     with pytest.raises(UserError) as refused:
         parse(Drawing, {"shapes": [shape]}, "drawing")
     assert str(refused.value) == f"drawing: {message}"
+
+
+def test_a_feed_forward_that_does_not_say_its_hidden_widths_is_refused_when_it_is_registered():
+    class Silent(FFNConfig):
+        kind: Literal["silent"] = "silent"
+
+    class SilentTemplate(FFNTemplate):
+        kind: Literal["silent"] = "silent"
+
+    with pytest.raises(UserError, match=r"^Silent\.hidden_axes: must name the fields that count hidden units"):
+        register_ffn(Silent, SilentTemplate)
+    assert Silent not in [*FEED_FORWARDS.configs]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, UserError
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import Component, all_must_agree, must_stay
 from widthwise.model.norm import NormSite
@@ -197,6 +197,10 @@ def register_ffn(config: type[FFNConfig], template: type[FFNTemplate]) -> None:
     """Registers a feed-forward under its `kind`, so that recipes can use it and runs with it can be read.
 
     config: the feed-forward of one layer; template: what a recipe says for all layers. Raises UserError if their kinds
-    differ, or another feed-forward has that kind.
+    differ, if another feed-forward has that kind, and if the hidden widths cannot be known.
     """
+    if not config.hidden_axes and config.hidden_widths is FFNConfig.hidden_widths:
+        raise UserError(
+            f"{config.__name__}.hidden_axes: must name the fields that count hidden units; or define hidden_widths"
+        )
     FEED_FORWARDS.register(config, template)
