@@ -16,7 +16,7 @@ from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.schedule import FlopBudget
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.records.outcome import Alone, Family, FamilyControl, FamilyMember, Outcome
+from widthwise.records.outcome import SIZE, Alone, Family, FamilyControl, FamilyMember, Outcome
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns, RunResult
 from widthwise.run_dir import RunDir
@@ -27,9 +27,6 @@ from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.observer import Observer
 from widthwise.training.state import Spent, inherited
 from widthwise.yaml_io import recipe_name
-
-SIZE = "size"
-"""Key of the values of a point: the name of the recipe, which a control shares with the grown model."""
 
 
 @dataclass(frozen=True)

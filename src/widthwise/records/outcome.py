@@ -146,7 +146,14 @@ class Study(Record):
     n_repeated: int = 0
     """Points that a search chose again, which count once."""
 
+    @property
+    def n_open(self) -> int:
+        """Number of points that have neither finished nor failed."""
+        return self.n_points - self.n_finished - self.n_failed - self.n_repeated
 
+
+SIZE = "size"
+"""Key of the values of a point of a family: the name of the recipe, which a control shares with the grown model."""
 Alone = Literal["tokens", "flops"]
 """Quantity in which a model trained alone equals the grown one."""
 
@@ -265,8 +272,7 @@ class Outcome(StoredRecord):
     @property
     def is_open(self) -> bool:
         """True if points of a sweep have neither finished nor failed."""
-        study = self.study
-        return study is not None and study.n_finished + study.n_failed + study.n_repeated < study.n_points
+        return self.study is not None and self.study.n_open > 0
 
     @property
     def variants(self) -> Sequence[Variant]:

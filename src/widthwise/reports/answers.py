@@ -83,9 +83,8 @@ def _names(group: Sequence[Variant]) -> str:
 def _of_sweep(found: Outcome) -> list[str]:
     """Return which point is best, what it is beside the baseline, and what whole groups are."""
     ranked = [each for each in found.variants if each.name != found.baseline and each.has_loss]
-    failed = [each.name for each in found.open_points if each.state == "failed"]
-    n_open = found.study.n_points - found.study.n_finished - len(failed) - found.study.n_repeated if found.study else 0
-    rest = [f"{counted(len(failed), 'point')} failed."] if failed else []
+    n_failed, n_open = (found.study.n_failed, found.study.n_open) if found.study else (0, 0)
+    rest = [f"{counted(n_failed, 'point')} failed."] if n_failed else []
     rest += [f"{counted(n_open, 'point')} without a result."] if n_open else []
     if not ranked:
         return rest

@@ -244,7 +244,8 @@ def sentences(discovery: Discovery, comparison: Outcome | None) -> Iterator[str]
     found = discovery.found
     widths, n_added = found.curve.widths, len(found.added())
     layers = counted(len(found.stages[-1].layers), "layer") + (f", {n_added:,} of them added" if n_added else "")
-    of_rival = comparison and _flops(comparison.variants[0])
+    baseline = comparison and comparison.baseline_variant
+    of_rival = baseline and _flops(baseline)
     trainings = f", {found.flops / of_rival:.2f} times those of training one of its rivals" if of_rival else ""
     yield (
         f"{layers}, {clean(discovery.how)}: the widest is {ratio(max(widths) / min(widths))} the narrowest. The search "

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from widthwise.records.cost import CostSummary
 from widthwise.records.discovery import Search
 from widthwise.records.estimate import Estimate
-from widthwise.records.outcome import Outcome, SearchedRange, Trend, Variant
+from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Trend, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.run import PlannedRuns, Run, RunResult
 from widthwise.reports import experiment_figures as figures
@@ -78,7 +77,11 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
             ),
             _open_section(found),
             section("Along the axes", *axes, _axis_note(found), _axis_table(found)) if found.axes else None,
-            section("Width of every layer", note("width"), *width_figures(_costs(found), looks, results))
+            section(
+                "Width of every layer",
+                note("width"),
+                *width_figures({each.name: each.cost for each in found.variants}, looks, results),
+            )
             if has_name
             else None,
             section(
@@ -95,7 +98,7 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
             else None,
             _equal_loss_section(found, _compared_styles(found, looks, of_groups)),
             _trend_section(found, looks),
-            growth_section({name: own for name, own in here.items() if not name.endswith("-alone")}, looks),
+            growth_section({each.name: here[each.name] for each in _grown(found) if each.name in here}, looks),
             section(
                 "Loss curves",
                 *curves,
@@ -151,8 +154,9 @@ def _caption(found: Outcome, results: Mapping[str, RunResult]) -> str:
     return f"Each variant, mean over {seeds}{measured_on}"
 
 
-def _costs(found: Outcome) -> dict[str, CostSummary]:
-    return {each.name: each.cost for each in found.variants}
+def _grown(found: Outcome) -> list[Variant]:
+    """Return the variants that may have grown: of a family all but the controls."""
+    return [each for each in found.variants if found.family is None or each.group != found.baseline_group]
 
 
 def _at_one_budget(folder: Path, found: Outcome) -> list[str]:
@@ -165,22 +169,26 @@ def _at_one_budget(folder: Path, found: Outcome) -> list[str]:
     return [candidate.name for candidate in Search.read(folder).candidates]
 
 
-BRANCH_COLUMNS = ("params", "start", "tokens", "flops", "flops_alone", "val_loss")
-"""Keys of a member of a family."""
+PARAMS, TOKENS, FLOPS, LOSS = (QUANTITY[name] for name in ("params", "tokens", "training_flops", "val_loss"))
+BRANCH_COLUMNS = (
+    ("params", PARAMS.brief_title, PARAMS),
+    ("start", "branched after step", QUANTITY["steps"]),
+    ("tokens", TOKENS.brief_title, TOKENS),
+    ("flops", FLOPS.brief_title, FLOPS),
+    ("flops_alone", "FLOPs alone", FLOPS),
+    ("val_loss", LOSS.title, LOSS),
+)
+"""Key of a member of a family, title, and the quantity as which it is shown."""
 
 
 def branch_table(found: Outcome) -> Table | None:
     """Return one row for each run of a family: grown ones, and those that were trained alone."""
     if (family := found.family) is None:
         return None
-    of_key = {key: QUANTITY.get(key, QUANTITY["training_flops"]) for key in BRANCH_COLUMNS} | {
-        "start": QUANTITY["steps"]
-    }
-    titles = {"start": "branched after step", "flops_alone": "FLOPs alone", "val_loss": QUANTITY["val_loss"].title}
     rows = [
         [
             f"{clean(each.name)}{'' if is_grown else ', alone'}, seed {each.seed}",
-            *(shown(getattr(each, key, None), quantity) for key, quantity in of_key.items()),
+            *(shown(getattr(each, key, None), quantity) for key, _, quantity in BRANCH_COLUMNS),
         ]
         for is_grown, runs in ((True, family.members), (False, family.controls))
         for each in runs
@@ -189,7 +197,7 @@ def branch_table(found: Outcome) -> Table | None:
         f"Branched from {clean(family.sources[0])}: together {si(family.family_flops)} training FLOPs, the shared "
         f"{si(family.shared_flops)} counted once; each from the start {si(family.flops_alone)}"
     )
-    return Table(caption, ["Run", *(titles.get(key, of_key[key].brief_title) for key in of_key)], rows)
+    return Table(caption, ["Run", *(title for _, title, _ in BRANCH_COLUMNS)], rows)
 
 
 def _judged_table(found: Outcome) -> Table | None:
@@ -235,7 +243,7 @@ def _curves(found: Outcome, runs: Runs, looks: Mapping[str, Style]) -> list[Figu
     panels: dict[str, list[Variant]] = {}
     for each in found.variants:
         if each.name in runs:
-            panels.setdefault("" if found.family is None else each.name.removesuffix("-alone"), []).append(each)
+            panels.setdefault("" if found.family is None else each.values[SIZE], []).append(each)
     drawn: list[Figure | None] = []
     for number, (size, variants) in enumerate(panels.items()):
         every = [run for each in variants for run in runs[each.name]]
@@ -443,13 +451,11 @@ def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) ->
     """
     has_plan = (folder / PlannedRuns.file_name).is_file()
     planned = PlannedRuns.read(folder) if has_plan else PlannedRuns(title="", command="", runs=())
-    listed, begun = {}, {each.variant: [] for each in planned.runs}
-    for each in planned.runs:
-        path = folder / each.path
-        is_begun = RunDir(path).exists
-        listed[path.name] = listed_run(path) if is_begun else planned_run(path, each.n_steps)
-        if is_begun:
-            begun[each.variant].append(read_run(path, each.path))
+    paths = {folder / each.path: each for each in planned.runs}
+    listed = {
+        path.name: listed_run(path) if RunDir(path).exists else planned_run(path, each.n_steps)
+        for path, each in paths.items()
+    }
     runs = section("Runs", progress_table(listed), note("unfinished"))
     lead = (
         f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}"
@@ -461,6 +467,10 @@ def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) ->
         return replace(
             so_far, kind=kind, lead=f"{so_far.lead} {lead}", sections=sections, refresh_seconds=refresh_seconds
         )
+    begun: dict[str, list[Run]] = {each.variant: [] for each in planned.runs}
+    for path, each in paths.items():
+        if RunDir(path).exists:
+            begun[each.variant].append(read_run(path, each.path))
     looks = styles(begun, planned.baseline)
     grown = growth_steps([run for own in begun.values() for run in own])
     drawn = []

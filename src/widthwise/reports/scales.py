@@ -111,11 +111,11 @@ def read_scales(folders: Sequence[Path]) -> Scales:
         comparison = Outcome.read(folder)
         if comparison.kind != "comparison":
             raise UserError(f"{folder}: holds a {comparison.kind}; effects are those of comparisons")
-        baseline = comparison.variants[0]
-        tokens = baseline.measured_over_seeds("tokens")
-        if tokens is None or tokens.mean is None:
+        baseline = comparison.baseline_variant
+        tokens = None if baseline is None else baseline.measured_over_seeds("tokens")
+        if baseline is None or tokens is None or tokens.mean is None:
             raise UserError(
-                f"{folder / Outcome.file_name}: does not say how many tokens {clean(baseline.name)} was "
+                f"{folder / Outcome.file_name}: does not say how many tokens {clean(str(comparison.baseline))} was "
                 "trained on, as files of older versions do not; the command in it writes it anew from its runs"
             )
         scales.append(Scale(folder, comparison, round(baseline.cost.params["total"]), round(tokens.mean)))
@@ -251,7 +251,8 @@ def slopes(scales: Scales) -> list[float | None]:
     found = {}
     for lengths in alike.values():
         for short, long in pairwise(lengths):
-            losses = (finite(each.comparison.variants[0].val_loss.mean) for each in (short, long))
+            baselines = (each.comparison.baseline_variant for each in (short, long))
+            losses = (finite(each and each.val_loss.mean) for each in baselines)
             fall = next(losses) - next(losses)
             slope = fall / math.log(long.tokens / short.tokens) if fall > TIE_MARGIN else None
             found |= {long.folder: slope, short.folder: found.get(short.folder, slope)}
