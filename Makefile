@@ -57,16 +57,16 @@ compare-virtual-width: install
 
 compare-growth: install
 	$(BIN)/widthwise compare configs/compare_growth_2x.yaml
-	$(BIN)/widthwise compare configs/grow_no_spike.yaml
+	$(BIN)/widthwise compare configs/evidence/grow_no_spike.yaml
 
 evidence: install
-	$(BIN)/widthwise compare configs/evidence.yaml
+	$(BIN)/widthwise compare configs/evidence/evidence.yaml
 	$(BIN)/widthwise analyze runs/evidence/runs/uniform-seed1 runs/evidence/runs/x-seed1 --out runs/evidence/analysis
 
 # A piece of less than nine minutes. It fails, and says so, until all is trained: `until make evidence-gpu; do :; done` does the whole. The first piece prepares the
 # corpus too, which cannot be divided: on a slow machine give it more, as PIECE_SECONDS=1200.
 evidence-gpu:
-	PYTHONPATH=src timeout $(PIECE_SECONDS) $(PYTHON) -m widthwise compare configs/evidence_gpu.yaml
+	PYTHONPATH=src timeout $(PIECE_SECONDS) $(PYTHON) -m widthwise compare configs/evidence/evidence_gpu.yaml
 	PYTHONPATH=src $(PYTHON) -m widthwise analyze runs/evidence_gpu/runs/uniform-seed1 runs/evidence_gpu/runs/x-seed1 --out runs/evidence_gpu/analysis
 
 bench: .venv/installed-bench

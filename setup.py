@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the recipes in configs/ are copied into the package when it is built."""
+"""What pyproject.toml cannot say: configs/ is copied into the package when it is built."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ class BuildWithRecipes(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib) / "widthwise" / "configs"
-            for recipe in Path("configs").rglob("*.yaml"):
-                copy = target / recipe.relative_to("configs")
+            for file in (*Path("configs").rglob("*.yaml"), *Path("configs").rglob("*.csv")):
+                copy = target / file.relative_to("configs")
                 self.mkpath(str(copy.parent))
-                self.copy_file(str(recipe), str(copy))
+                self.copy_file(str(file), str(copy))
 
 
 setup(cmdclass={"build_py": BuildWithRecipes})

@@ -1,12 +1,12 @@
-"""The recipes of configs/, and which of them differ in numbers alone."""
+"""The bundled recipes, and which of them differ in numbers alone."""
 
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from widthwise.yaml_io import merge, read_recipe
+from widthwise.yaml_io import bundled_recipes, merge, read_recipe
 
-RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+RECIPES = list(bundled_recipes().values())
 T = TypeVar("T")
 
 

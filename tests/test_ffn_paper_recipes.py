@@ -36,9 +36,9 @@ ABLATIONS = re.findall(r"^\| .+ \| `(qwen.+)` \|$", DYNAMIC, re.MULTILINE)
 
 
 def recipe(command: str) -> Recipe:
-    """A recipe of configs/ and overrides, as on a command line."""
+    """The name of a recipe and overrides, as on a command line."""
     name, *overrides = shlex.split(command)
-    return load_recipe(ROOT / "configs" / f"{name}.yaml", overrides)
+    return load_recipe(name, overrides)
 
 
 def inspected(command: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class TestDynamicWidthPaper:
 
 def test_the_pairs_of_table_3_match_in_what_the_paper_counts_and_in_nothing_else():
     for size in SIZES:
-        pair = [ROOT / "configs" / f"{name}_{size}m.yaml" for name in ("conventional", "hourglass")]
+        pair = [f"{name}_{size}m" for name in ("conventional", "hourglass")]
         conventional, hourglass = read_plan(pair, match="layer_params").recipes.values()
         assert matched_ratio(hourglass, conventional, "layer_params") == pytest.approx(1, abs=4e-4)
     for match in ("params", "flops", "flops_causal", "kv_bytes"):

@@ -17,8 +17,10 @@ from widthwise.config_io import UserError, parse, to_data
 from widthwise.recipe.design import copy_recipes
 from widthwise.yaml_io import (
     apply_overrides,
+    bundled_recipes,
     difference,
     merge,
+    papers_folder,
     parse_yaml,
     read_mapping,
     read_recipe,
@@ -256,8 +258,10 @@ def test_a_name_means_the_bundled_recipe_where_no_file_has_it(elsewhere: Path) -
     assert read_recipe("x_200m") == read_recipe(ROOT / "configs" / "x_200m.yaml")
     (elsewhere / "x_200m").write_text("seq_len: 7\n")
     assert read_recipe("x_200m") == {"seq_len": 7}
-    with pytest.raises(UserError, match="configs/x_200m: cannot be read"):
-        read_recipe("configs/x_200m")
+    with pytest.raises(UserError, match=r"mine/x_200m\.yaml: no such file; the recipe that .* is named x_200m"):
+        read_recipe("mine/x_200m.yaml")
+    with pytest.raises(UserError, match=r"mine/x_201m\.yaml: cannot be read"):
+        read_recipe("mine/x_201m.yaml")
 
 
 def test_a_recipe_extends_a_bundled_one_by_its_name(elsewhere: Path) -> None:
@@ -268,16 +272,27 @@ def test_a_recipe_extends_a_bundled_one_by_its_name(elsewhere: Path) -> None:
 
 
 def test_a_run_is_named_after_the_whole_name(elsewhere: Path) -> None:
-    for path in recipes_folder().glob("*.yaml"):
-        assert recipe_name(path.stem) == recipe_name(path) == path.stem
-        assert recipe_path(path.stem) == path
+    for name, path in bundled_recipes().items():
+        assert recipe_name(name) == recipe_name(path) == path.stem
+        assert recipe_path(name) == path
 
 
-def test_copies_are_the_recipes_and_replace_nothing(elsewhere: Path) -> None:
-    n_recipes = copy_recipes("configs")
-    for path in (ROOT / "configs").glob("*.yaml"):
-        assert (elsewhere / "configs" / path.name).read_bytes() == path.read_bytes()
-        n_recipes -= 1
-    assert n_recipes == 0
+def test_every_file_in_configs_is_a_recipe_of_its_own_name_an_item_or_points() -> None:
+    others = {*papers_folder().glob("*.yaml"), *papers_folder().glob("points/*.csv")}
+    files = [path for path in recipes_folder().rglob("*") if path.is_file() and path not in others]
+    assert sorted(path.stem for path in files) == sorted(bundled_recipes())
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_copies_are_the_recipes_and_replace_nothing(elsewhere: Path, everything: bool) -> None:
+    n_files = copy_recipes("configs", everything)
+    copies = [path for path in Path("configs").rglob("*") if path.is_file()]
+    originals = recipes_folder().rglob("*") if everything else recipes_folder().glob("*.yaml")
+    assert n_files == len(copies) == sum(path.is_file() for path in originals)
+    for path in copies:
+        original = recipes_folder().parent / path
+        assert path.read_bytes() == original.read_bytes()
+        if path.suffix == ".yaml":
+            assert read_recipe(path) == read_recipe(original)
     with pytest.raises(UserError, match="exists already"):
         copy_recipes(Path("configs"))

@@ -19,6 +19,8 @@ from widthwise.files import read_text
 MAX_RECIPE_BYTES = 2**20
 """The longest recipe that is read; those of the package have some thousands."""
 PACKAGE = Path(__file__).parent
+RECIPE_FOLDERS = (".", "evidence", "papers/models", "papers/recipes")
+"""Folders of recipes in `configs`, first that of the recipes to start from. No two recipes have the same name."""
 SOURCES = ("corpus", "path", "mixture")
 """Keys that say where data come from; a section of data has one of them."""
 OF_A_SOURCE = ("tokenizer", "held_out", "verify")
@@ -86,8 +88,13 @@ def recipes_folder() -> Path:
 
 
 def papers_folder() -> Path:
-    """The items of the papers, one file each, and in `recipes` those recipes that only they need."""
+    """Return the folder with the items of the papers, one file each."""
     return recipes_folder() / "papers"
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """Return the files of all recipes that come with the package, by name."""
+    return {path.stem: path for folder in RECIPE_FOLDERS for path in sorted((recipes_folder() / folder).glob("*.yaml"))}
 
 
 def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
@@ -97,10 +104,7 @@ def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
     """
     path = beside / name
     if len(Path(name).parts) == 1 and not os.path.lexists(path):
-        for folder in (recipes_folder(), papers_folder() / "recipes"):
-            bundled = folder / f"{name}.yaml"
-            if os.path.isfile(bundled):  # of what no file can be called, this says that it is not there
-                return bundled
+        return bundled_recipes().get(str(name), path)
     return path
 
 
@@ -132,6 +136,8 @@ def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, An
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    if not os.path.lexists(path) and path.stem in bundled_recipes():
+        raise UserError(f"{path}: no such file; the recipe that comes with the package is named {path.stem}")
     data = read_mapping(path)  # first, because only what can be read surely has a real path
     path = path.resolve()
     if path in children:

@@ -13,20 +13,20 @@ LATE = ("torch._dynamo", "scipy", "altair", "vl_convert", "transformers")
 """What is imported only when something is compiled, analysed, drawn or exported: each takes about as long as torch."""
 FEW = (
     "train --help",
-    "inspect {recipes}/x_virtual_width_200m.yaml --json",
-    "inspect {recipes}/qwen_134m_guess_dynamic.yaml",
-    "inspect {recipes}/x_moe_3b.yaml",
+    "inspect x_virtual_width_200m --json",
+    "inspect qwen_134m_guess_dynamic",
+    "inspect x_moe_3b",
     "runs {recipes}",
 )
 MORE = (
     "--help",
-    "inspect {recipes}/x_2b.yaml",
-    "inspect {recipes}/quickstart.yaml",
-    "design {recipes}/uniform_200m.yaml --kind x --turn-layer 0.75 --turn-width 0.3",
-    "search {recipes}/conventional_113m.yaml --json",
+    "inspect x_2b",
+    "inspect quickstart",
+    "design uniform_200m --kind x --turn-layer 0.75 --turn-width 0.3",
+    "search conventional_113m --json",
     "schema",
-    "sweep --ladder {recipes}/ladder_small.yaml --dry-run",
-    "compare {recipes}/compare_ffn.yaml --dry-run",
+    "sweep --ladder ladder_small --dry-run",
+    "compare compare_ffn --dry-run",
 )
 """Verbs that need sizes and costs alone: of a solved shape, of every component, of several variants."""
 

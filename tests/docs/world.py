@@ -88,6 +88,8 @@ def build(folder: Path, call: Callable[..., None]) -> None:
         (folder / name).symlink_to(ROOT / name)
     for name, data in RECIPES.items():
         _write(folder / "configs" / f"{name}.yaml", yaml.safe_dump(data, sort_keys=False))
+    # The documents give its name alone: a file that is called so comes before the bundled recipe.
+    shutil.copy(folder / "configs/x_2b.yaml", folder / "x_2b")
     texts = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
     for title, text in texts.items():
         _write(folder / f"books/{title}.txt", text)
@@ -105,7 +107,7 @@ def build(folder: Path, call: Callable[..., None]) -> None:
 def _train(folder: Path, call: Callable[..., None]) -> None:
     """The runs and models that pages take for given."""
     call("train", "configs/small.yaml", "train.keep_last=9", "--out", "runs/a")
-    call("train", "configs/x_2b.yaml", "train.keep_last=9", "--out", "runs/x")
+    call("train", "x_2b", "train.keep_last=9", "--out", "runs/x")
     call("export", "runs/a", "models/Llama-3.2-1B")
     for name in ("b", "mine", "small", "uniform", "200m"):
         shutil.copytree(folder / "runs/a", folder / "runs" / name)

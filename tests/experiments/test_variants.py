@@ -12,7 +12,6 @@ from widthwise.experiments.matching import matched_ratio
 from widthwise.experiments.recipes import read_all, read_one
 from widthwise.experiments.sweep import read_sweep
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 BASE = {
     "model": {"vocab_size": 257, "d_model": 48, "n_layers": 3, "attention": {"head_dim": 8}},
     **TINY,

@@ -2,8 +2,6 @@
 them (arXiv:2409.19606, arXiv:2503.14125), and mistakes in their sizes.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 from model_cases import AS_IN_THE_PAPERS, config, decoder, random_tokens, started_from
@@ -16,7 +14,6 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import load_recipe
 
 pytestmark = pytest.mark.usefixtures("float64")
-CONFIGS = Path(__file__).parents[2] / "configs"
 HYPER = {"kind": "hyper_connections", **AS_IN_THE_PAPERS}
 
 
@@ -135,8 +132,8 @@ class TestAsInThePapers:
 
     @pytest.mark.parametrize(("name", "n_streams"), [("hyper_connections_4x", 4), ("frac_connections_4", 1)])
     def test_the_recipes_are_the_papers(self, name, n_streams):
-        model = load_recipe(CONFIGS / f"{name}.yaml").explicit_model
-        plain = load_recipe(CONFIGS / "uniform_200m.yaml").explicit_model
+        model = load_recipe(name).explicit_model
+        plain = load_recipe("uniform_200m").explicit_model
         residual, d = model.residual, model.d_model
         n, b, m = residual.n_slots, residual.slot_width, d // residual.slot_width
         of_a_site = b + b * (m + n + 1) + n * (m + n + 1) + 2

@@ -1,7 +1,6 @@
 """What a dry run predicts, from formulas; what processes really hold and send is in test_rank_memory.py."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tiny_runs import tiny_recipe
@@ -12,7 +11,6 @@ from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.runs.plan import dry_run
 from widthwise.training.devices import Device
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 H100 = Device.linked("h100", mfu=0.5)
 
 
@@ -21,7 +19,7 @@ def of_memory(memory_bytes: int) -> Device:
 
 
 def large(*overrides: str) -> Recipe:
-    return load_recipe(CONFIGS / "x_2b.yaml", overrides)
+    return load_recipe("x_2b", overrides)
 
 
 def test_units_of_the_2b_recipe() -> None:

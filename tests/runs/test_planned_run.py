@@ -4,7 +4,6 @@ What training really needs is measured by benchmarks/memory.py.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from thinned import in_turn
@@ -113,7 +112,6 @@ def test_of_an_ambiguous_name_the_possible_ones_are_named() -> None:
         Device.from_options("rtx4060ti")
 
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 QUIET = ("model.vocab_size=257", "model.d_model=128", "model.shape.widths=[128,128,128]", "train.steps=200000")
 
 
@@ -127,7 +125,7 @@ def test_a_usual_recipe_gives_no_reason() -> None:
 
 
 def test_a_vocabulary_much_larger_than_the_tokenizers() -> None:
-    recipe = load_recipe(CONFIGS / "uniform_200m.yaml")
+    recipe = load_recipe("uniform_200m")
     vocabulary, embedding = remarks(recipe)
     n_unused = 2 * 640 * (100263 - 4096)
     assert vocabulary == (

@@ -16,7 +16,6 @@ from widthwise.model.decoder import Decoder
 from widthwise.shape.profile import shared_out, shares
 from widthwise.shape.template import ModelTemplate
 
-SWEEP = Path(__file__).parents[2] / "configs" / "sweep_profiles.yaml"
 GROUPED = {"head_dim": 2, "kv_group_size": 2, "bias": True, "qk_norm": {"over": "all_heads"}}
 FFNS = [
     {"kind": "swiglu", "ratio": 2.6},
@@ -107,7 +106,7 @@ def test_profiles_that_cannot_be_had_are_refused(shape, changes, message):
 
 
 def test_the_rivals_of_the_x_shape_have_its_parameters():
-    plan = read_sweep(SWEEP)
+    plan = read_sweep(Path("sweep_profiles"))
     costs = {name: point.recipe.explicit_model.cost().params for name, point in plan.points.items()}
     profiles = {name for name in costs if not name.startswith(("uniform", "x"))}
     assert len(profiles) >= 9

@@ -1,6 +1,4 @@
-"""The mixtures of the variable-width paper (configs/*_moe_3b.yaml) against its formulas and reference numbers."""
-
-from pathlib import Path
+"""The mixtures of the variable-width paper (*_moe_3b) against its formulas and reference numbers."""
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from widthwise.model.config import cost_summary, pflops_days
 from widthwise.shape.template import ModelTemplate, TemplateCost
 from widthwise.yaml_io import merge, read_recipe
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = ORACLE["configs"]["MoE"]
 SEQ_LEN, N_EXPERTS, TOP_K = 4096, 22, 3
 TABLES = 2 * 100263 * 1600
@@ -19,7 +16,7 @@ TOKENS = 104_857_600_000
 
 
 def template(name: str, **changes) -> ModelTemplate:
-    return parse(ModelTemplate, merge(read_recipe(CONFIGS / f"{name}.yaml")["model"], changes), name)
+    return parse(ModelTemplate, merge(read_recipe(name)["model"], changes), name)
 
 
 UNIFORM, X = template("uniform_moe_3b"), template("x_moe_3b")
@@ -88,6 +85,6 @@ def test_training_compute_is_the_papers():
 
 def test_tokens_and_learning_rate_of_the_recipes():
     for name in ("uniform_moe_3b", "x_moe_3b"):
-        data = read_recipe(CONFIGS / f"{name}.yaml")
+        data = read_recipe(name)
         assert data["train"]["steps"] * data["train"]["batch_size"] * data["seq_len"] == TOKENS
         assert data["schedule"] == {"kind": "power", "a": 4096, "b": -0.566, "c": 4194304, "warmup_steps": 2000}

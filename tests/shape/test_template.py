@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratic_cost import QuadraticCost
+from recipes import RECIPES
 from thinned import every_pair
 
 from widthwise.config_io import UserError, parse, to_data
@@ -26,7 +27,7 @@ SMALL = {"vocab_size": 61, "d_model": 64, "n_layers": 8, "attention": {"head_dim
 
 
 def recipe(name: str, **changes) -> ModelTemplate:
-    return parse(ModelTemplate, merge(read_recipe(ROOT / "configs" / f"{name}.yaml")["model"], changes), name)
+    return parse(ModelTemplate, merge(read_recipe(name)["model"], changes), name)
 
 
 def small(**changes) -> ModelTemplate:
@@ -57,7 +58,7 @@ class TestPaper:
             assert days[-1] == pytest.approx(oracle[f"pflops_days_{key}"], rel=1e-12)
         assert [round(value, 2) for value in days] == oracle["paper_pflops_days"]
         assert round(100 * (days[1] / days[0] - 1), 1) == oracle["paper_change_percent"]
-        data = read_recipe(ROOT / "configs" / f"x_{size.lower()}.yaml")
+        data = read_recipe(f"x_{size.lower()}")
         assert data["train"]["steps"] * data["train"]["batch_size"] * data["seq_len"] == oracle["tokens"]
 
     def test_full_endpoints_are_the_release(self, size):
@@ -299,7 +300,7 @@ def test_a_virtual_width_is_slots_of_which_the_stream_is_so_much_wider(width: fl
 
 def test_recipes_resolve_and_one_of_each_kind_survives_yaml():
     seen = set()
-    for path in sorted((ROOT / "configs").glob("*.yaml")):
+    for path in RECIPES:
         data = read_recipe(path)
         if "model" not in data:
             continue

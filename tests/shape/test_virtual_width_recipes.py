@@ -34,9 +34,9 @@ NAMES = [*(f"virtual_width_{r}x{mtp}" for r in SERIES for mtp in ("", "_mtp")), 
 
 
 def recipe(command: str) -> Recipe:
-    """A recipe of configs/ and overrides, as on a command line."""
+    """The name of a recipe and overrides, as on a command line."""
     name, *overrides = shlex.split(command)
-    return load_recipe(ROOT / "configs" / f"{name}.yaml", overrides)
+    return load_recipe(name, overrides)
 
 
 def inspected(command: str) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class TestBudgets:
 
     def test_a_comparison_counts_the_sites(self):
         """At width 640 virtual_width_2x adds 0.7 percent of parameters, which may differ by one, and 1.2 of FLOPs."""
-        uniform, wide = (ROOT / "configs" / f"{name}.yaml" for name in ("uniform_200m", "virtual_width_2x"))
+        uniform, wide = "uniform_200m", "virtual_width_2x"
         assert [*read_plan([uniform, wide], match="params").recipes] == ["uniform_200m", "virtual_width_2x"]
         with pytest.raises(UserError, match=r"^virtual_width_2x: flops is 1\.01\d\d of uniform_200m's"):
             read_plan([uniform, wide], match="flops")

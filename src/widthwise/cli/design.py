@@ -38,18 +38,21 @@ COSTS = {
 """Quantity -> its title, where it is not the usual brief one."""
 
 
-def init(folder: Annotated[Path, typer.Argument(help="New folder for the recipes.")] = Path("configs")) -> None:
-    """Copy the recipes that come with the package into a folder, to start from.
+def init(
+    folder: Annotated[Path, typer.Argument(help="New folder for the recipes.")] = Path("configs"),
+    everything: Annotated[bool, typer.Option("--all", help="Copy those of papers and results too.")] = False,
+) -> None:
+    """Copy recipes to start from into a folder.
 
-    Every command takes them by name without this too: `widthwise inspect x_200m`.
+    Every command takes all recipes that come with the package by name without this too: `widthwise inspect x_200m`.
 
     Example: `widthwise init && widthwise compare configs/quickstart.yaml`
     """
     from widthwise.recipe.design import copy_recipes
 
-    n_recipes = copy_recipes(folder)
+    n_files = copy_recipes(folder, everything)
     say(
-        f"wrote {n_recipes} recipes to {folder}",
+        f"wrote {n_files} {'files' if everything else 'recipes'} to {folder}",
         f"  widthwise inspect {folder / 'x_200m.yaml'}    what a model costs, layer by layer",
         f"  widthwise train {folder / 'smoke.yaml'}    a first run, in seconds",
         f"  widthwise compare {folder / 'quickstart.yaml'}    five kinds of width at equal size, in minutes",

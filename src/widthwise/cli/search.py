@@ -56,7 +56,7 @@ def search(
     `--per n_blocks,ratio --train 20` how the loss depends on the ratio. Changes are made in the base and in all recipes
     found; with --train, --json prints the comparison.
 
-    Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
+    Example: `widthwise search conventional_113m --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
     from widthwise.experiments.compare import plan_of_search
     from widthwise.recipe.design import search_recipe, write_search

@@ -192,10 +192,18 @@ def _changes(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def copy_recipes(folder: Path | str) -> int:
-    """Writes all of them into a new folder, and returns how many. Raises UserError where the folder is not free."""
+def copy_recipes(folder: Path | str, everything: bool = False) -> int:
+    """Copy the bundled recipes to start from, or everything in `configs`, into a new folder.
+
+    Returns the number of files. Raises UserError where the folder is not free.
+    """
+    patterns = ("**/*.yaml", "**/*.csv") if everything else ("*.yaml",)
+    names = [path.relative_to(recipes_folder()) for pattern in patterns for path in recipes_folder().glob(pattern)]
     with new_folder(Path(folder)) as partial:
-        return len([shutil.copyfile(recipe, partial / recipe.name) for recipe in recipes_folder().glob("*.yaml")])
+        for name in names:
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(recipes_folder() / name, partial / name)
+    return len(names)
 
 
 class Family:
