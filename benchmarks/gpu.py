@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS, ROOT, Accelerator, Part, attempt, interleave, quantiles, run_parts, summarise
+from harness import RESULTS, Accelerator, Part, attempt, interleave, quantiles, run_parts, summarise
 from torch import Tensor
 from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, relative_error, template
 
@@ -222,7 +222,7 @@ def family(size: str) -> tuple[dict[str, tuple[ModelConfig, str]], int, int]:
     for suffix in ("_hw", ""):
         baseline = f"uniform_{size}{suffix}"
         for name in (baseline, f"x_{size}{suffix}"):
-            config, seq_len, micro_batch_size = recipe_model(ROOT / "configs" / f"{name}.yaml")
+            config, seq_len, micro_batch_size = recipe_model(name)
             models[name] = (config, baseline)
     return models, seq_len, micro_batch_size
 

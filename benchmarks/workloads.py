@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,11 +92,11 @@ def template(d_model: int, n_layers: int, head_dim: int, vocab_size: int, shape:
     return parse(ModelTemplate, data, "benchmark")
 
 
-def recipe_model(path: Path) -> tuple[ModelConfig, int, int]:
-    """The model of a recipe file with explicit layers, its sequence length and its micro batch."""
-    data = read_recipe(path)
+def recipe_model(name: str) -> tuple[ModelConfig, int, int]:
+    """The model of a bundled recipe with explicit layers, its sequence length and its micro batch."""
+    data = read_recipe(name)
     seq_len = data["seq_len"]
-    return parse(ModelTemplate, data["model"], str(path)).resolve(seq_len), seq_len, data["train"]["micro_batch_size"]
+    return parse(ModelTemplate, data["model"], name).resolve(seq_len), seq_len, data["train"]["micro_batch_size"]
 
 
 def cost_ratios(config: ModelConfig, baseline: ModelConfig, seq_len: int) -> dict[str, Any]:

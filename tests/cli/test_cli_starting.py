@@ -20,6 +20,8 @@ from widthwise.cli.main import app
 from widthwise.yaml_io import read_mapping
 
 Run = Callable[..., tuple[int, str, str]]
+FREE_NAMES = ("over", "variants", "rungs", "groups", "layers", "mixture", "lr_factors")
+"""Sections whose keys are names of the recipe's own."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,7 @@ def _with_unknown_keys(data: Any) -> list[Any]:
     """Copies of a recipe, each with a key nobody knows in one of its sections."""
     found = [{**data, "witdh": 1}]
     for key, value in data.items():
-        if isinstance(value, dict) and key not in ("over", "variants", "rungs", "groups", "layers", "mixture"):
+        if isinstance(value, dict) and key not in FREE_NAMES:
             found += [{**data, key: changed} for changed in _with_unknown_keys(value)]
         elif key in ("variants", "rungs") and isinstance(value, dict):
             parts = [(name, changed) for name, part in value.items() for changed in _with_unknown_keys(part)]

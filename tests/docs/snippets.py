@@ -14,6 +14,7 @@ from pathlib import Path
 import typer
 
 from widthwise.cli.main import app
+from widthwise.yaml_io import bundled_recipes
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -94,9 +95,15 @@ def inline_commands(path: Path) -> list[list[str]]:
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
-    """Raises what the command line would raise for options or arguments that there are not; runs nothing."""
+    """Raises what the command line would raise for options or arguments that there are not; runs nothing.
+
+    A recipe that is named without a file is one that comes with the package.
+    """
     command, words = typer.main.get_command(app), [word for word in arguments if word not in ACTS_WHEN_READ]
     context = command.make_context("widthwise", words or ["schema"])
     while hasattr(command, "resolve_command") and context._protected_args:
         name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, list(words), parent=context)
+    for recipe in (context.params.get("recipe"), *(context.params.get("recipes") or ())):
+        if re.fullmatch(r"[a-z]\w*", str(recipe or "")):
+            assert str(recipe) in bundled_recipes(), recipe

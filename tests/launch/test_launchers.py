@@ -23,7 +23,7 @@ from widthwise.cli.main import ON_SEVERAL_PROCESSES, app
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import checkpoint_paths
-from widthwise.yaml_io import to_yaml
+from widthwise.yaml_io import recipe_path, to_yaml
 
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "launch" / "slurm.sbatch"
@@ -157,8 +157,8 @@ def check_widthwise(arguments: Sequence[str]) -> None:
     paths, overrides = [each for each in given if "=" not in each], [each for each in given if "=" in each]
     for path in paths:
         if verb == "train":
-            load_recipe(ROOT / path, overrides)
-        assert (ROOT / path).is_file()
+            load_recipe(path, overrides)
+        assert recipe_path(path, ROOT).is_file()
 
 
 def test_scripts_pass_shellcheck() -> None:
