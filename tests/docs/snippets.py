@@ -104,6 +104,6 @@ def check_arguments(arguments: Iterable[str]) -> None:
     while hasattr(command, "resolve_command") and context._protected_args:
         name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, list(words), parent=context)
-    for recipe in (context.params.get("recipe"), *(context.params.get("recipes") or ())):
+    for recipe in (*map(context.params.get, ("recipe", "base")), *(context.params.get("recipes") or ())):
         if re.fullmatch(r"[a-z]\w*", str(recipe or "")):
             assert str(recipe) in bundled_recipes(), recipe
