@@ -1,5 +1,6 @@
-"""What pyproject.toml cannot say: configs/ is copied into the package when it is built."""
+"""Build steps that pyproject.toml cannot express: the copy of configs/ in the package, and the package page's text."""
 
+import re
 from pathlib import Path
 
 from setuptools import setup
@@ -19,4 +20,10 @@ class BuildWithRecipes(build_py):
                 self.copy_file(str(file), str(copy))
 
 
-setup(cmdclass={"build_py": BuildWithRecipes})
+# A link to a file of the repository leads nowhere from the package page: there, only its text remains.
+description = re.sub(r"\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", Path("README.md").read_text(encoding="utf-8"))
+setup(
+    cmdclass={"build_py": BuildWithRecipes},
+    long_description=description,
+    long_description_content_type="text/markdown",
+)

@@ -25,7 +25,7 @@ def test_what_is_copied_is_there_sent_to_the_build_and_enough_for_the_package() 
     copied = {source for line in _all("COPY") for source in line.split()[:-1]}
     assert copied <= sent
     assert all((ROOT / source).exists() for source in copied)
-    needed = {"pyproject.toml", "setup.py", "src", "configs", PROJECT["readme"], *PROJECT["license-files"]}
+    needed = {"pyproject.toml", "setup.py", "src", "configs", "README.md", *PROJECT["license-files"]}
     assert needed <= copied
 
 

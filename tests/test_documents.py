@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from recipes import RECIPES, one_of_each_kind, recipe_data
 from thinned import hard_but
 
+import widthwise
 from widthwise.cli.main import app
 from widthwise.config_io import parse, to_data
 from widthwise.experiments.compare import read_plan
@@ -76,3 +78,8 @@ def test_readme_names_only_what_exists() -> None:
         assert (ROOT / named).exists(), named
     rules = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"make ([\w-]+)", text)) <= {target for rule in rules for target in rule.split()}
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (widthwise.__version__, "Apache-2.0")
