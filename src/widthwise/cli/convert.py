@@ -166,25 +166,29 @@ def export(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with config.json and safetensors.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder with config.json, or org/name of the hub.")],
     run: Annotated[Path, typer.Argument(help="Run directory to write.")],
     overrides: Changes = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe for further training, but for its model.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub; default: main.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Turn a llama, qwen2, qwen3, olmo2 or gpt2 of Hugging Face into a run at step 0, to generate from, grow, train
     further or export.
 
-    Example: `widthwise import models/Llama-3.2-1B runs/llama && widthwise generate runs/llama --prompt "Once"`
+    From the hub, `org/name` or `hf://org/name`, only JSON and safetensors are fetched, and the run records the commit.
+
+    Example: `widthwise import Qwen/Qwen3-0.6B runs/qwen && widthwise generate runs/qwen --prompt "Once"`
     """
     from widthwise.runs.save import import_run
 
-    summary = import_run(source, run, recipe, overrides or ())
+    summary = import_run(source, run, recipe, overrides or (), revision)
     if as_json:
         say_json(summary)
         return
     tokenizer = "with its tokenizer" if summary["tokenizer"] else "without a tokenizer, as there is no tokenizer.json"
-    say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}")
+    commit = f", commit {summary['commit']}" if "commit" in summary else ""
+    say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}{commit}")
     is_to_be_trained = recipe is not None or not summary["tokenizer"]
     say_next("widthwise", *(("resume", run) if is_to_be_trained else ("generate", run, "--prompt", "TEXT")))
 
