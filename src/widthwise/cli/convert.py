@@ -38,7 +38,8 @@ def grow(
     Changes are made in the recipe of the run, or of --to.
 
     Example: `widthwise grow runs/small --d-model 96 --n-heads 6 --d-ff 264 --add-layers 2 train.steps=4000 --out
-    runs/large`, or `--to configs/large.yaml` instead of the sizes.
+    runs/large`. In place of the sizes: `--to configs/large.yaml`, `--to-shape x --turn-width 0.5`, `--virtual-width
+    1.5`, or `--ffn hourglass`.
     """
     from widthwise.runs.grow import growth_intended, wanted_recipe
     from widthwise.runs.trained import RunCheckpoint
@@ -112,7 +113,8 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     say(*found.get("lines", unwritten), *(f"note: {note}" for note in found["notes"]))
     if "out" in found:
         say(f"wrote {found['out']}, step {found['step']}")
-        say_next("widthwise", "resume", found["out"])
+        more = () if found["steps"] > found["step"] else ("train.steps=STEPS",)
+        say_next("widthwise", "resume", found["out"], *more)
     else:
         say_next_with_out("RUN")
 
