@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.interop.hub import model_source
+from widthwise.interop.hub import import_source
 
 hub = pytest.importorskip("huggingface_hub", reason="needs the extra [hf]")
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
@@ -155,7 +155,7 @@ def test_a_commit_of_the_hub_becomes_a_run_that_records_it(
     assert fetched == wanted  # neither pickles nor code
 
     for revision, sha in SHAS.items():  # the branch and the tag from the cache, without the network
-        assert model_source("org/llama", revision) == (
+        assert import_source("org/llama", revision) == (
             offline / "models--org--llama" / "snapshots" / sha,
             "org/llama",
             sha,
@@ -164,7 +164,7 @@ def test_a_commit_of_the_hub_becomes_a_run_that_records_it(
 
 def test_without_the_network_what_is_not_in_the_cache_is_refused(offline: Path) -> None:
     with pytest.raises(UserError, match=r"org/llama: is no folder here, the hub cannot be reached"):
-        model_source("org/llama")
+        import_source("org/llama")
 
 
 def test_a_folder_comes_before_a_model_of_that_name(
@@ -172,13 +172,13 @@ def test_a_folder_comes_before_a_model_of_that_name(
 ) -> None:
     monkeypatch.chdir(folder.parent.parent)
     source = f"{folder.parent.name}/{folder.name}"
-    assert model_source(source) == (Path(source), folder.name, None)
+    assert import_source(source) == (Path(source), folder.name, None)
     for wrong, said in (((f"hf://{source}",), "cannot be reached"), ((source, "v1"), "--revision: got v1")):
         with pytest.raises(UserError, match=said):
-            model_source(*wrong)
+            import_source(*wrong)
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, offline: Path) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"huggingface_hub is not installed; run: pip install 'widthwise\[hf\]'"):
-        model_source("org/llama")
+        import_source("org/llama")

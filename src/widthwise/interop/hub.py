@@ -20,7 +20,7 @@ REASONS = {
 """Errors of huggingface_hub, special ones before the general ones they derive from."""
 
 
-class ModelSource(NamedTuple):
+class ImportSource(NamedTuple):
     """A folder with a model, and its origin."""
 
     folder: Path
@@ -30,7 +30,7 @@ class ModelSource(NamedTuple):
     """Hash of the commit on the hub; None for a local folder."""
 
 
-def model_source(source: Path | str, revision: str | None = None) -> ModelSource:
+def import_source(source: Path | str, revision: str | None = None) -> ImportSource:
     """Return a local folder, or that of a model of the hub: `hf://org/name`, or `org/name` if there is no such folder.
 
     Only JSON and safetensors are fetched, once for each commit; without the network, or with HF_HUB_OFFLINE=1, the
@@ -44,7 +44,7 @@ def model_source(source: Path | str, revision: str | None = None) -> ModelSource
             raise UserError(
                 f"--revision: got {revision}; {source} is no org/name of the hub, which alone has revisions"
             )
-        return ModelSource(Path(source), Path(source).resolve().name, None)
+        return ImportSource(Path(source), Path(source).resolve().name, None)
     name = found[2]
     shown = name if revision is None else f"{name} at {revision}"
     hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
@@ -60,4 +60,4 @@ def model_source(source: Path | str, revision: str | None = None) -> ModelSource
             f"{shown}: holds no {ONE_FILE}; weights in other files, such as pickles, which can run code when they are "
             "read, are not fetched"
         )
-    return ModelSource(folder, name, folder.name)
+    return ImportSource(folder, name, folder.name)

@@ -38,8 +38,10 @@ def larger_model(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
         raise UserError("--virtual-width: conflicts with --to-shape; they are two growths, one after the other")
     model = resized(model, sizes)
     if sizes.to_shape is not None:
-        turn = {"turn_layer": sizes.turn_layer, "turn_width": sizes.turn_width}
-        model = _shaped(model, ShapeRequest(kind=sizes.to_shape, **turn, rounding="nearest"))
+        request = ShapeRequest(
+            kind=sizes.to_shape, turn_layer=sizes.turn_layer, turn_width=sizes.turn_width, rounding="nearest"
+        )
+        model = _shaped(model, request)
     if sizes.ffn is not None:
         model = with_layers(model, _as_hourglass)
     if sizes.virtual_width is not None:

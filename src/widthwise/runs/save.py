@@ -13,7 +13,7 @@ from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
 from widthwise.interop.hf_import import import_hf
-from widthwise.interop.hub import model_source
+from widthwise.interop.hub import import_source
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
@@ -141,7 +141,7 @@ def import_run(
     run = RunDir(out)
     if run.exists:
         raise UserError(f"{run.path}: holds a run already; name a new folder")
-    folder, name, commit = model_source(source, revision)
+    folder, name, commit = import_source(source, revision)
     imported, tokenizer = import_hf(folder), None
     if imported.tokenizer is not None:
         eos = f"#{imported.eos}" if imported.eos else ""
