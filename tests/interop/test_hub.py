@@ -173,7 +173,11 @@ def test_a_folder_comes_before_a_model_of_that_name(
     monkeypatch.chdir(folder.parent.parent)
     source = f"{folder.parent.name}/{folder.name}"
     assert import_source(source) == (Path(source), folder.name, None)
-    for wrong, said in (((f"hf://{source}",), "cannot be reached"), ((source, "v1"), "--revision: got v1")):
+    for wrong, said in (
+        ((f"hf://{source}",), "cannot be reached"),
+        ((source, "v1"), "--revision: got v1"),
+        (("hf://org",), "allowed: hf://org/name"),
+    ):
         with pytest.raises(UserError, match=said):
             import_source(*wrong)
 

@@ -37,9 +37,10 @@ def import_source(source: Path | str, revision: str | None = None) -> ImportSour
     newest commit of the revision in the cache is taken. revision: branch, tag or commit. Raises UserError without the
     extra, and if the model cannot be fetched or holds no safetensors.
     """
-    is_path = Path(source).exists()
     found = re.fullmatch(r"(hf:/+)?([\w.-]+/[\w.-]+)", str(source))  # a Path has one slash of two
-    if found is None or (is_path and found[1] is None):
+    if found is None and str(source).startswith("hf:/"):
+        raise UserError(f"{source}: is no model of the hub; allowed: hf://org/name")
+    if found is None or (found[1] is None and Path(source).exists()):
         if revision is not None:
             raise UserError(
                 f"--revision: got {revision}; {source} is no org/name of the hub, which alone has revisions"
