@@ -1,5 +1,6 @@
 """The public names, once: type checkers read them here, and `__init__.py` imports each when it is first used."""
 
+from widthwise.cli.progress import training_progress as training_progress
 from widthwise.config_io import UserError as UserError
 from widthwise.data.config import open_data as open_data
 from widthwise.data.json_tokenizer import open_tokenizer as open_tokenizer

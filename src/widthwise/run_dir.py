@@ -218,7 +218,7 @@ class RunDir:
         checksums = parse(_Checksums, found.pop(CHECKSUMS, None), f"{path}: {CHECKSUMS}")
         check_unchanged(found, checksums.entries, path)
         self.check_seal(checksums.seal, "the result")
-        return parse(RunResult, found, str(path))
+        return parse(RunResult, found, str(path)).stored_in(self.path)
 
     def write_result(self, result: RunResult) -> None:
         """Writes result.json where the folder is now. Raises UserError on a full disk, RunFailed where it is gone."""
@@ -227,6 +227,7 @@ class RunDir:
         data = result.to_data()
         content = {**data, CHECKSUMS: to_data(_Checksums(seal=self.seal(), entries=digests(data)))}
         write_atomic(self.path / RunResult.file_name, json.dumps(content, indent=2) + "\n")
+        result.stored_in(self.path)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All records of the run so far. Raises UserError for a line that is no record."""

@@ -108,6 +108,39 @@ def test_another_residual_is_said_as_in_a_recipe(small: str, residual: dict, wid
     assert plans[0] == plans[1] == plans[2]
 
 
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        (("--to-shape", "x", "--turn-width", 0.7), "  embedding and head: width 32 -> 40 (hidden dimension expansion)"),
+        (("--virtual-width", 1.5), "  residual: plain -> 3 slots of 16 (virtual width)"),
+        (
+            ("--ffn", "hourglass"),
+            "  layers 0-5: feed-forward swiglu -> hourglass, whose first block it becomes (conversion)",
+        ),
+    ],
+)
+def test_a_run_takes_another_form_without_a_recipe_and_trains_on(
+    small: str, form: tuple, line: str, widthwise: Callable, next_command: Callable
+) -> None:
+    code, out, err = widthwise("grow", small, *form, "--out", "large")
+    assert code == 0, err
+    assert line in out.splitlines()
+    assert "function preserved (2 x 32 random tokens, float64)" in out
+    code, _, err = widthwise(*next_command(out, **{"train.steps=STEPS": "train.steps=4"}))
+    assert (code, "going on after step 3 of 4" in err) == (0, True), err
+
+
+def test_a_form_that_growth_cannot_reach_is_refused_in_one_line(small: str, widthwise: Callable) -> None:
+    for form, message in (
+        (("--to-shape", "x", "--virtual-width", 2), "--virtual-width: conflicts with --to-shape"),
+        (("--to", "wide.yaml", "--to-shape", "x"), "--to: conflicts with --to-shape"),
+        (("--to-shape", "y"), "--to-shape: got 'y'"),
+    ):
+        code, _, err = widthwise("grow", small, *form, "--out", "large")
+        assert (code, message in err, len(err.splitlines())) == (2, True, 1), err
+    assert not Path("large").exists()
+
+
 def test_options_say_where_layers_go_and_that_they_are_copies(small: str, widthwise: Callable) -> None:
     of_layers = ("--layers", "0,1,2,3,4,5,new", "--new-layers", "copied", "--seed", 7, "--reset", "new")
     code, out, err = widthwise("grow", small, "--add-layers", 1, "--d-ff", 192, *of_layers, "--out", "large")

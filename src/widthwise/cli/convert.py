@@ -38,7 +38,8 @@ def grow(
     Changes are made in the recipe of the run, or of --to.
 
     Example: `widthwise grow runs/small --d-model 96 --n-heads 6 --d-ff 264 --add-layers 2 train.steps=4000 --out
-    runs/large`, or `--to configs/large.yaml` instead of the sizes.
+    runs/large`. In place of the sizes: `--to configs/large.yaml`, `--to-shape x --turn-width 0.5`, `--virtual-width
+    1.5`, or `--ffn hourglass`.
     """
     from widthwise.runs.grow import growth_intended, wanted_recipe
     from widthwise.runs.trained import RunCheckpoint
@@ -112,7 +113,8 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     say(*found.get("lines", unwritten), *(f"note: {note}" for note in found["notes"]))
     if "out" in found:
         say(f"wrote {found['out']}, step {found['step']}")
-        say_next("widthwise", "resume", found["out"])
+        more = () if found["steps"] > found["step"] else ("train.steps=STEPS",)
+        say_next("widthwise", "resume", found["out"], *more)
     else:
         say_next_with_out("RUN")
 
@@ -166,25 +168,29 @@ def export(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with config.json and safetensors.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder with config.json, or org/name of the hub.")],
     run: Annotated[Path, typer.Argument(help="Run directory to write.")],
     overrides: Changes = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe for further training, but for its model.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub; default: main.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Turn a llama, qwen2, qwen3, olmo2 or gpt2 of Hugging Face into a run at step 0, to generate from, grow, train
     further or export.
 
-    Example: `widthwise import models/Llama-3.2-1B runs/llama && widthwise generate runs/llama --prompt "Once"`
+    From the hub, `org/name` or `hf://org/name`, only JSON and safetensors are fetched, and the run records the commit.
+
+    Example: `widthwise import Qwen/Qwen3-0.6B runs/qwen && widthwise generate runs/qwen --prompt "Once"`
     """
     from widthwise.runs.save import import_run
 
-    summary = import_run(source, run, recipe, overrides or ())
+    summary = import_run(source, run, recipe, overrides or (), revision)
     if as_json:
         say_json(summary)
         return
     tokenizer = "with its tokenizer" if summary["tokenizer"] else "without a tokenizer, as there is no tokenizer.json"
-    say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}")
+    commit = f", commit {summary['commit']}" if "commit" in summary else ""
+    say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}{commit}")
     is_to_be_trained = recipe is not None or not summary["tokenizer"]
     say_next("widthwise", *(("resume", run) if is_to_be_trained else ("generate", run, "--prompt", "TEXT")))
 

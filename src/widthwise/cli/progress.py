@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -37,8 +38,8 @@ TrackOption = Annotated[
 
 
 @contextmanager
-def training_progress(track: Sequence[TrackerName] | None) -> Iterator[Observer]:
-    """An observer of training that shows progress on standard error, and sends the records to trackers.
+def training_progress(track: Sequence[TrackerName] | None = None) -> Iterator[Observer]:
+    """An observer of training that shows progress on standard error or in a notebook, and sends records to trackers.
 
     Raises UserError where the extra of a tracker is not installed.
     """
@@ -51,7 +52,8 @@ def training_progress(track: Sequence[TrackerName] | None) -> Iterator[Observer]
 @contextmanager
 def shown_progress(console: Console) -> Iterator[Observer]:
     """An observer that shows preparations, runs and other work, one after the other, on a console."""
-    if not console.is_terminal or console.is_dumb_terminal or is_silent():
+    can_redraw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+    if not can_redraw or console.is_dumb_terminal or is_silent():
         yield LineObserver(console)
         return
     with Bars(console) as bars:

@@ -29,7 +29,7 @@ RewarmupOf = Literal["all", "new"]
 
 
 class NewSizes(Config):
-    """Sizes of a larger model; None leaves a size as it is."""
+    """Sizes and form of a larger model; None leaves each as it is."""
 
     d_model: pydantic.PositiveInt | None = None
     """Width of embedding and head; every other width of the stream grows in proportion."""
@@ -43,6 +43,16 @@ class NewSizes(Config):
     """Hidden units of every feed-forward, expert or block."""
     add_layers: int = Field(default=0, ge=0, le=MOST_LAYERS)
     """Layers to add, spread evenly between the first and the last, each configured as its predecessor."""
+    to_shape: Literal["x", "diamond", "growing", "narrowing"] | None = None
+    """Shape of the layers: the smallest whose narrowest layer is as wide as those of the run."""
+    turn_layer: float | None = None
+    """Depth of the narrowest (or widest) layer of that shape, as a share of n_layers."""
+    turn_width: float | None = None
+    """Width of that layer, as a share of the new d_model."""
+    virtual_width: float | None = Field(default=None, gt=1, le=1024)
+    """Width of the stream over d_model, such as 1.5; layers stay as wide as they are."""
+    ffn: Literal["hourglass"] | None = None
+    """Feed-forward whose first block the present one becomes."""
 
 
 def _old_layer(name: Any) -> Any:

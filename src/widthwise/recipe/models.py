@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from widthwise.growth.choices import NewLayers, NewSizes, resized
+from widthwise.growth.choices import NewLayers, NewSizes
 from widthwise.growth.plan import plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.decoder import build as build_decoder
 from widthwise.model.mup import grouped_parameters
+from widthwise.recipe.larger import larger_model
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.recipe.train_section import TrainConfig
 
@@ -50,7 +51,7 @@ def grow_model(
     """
     recipe = load_recipe(to) if isinstance(to, (str, Path)) else to
     if isinstance(recipe, NewSizes):
-        wanted = resized(model.config, recipe)
+        wanted = larger_model(model.config, recipe)
     else:
         wanted = recipe.explicit_model if isinstance(recipe, Recipe) else recipe
     plan = plan_growth(model.config, wanted, new_layers=new_layers)

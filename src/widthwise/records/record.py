@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import KeysView, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
@@ -70,13 +71,25 @@ class StoredRecord(Record):
         path = folder / cls.file_name
         found = read_json_mapping(path)
         check_unchanged(found, found.pop(CHECKSUMS, None), path)
-        return parse(cls, found, str(path))
+        return parse(cls, found, str(path)).stored_in(folder)
 
     def write(self, folder: Path) -> Path:
         """Write the file atomically and return its path. Raises UserError if it cannot."""
         path, data = folder / self.file_name, self.to_data()
         write_atomic(path, json.dumps({**data, CHECKSUMS: digests(data)}, indent=2) + "\n")
+        self.stored_in(folder)
         return path
+
+    def stored_in(self, folder: Path) -> Self:
+        """Remember the folder of the file, which is no part of the record."""
+        vars(self)["_folder"] = folder
+        return self
+
+    def _repr_html_(self) -> str | None:
+        """Return answer, figures and tables for a notebook, once there is a file; None: as plain text."""
+        folder = vars(self).get("_folder")
+        # By name, as pages stand above the records that they show.
+        return None if folder is None else resolve_name("widthwise.reports.notebook:html")(self, folder)
 
 
 def digests(data: Mapping[str, Any]) -> dict[str, str]:

@@ -142,7 +142,7 @@ def carry_out(
             checkpoint.save(run.checkpoints, state.step, model, optimizer, state.as_data(), run.seal())
             write_atomic(run.path / Certificate.file_name, certificate.to_json() + "\n")
     found = {**intention.record(), "notes": notes, "certificate": certificate.to_data(), "lines": certificate.lines()}
-    return {"out": str(out), "step": source.step, **found}
+    return {"out": str(out), "step": source.step, "steps": recipe.train.steps, **found}
 
 
 def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: RunCheckpoint) -> Certificate:

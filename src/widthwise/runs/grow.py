@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
 from widthwise.growth.bake import bake_plan, left_explicit
-from widthwise.growth.choices import SAME_SIZES, GrowOptions, Multiples, NewSizes, resized
+from widthwise.growth.choices import SAME_SIZES, GrowOptions, Multiples, NewSizes
 from widthwise.growth.correspondence import align
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.pad import PADDING, pad_plan
@@ -17,6 +17,7 @@ from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.growth_events import Rewarmup
+from widthwise.recipe.larger import larger_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.schedule import FlopBudget
 from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending, recipe_with
@@ -58,7 +59,7 @@ def _wanted_data(
             "grow: got nothing to grow to; give --to RECIPE, sizes such as --d-ff 96, or changes such as "
             "model.layers.0.ffn.d_ff=96"
         )
-    model, where = resized(source.model, sizes), f"{source.run.path}/config.yaml"
+    model, where = larger_model(source.model, sizes), f"{source.run.path}/config.yaml"
     data = to_data(checked_copy(source.recipe, "recipe", model=model, growth=()))
     for override in overrides:  # the run's model has each layer written out
         key = override.partition("=")[0].strip()

@@ -13,6 +13,7 @@ from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
 from widthwise.interop.hf_import import import_hf
+from widthwise.interop.hub import import_source
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
@@ -125,17 +126,23 @@ def write_first(
 
 
 def import_run(
-    source: Path | str, out: Path | str, recipe: Path | str | None = None, overrides: Sequence[str] = ()
+    source: Path | str,
+    out: Path | str,
+    recipe: Path | str | None = None,
+    overrides: Sequence[str] = (),
+    revision: str | None = None,
 ) -> dict[str, Any]:
     """Writes the model of a Hugging Face folder as a run directory at step 0, and returns a summary.
 
-    recipe: the run takes all its sections but the model. Raises UserError for what cannot be imported exactly, and
-    where `out` holds a run already.
+    source: the folder, or `org/name` or `hf://org/name` of the hub. recipe: the run takes all its sections but the
+    model. revision: on the hub: branch, tag or commit. Raises UserError for what cannot be fetched, or not be imported
+    exactly, and where `out` holds a run already.
     """
     run = RunDir(out)
     if run.exists:
         raise UserError(f"{run.path}: holds a run already; name a new folder")
-    imported, tokenizer = import_hf(source), None
+    folder, name, commit = import_source(source, revision)
+    imported, tokenizer = import_hf(folder), None
     if imported.tokenizer is not None:
         eos = f"#{imported.eos}" if imported.eos else ""
         spec = f"{run.tokenizer_folder / JsonTokenizer.file_name}{eos}"  # by which data for the run are prepared
@@ -150,9 +157,11 @@ def import_run(
     resolved.check()
     model = build(resolved.explicit_model, seed=0)
     model.set_weights(imported.weights.items())
-    files = sorted((*Path(source).glob("*.json"), *Path(source).glob("*.safetensors")))
+    files = sorted((*folder.glob("*.json"), *folder.glob("*.safetensors")))
+    of_hub = {} if commit is None else {"commit": commit}
     origin = {
-        "folder": Path(source).resolve().name,
+        "folder": name,
+        **of_hub,
         "model_type": imported.model_type,
         "n_positions": imported.n_positions,
         "token_ids": imported.token_ids,
@@ -161,6 +170,7 @@ def import_run(
     write_first(run.path, resolved, model, tokenizer, {**unseen_data(tokenizer), IMPORTED: origin})
     return {
         "run": str(run.path),
+        **of_hub,
         "model_type": imported.model_type,
         "params": int(resolved.explicit_model.inference_cost().params),
         "tokenizer": None if tokenizer is None else tokenizer.spec,

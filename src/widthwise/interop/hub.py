@@ -1,0 +1,64 @@
+"""Models of the Hugging Face Hub, fetched into the cache of huggingface_hub (extra `hf`)."""
+
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from widthwise.config_io import UserError, require
+from widthwise.interop.hf_import import CONFIG, GENERATION_CONFIG, INDEX, ONE_FILE, TOKENIZER
+
+FETCHED = (CONFIG, GENERATION_CONFIG, TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")
+REASONS = {
+    "GatedRepoError": "is gated; accept its terms on its page, then run `hf auth login`",
+    "RepositoryNotFoundError": "is no folder here and no model on the hub; a private one needs `hf auth login`",
+    "RevisionNotFoundError": "has no such revision; name a branch, a tag or a commit",
+    "IncompleteSnapshotError": "cannot be reached, and the cache holds only some of its files",
+    "LocalEntryNotFoundError": "is no folder here, the hub cannot be reached (network, HF_HUB_OFFLINE), and the cache "
+    "does not hold it",
+}
+"""Errors of huggingface_hub, special ones before the general ones they derive from."""
+
+
+class ImportSource(NamedTuple):
+    """A folder with a model, and its origin."""
+
+    folder: Path
+    name: str
+    """Of the folder, or ORG/NAME on the hub."""
+    commit: str | None
+    """Hash of the commit on the hub; None for a local folder."""
+
+
+def import_source(source: Path | str, revision: str | None = None) -> ImportSource:
+    """Return a local folder, or that of a model of the hub: `hf://org/name`, or `org/name` if there is no such folder.
+
+    Only JSON and safetensors are fetched, once for each commit; without the network, or with HF_HUB_OFFLINE=1, the
+    newest commit of the revision in the cache is taken. revision: branch, tag or commit. Raises UserError without the
+    extra, and if the model cannot be fetched or holds no safetensors.
+    """
+    found = re.fullmatch(r"(hf:/+)?([\w.-]+/[\w.-]+)", str(source))  # a Path has one slash of two
+    if found is None and str(source).startswith("hf:/"):
+        raise UserError(f"{source}: is no model of the hub; allowed: hf://org/name")
+    if found is None or (found[1] is None and Path(source).exists()):
+        if revision is not None:
+            raise UserError(
+                f"--revision: got {revision}; {source} is no org/name of the hub, which alone has revisions"
+            )
+        return ImportSource(Path(source), Path(source).resolve().name, None)
+    name = found[2]
+    shown = name if revision is None else f"{name} at {revision}"
+    hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
+    if not sys.stderr.isatty():
+        utils.disable_progress_bars()
+    try:
+        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=FETCHED))
+    except Exception as error:  # of the hub, of the library that it speaks HTTP with, or of the disk
+        reason = next((REASONS[kind] for kind in REASONS if isinstance(error, getattr(errors, kind, ()))), None)
+        raise UserError(f"{shown}: {reason or f'cannot be fetched ({error})'}") from None
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{shown}: holds no {ONE_FILE}; weights in other files, such as pickles, which can run code when they are "
+            "read, are not fetched"
+        )
+    return ImportSource(folder, name, folder.name)

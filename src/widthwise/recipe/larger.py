@@ -1,0 +1,119 @@
+"""The smallest model that contains a given one and has other sizes, another shape, residual or feed-forward."""
+
+import math
+from typing import Any
+
+from widthwise.config_io import Config, UserError, differences, mistakes_at, parse, to_data
+from widthwise.growth.choices import NewSizes, resized, with_layers
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.target import grown_config
+from widthwise.model.attention import SCALES, AttentionTemplate
+from widthwise.model.config import ModelConfig
+from widthwise.model.ffn.hourglass import CONVENTIONAL, HourglassConfig, HourglassTemplate
+from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
+from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.kinds import kind_of
+from widthwise.model.layer import LayerConfig, MTPOptions
+from widthwise.model.residual.hyper_connections import HyperConnectionOptions, VirtualWidthTemplate
+from widthwise.recipe.design import shape_section
+from widthwise.shape.search_space import ShapeRequest
+from widthwise.shape.template import ModelTemplate, NormTemplate
+from widthwise.sizes import WIDEST
+
+SEQ_LEN = 1
+"""Shapes are matched by parameters, which do not depend on it."""
+OF_WIDTH = ("n_heads", "n_kv_heads", "scale")
+NO_RULE = "goes with a uniform model, whose layers follow one rule; give --to RECIPE"
+
+
+def larger_model(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
+    """Return the smallest model with these sizes and this form; whether growth can make it exactly, its plan says.
+
+    Raises UserError `--option: ...` or `size: ...` for what the model cannot get.
+    """
+    for name in ("turn_layer", "turn_width"):
+        if (value := getattr(sizes, name)) is not None and sizes.to_shape is None:
+            raise UserError(f"--{name.replace('_', '-')}: got {value}; goes with --to-shape")
+    if sizes.to_shape is not None and sizes.virtual_width is not None:
+        raise UserError("--virtual-width: conflicts with --to-shape; they are two growths, one after the other")
+    model = resized(model, sizes)
+    if sizes.to_shape is not None:
+        request = ShapeRequest(
+            kind=sizes.to_shape, turn_layer=sizes.turn_layer, turn_width=sizes.turn_width, rounding="nearest"
+        )
+        model = _shaped(model, request)
+    if sizes.ffn is not None:
+        model = with_layers(model, _as_hourglass)
+    if sizes.virtual_width is not None:
+        asked = {"kind": "virtual", "width": sizes.virtual_width}
+        with mistakes_at("--virtual-width"):
+            template = VirtualWidthTemplate.model_validate(_shared(HyperConnectionOptions, model.residual) | asked)
+            model = model.model_copy(update={"residual": template.at_widths(model.d_model, model.widths)})
+    return model
+
+
+def _shared(template: type[Config], config: Config) -> dict[str, Any]:
+    """Return the fields of a config that a template has too, as plain data."""
+    return {name: value for name, value in to_data(config).items() if name in template.model_fields}
+
+
+def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
+    """Return the narrowest model of a shape in which no layer is narrower than those of a uniform model."""
+    data = to_data(_rule(model)) | {"shape": shape_section(request)}
+    template = parse(ModelTemplate, data, "--to-shape")
+    for d_model in range(model.d_model, WIDEST + 1, template.attention.quantum):
+        found = template.model_copy(update={"d_model": d_model}).resolve(SEQ_LEN)
+        if min(found.widths) >= model.d_model:
+            return found
+    raise UserError(
+        f"--to-shape: got {request.kind}; no layer as wide as {model.d_model} leaves the others below {WIDEST}"
+    )
+
+
+def _rule(model: ModelConfig) -> ModelTemplate:
+    """Return the rule that the layers of a uniform model follow, in which all heads have one size.
+
+    It need not give the constants that growth keeps. Raises UserError if they follow none.
+    """
+    layer, norm = model.layers[0], model.layers[-1].attention_norm
+    attention, d_model = layer.attention, layer.d_model
+    ffn = next(each for each in FEED_FORWARDS.templates if kind_of(each) == layer.ffn.kind)
+    if not issubclass(ffn, HiddenWidthTemplate):
+        raise UserError(f"--to-shape: {NO_RULE} (the hidden width of a {layer.ffn.kind} is no ratio)")
+    scales = [name for name, scale in SCALES.items() if math.isclose(scale(attention.head_dim), attention.scale)]
+    ratio = attention.n_heads * attention.head_dim / d_model
+    try:
+        data = _shared(ModelTemplate, model) | {
+            "n_layers": model.n_layers,
+            "layers": {},
+            "attention": {
+                **{key: value for key, value in _shared(AttentionTemplate, attention).items() if key not in OF_WIDTH},
+                **dict(zip(["scale"], scales)),
+                "kv_group_size": attention.n_heads // attention.n_kv_heads,
+                "ratio": None if ratio == 1 else ratio,
+            },
+            "ffn": _shared(ffn, layer.ffn) | {ffn.hidden_key: None, "ratio": layer.ffn.hidden_widths[0] / d_model},
+            "norm": {
+                **_shared(NormTemplate, layer.attention_norm),
+                "placement": layer.norm_placement,
+                "scaling": "none" if norm.output_multiplier == 1 else "depth",
+            },
+            "mtp": model.mtp and _shared(MTPOptions, model.mtp),
+        }
+        rule, same = parse(ModelTemplate, data, "the model"), Correspondence.same(model)
+        found, wanted = (to_data(grown_config(model, each, same)) for each in (rule.resolve(SEQ_LEN), model))
+    except UserError as error:
+        raise UserError(f"--to-shape: {NO_RULE} ({error})") from None
+    if found != wanted:
+        raise UserError(f"--to-shape: {NO_RULE} (it has its own {next(differences(wanted, found))[0]})")
+    return rule
+
+
+def _as_hourglass(layer: LayerConfig) -> dict[str, Any]:
+    """Return a layer's feed-forward as the first block of an hourglass of as many blocks and units as usual."""
+    old, usual = layer.ffn, HourglassTemplate()
+    if not isinstance(old, CONVENTIONAL):
+        raise UserError(f"--ffn: got hourglass; its first block can be a swiglu or an mlp, and this is a {old.kind}")
+    d_hidden = (old.d_ff, *[usual.whole_hidden(layer.d_model)] * (usual.n_blocks - 1))
+    form = {"gated": False, "activation": old.activation} if isinstance(old, MLPConfig) else {}
+    return {"ffn": HourglassConfig(n_blocks=usual.n_blocks, d_hidden=d_hidden, **form)}

@@ -1,0 +1,56 @@
+"""A record in a notebook: the first screen of its page, with figures as pictures and without scripts."""
+
+from base64 import b64encode
+from collections.abc import Iterable
+from pathlib import Path
+
+from markupsafe import Markup
+
+from widthwise.records.record import StoredRecord
+from widthwise.records.run import RunResult
+from widthwise.reports.charts import COLOURS, Figure
+from widthwise.reports.formats import clean
+from widthwise.reports.run import runs_page
+from widthwise.reports.table import Table
+from widthwise.reports.writing import PAGES
+
+N_TABLES = 2
+"""Tables that are shown: of a comparison that of losses and that of costs."""
+_PICTURE = Markup('<img alt="{}" src="data:image/svg+xml;base64,{}">')
+_TABLE = Markup("<table><caption>{}</caption><thead><tr>{}</tr></thead><tbody>{}</tbody></table>")
+_ALL = Markup('<div style="background: {}; color: {}"><p><b>{}</b></p>{}{}{}</div>')
+
+
+def html(record: StoredRecord, folder: Path) -> str | None:
+    """Return the answer, the first figures and the main tables of the page of a record; None if it has no page.
+
+    folder: that holds the record. Raises UserError if it, or a run that the page shows, is missing or broken.
+    """
+    if isinstance(record, RunResult):
+        page = runs_page([folder])
+    elif record.file_name in PAGES:
+        page = PAGES[record.file_name](folder, None).page
+    else:
+        return None
+    figures = [part for part in page.first if isinstance(part, Figure)]
+    parts = [part for each in page.sections if each is not None for part in each.parts]
+    tables = [part for part in parts if isinstance(part, Table) and not part.is_folded]
+    shown = _ALL.format(
+        *(COLOURS[name][0] for name in ("card", "ink")),
+        clean(page.title),
+        _joined("p", [*page.answer, *page.badges]),
+        Markup().join(_PICTURE.format(clean(each.label), b64encode(each.document("svg")).decode()) for each in figures),
+        Markup().join(map(_table, tables[:N_TABLES])),
+    )
+    return str(shown)
+
+
+def _table(table: Table) -> Markup:
+    rows = (_joined("td", row) for row in table.rows)
+    return _TABLE.format(table.caption, _joined("th", table.header), _joined("tr", rows))
+
+
+def _joined(tag: str, texts: Iterable[str]) -> Markup:
+    """Return each text in an element, its lines below each other."""
+    element = Markup(f"<{tag}>{{}}</{tag}>")
+    return Markup().join(element.format(Markup("<br>").join(text.split("\n"))) for text in texts)

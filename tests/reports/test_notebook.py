@@ -1,0 +1,75 @@
+"""Records as a notebook shows them: what their page answers first, and nothing that runs."""
+
+import base64
+import html
+import re
+import shutil
+from pathlib import Path
+
+from fake_comparison import write_comparison
+from fake_scaling import write_scaling
+
+from widthwise.records.outcome import Outcome
+from widthwise.records.run import PlannedRuns
+from widthwise.records.scaling import ScalingLaws
+from widthwise.reports import main_table
+from widthwise.reports.answers import answer, badges
+from widthwise.reports.experiment import experiment_page
+from widthwise.run_dir import RunDir
+
+
+def _cells(shown: str, tag: str) -> list[str]:
+    return [
+        html.unescape(each.replace("<br>", "\n")) for each in re.findall(rf"<{tag}>(.*?)</{tag}>", shown, re.DOTALL)
+    ]
+
+
+def _pictures(shown: str) -> list[str]:
+    return [base64.b64decode(each).decode() for each in re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', shown)]
+
+
+def test_a_comparison_shows_its_answer_its_figures_and_its_numbers(comparison: Path) -> None:
+    found = Outcome.read(comparison)
+    shown = found._repr_html_()
+    assert shown is not None
+    assert _cells(shown, "p")[1:] == [*answer(found), *badges(found)]
+    tables = main_table.main_tables(found, "", {})
+    assert _cells(shown, "td") == [cell for table in tables for row in table.rows for cell in row]
+    figures = [each for each in experiment_page(comparison, found).first if each is not None]
+    assert [picture.startswith("<svg") for picture in _pictures(shown)] == [True] * len(figures)
+    assert not re.search("<script|<iframe|var\\(--", shown)
+
+
+def test_names_from_anywhere_stay_text(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>"
+    shown = Outcome.read(write_comparison(tmp_path, ("uniform", name, "hourglass")))._repr_html_()
+    assert shown is not None
+    assert "<script" not in shown
+    assert any(name in cell for cell in _cells(shown, "td"))
+
+
+def test_fits_and_runs_show_themselves_too(comparison: Path, tmp_path: Path) -> None:
+    laws = ScalingLaws.read(write_scaling(tmp_path))
+    assert laws.title in _cells(laws._repr_html_() or "", "b")
+    run = next(path.parent for path in sorted(comparison.rglob("result.json")))
+    result = RunDir(run).result()
+    assert result is not None
+    shown = result._repr_html_() or ""
+    assert any(f"{result.val_loss:.4f}" in cell for cell in _cells(shown, "td"))
+    assert _pictures(shown)
+
+
+def test_where_a_record_was_read_is_no_part_of_it(comparison: Path, tmp_path: Path) -> None:
+    """It compares and is written as one made in memory, which a notebook shows as text."""
+    found = Outcome.read(comparison)
+    made = Outcome.model_validate(found.to_data())
+    assert made == found
+    assert made.to_json() == found.to_json()
+    assert made._repr_html_() is None
+    shutil.copytree(comparison, tmp_path / "copy")
+    made.write(tmp_path / "copy")
+    assert _cells(made._repr_html_() or "", "td") == _cells(found._repr_html_() or "", "td")
+
+
+def test_a_record_without_a_page_is_shown_as_text(comparison: Path) -> None:
+    assert PlannedRuns.model_construct().stored_in(comparison)._repr_html_() is None
