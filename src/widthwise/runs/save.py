@@ -15,6 +15,7 @@ from widthwise.files import file_sha256, new_folder, read_text
 from widthwise.interop.hf_import import import_hf
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
+from widthwise.records.record import StoredRecord
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import identity_of, unseen_data
 from widthwise.runs.environment import environment
@@ -105,11 +106,16 @@ def first_sections(n_positions: int | None) -> dict[str, Any]:
 
 
 def write_first(
-    out: Path, recipe: Recipe, model: Decoder, tokenizer: Tokenizer | None, provenance: Mapping[str, Any]
+    out: Path,
+    recipe: Recipe,
+    model: Decoder,
+    tokenizer: Tokenizer | None,
+    provenance: Mapping[str, Any],
+    record: StoredRecord | None = None,
 ) -> None:
     """Writes the run directory of a model at step 0, whole or not at all.
 
-    recipe: resolved, with the model's config; provenance: entries of environment.json.
+    recipe: resolved, with the model's config; provenance: entries of environment.json; record: lies beside them.
     """
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
@@ -117,6 +123,8 @@ def write_first(
         partial.begin(to_yaml(recipe), {**environment(), **provenance})
         if tokenizer is not None:
             tokenizer.save(partial.tokenizer_folder)
+        if record is not None:
+            record.write(folder)
         optimizer = recipe.optimizer.build(model)
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():
