@@ -143,8 +143,10 @@ def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
     found = []
     for i, config in enumerate(model.config.layers):
         names = [f"layers.{i}.attention", f"layers.{i}.ffn"]
-        parts = [entries[name] for name in names for entries in (need.read, need.written)]
-        stream = sum((torch.as_tensor(each.taylor) / max(1, each.n_batches) for each in parts), torch.zeros(()))
+        stream = torch.zeros(config.d_model, dtype=torch.float64)
+        for each in (entries[name] for name in names for entries in (need.read, need.written)):
+            slopes = torch.as_tensor(each.taylor).cpu() / each.n_batches
+            stream[: len(slopes)] += slopes  # slim ends reach less than the layer owns
         attention, ffn = (model.get_submodule(name) for name in names)
         heads = column_scores(need.inner[names[0]], writer(attention), score)
         groups = heads.view(config.attention.n_kv_heads, -1).sum(dim=1)

@@ -86,7 +86,7 @@ def sizes_at_budget(
 
     whole = layer_sizes(model)
     limit = share * cost(whole)
-    least = [_least(each, options) for each in whole]
+    least = [_least(each, options) for each in whole] if options.shape == "found" else _scaled(whole, options, 0.0)
     if cost(least) > limit:
         raise UserError(
             f"{options.budget}: got {share:g}; with shape {options.shape} and parts {options.parts} no less than "

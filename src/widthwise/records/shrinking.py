@@ -10,12 +10,12 @@ from widthwise.records.record import Record, StoredRecord
 class LayerCut(Record):
     """The sizes of one layer before and after the cut."""
 
-    d_model: tuple[int, int]
-    n_kv_heads: tuple[int, int]
-    n_hidden: tuple[int, int]
+    d_model: Sequence[int]
+    n_kv_heads: Sequence[int]
+    n_hidden: Sequence[int]
     lost: float
     """Sum of the scores of what was cut."""
-    energy_kept: tuple[float, float]
+    energy_kept: Sequence[float]
     """Share of the squares of what attention and feed-forward read that lies in the coordinates they still read."""
 
 
@@ -44,6 +44,6 @@ class Shrinking(StoredRecord):
     """Held-out tokens."""
     before: ModelSize
     after: ModelSize
-    kv_bytes: tuple[float, float]
+    kv_bytes: Sequence[float]
     """Per token, before and after."""
     layers: Sequence[LayerCut]

@@ -96,14 +96,14 @@ def shrink_run(
         n_tokens=tops.numel(),
         before=model_size(model.config, recipe.seq_len),
         after=model_size(smaller, recipe.seq_len),
-        kv_bytes=(model.config.inference_cost().kv_bytes(), smaller.inference_cost().kv_bytes()),
+        kv_bytes=[model.config.inference_cost().kv_bytes(), smaller.inference_cost().kv_bytes()],
         layers=[
             LayerCut(
-                d_model=(before.d_model, after.d_model),
-                n_kv_heads=(before.n_kv_heads, after.n_kv_heads),
-                n_hidden=(before.n_hidden, after.n_hidden),
+                d_model=[before.d_model, after.d_model],
+                n_kv_heads=[before.n_kv_heads, after.n_kv_heads],
+                n_hidden=[before.n_hidden, after.n_hidden],
                 lost=lost.lost(after),
-                energy_kept=(energy[f"layers.{i}.attention.norm"], energy[f"layers.{i}.ffn.norm"]),
+                energy_kept=[energy[f"layers.{i}.attention.norm"], energy[f"layers.{i}.ffn.norm"]],
             )
             for i, (before, after, lost) in enumerate(zip(layer_sizes(model.config), sizes, needs))
         ],
