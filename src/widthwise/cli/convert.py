@@ -9,9 +9,11 @@ from pydantic import Field, PositiveInt
 
 from widthwise.cli.options import Changes, JsonOption, RunArgument, StepOption
 from widthwise.cli.progress import shown_progress
-from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out
+from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
+from widthwise.recipe.shrinking import ShrinkOptions
+from widthwise.reports.shrinking import shrinking_answer, shrinking_table
 
 if TYPE_CHECKING:
     from widthwise.runs.conversion import Intention
@@ -88,6 +90,33 @@ def pad(
 
     source = RunCheckpoint.of(run)
     _carry_out(source, pad_intended(source, multiples), out, as_json)
+
+
+def shrink(
+    run: RunArgument,
+    options: ShrinkOptions,
+    overrides: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
+    step: StepOption = None,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Measure and say what would be cut.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Cut the parts of a run's model that it needs least, down to a budget; `resume` heals what is left by training.
+
+    Changes are made in the recipe of the run: data and steps of healing, say.
+
+    Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`
+    """
+    from widthwise.runs.shrink import shrink_run
+
+    if out is None and not plan_only:
+        raise UserError("--out: is required, unless --plan-only is given")
+    target = None if plan_only else out
+    found = shrink_run(run, target, options, overrides or (), step, remark)
+    written = [] if target is None else [target]
+    say_result(found, as_json, shrinking_answer(found), [shrinking_table(found)], written)
+    if target is not None and not as_json:
+        say_next("widthwise", "resume", target)
 
 
 def _carry_out(source: "RunCheckpoint", intention: "Intention", out: Path, as_json: bool) -> None:

@@ -31,7 +31,7 @@ VERBS = {
     "Design": (design.init, design.inspect, design.design, design.explore, search.search, search.discover, plan.plan),
     "Train": (data.data_app, train.train, train.resume, look.runs),
     "Compare": (experiment.compare, sweep.sweep, sweep.fit, paper.paper),
-    "Change": (convert.grow, experiment.family),
+    "Change": (convert.grow, convert.shrink, experiment.family),
     "Look": (look.eval_, look.analyze, look.generate, look.report),
     "Ship": (convert.export, convert.import_),
     "Advanced": (convert.bake, convert.pad, convert.checkpoint_app, look.lm_eval, design.schema),

@@ -16,6 +16,7 @@ from widthwise.interop.hf_import import import_hf
 from widthwise.interop.hub import import_source
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
+from widthwise.records.record import StoredRecord
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import identity_of, unseen_data
 from widthwise.runs.environment import environment
@@ -106,11 +107,16 @@ def first_sections(n_positions: int | None) -> dict[str, Any]:
 
 
 def write_first(
-    out: Path, recipe: Recipe, model: Decoder, tokenizer: Tokenizer | None, provenance: Mapping[str, Any]
+    out: Path,
+    recipe: Recipe,
+    model: Decoder,
+    tokenizer: Tokenizer | None,
+    provenance: Mapping[str, Any],
+    record: StoredRecord | None = None,
 ) -> None:
     """Writes the run directory of a model at step 0, whole or not at all.
 
-    recipe: resolved, with the model's config; provenance: entries of environment.json.
+    recipe: resolved, with the model's config; provenance: entries of environment.json; record: lies beside them.
     """
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
@@ -118,6 +124,8 @@ def write_first(
         partial.begin(to_yaml(recipe), {**environment(), **provenance})
         if tokenizer is not None:
             tokenizer.save(partial.tokenizer_folder)
+        if record is not None:
+            record.write(folder)
         optimizer = recipe.optimizer.build(model)
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():

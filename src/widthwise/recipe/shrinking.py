@@ -1,0 +1,181 @@
+"""The sizes of a smaller model at a budget: in proportion along a shape, or layer by layer where least is lost."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pydantic
+from pydantic import Field
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_matrix
+
+from widthwise.config_io import Config, UserError
+from widthwise.growth.need import LayerNeed, Score
+from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config, smaller_layer
+from widthwise.model.config import ModelConfig
+from widthwise.model.cost import Cost
+from widthwise.model.layer import LayerConfig
+from widthwise.shape.schedule import SCHEDULES
+from widthwise.sizes import Count
+
+Share = float | None
+TURN = 0.75
+"""Depth of the narrowest layer of an x, as a fraction of n_layers; variable-width paper, arXiv:2606.18246."""
+N_HALVINGS = 40
+N_LEVELS = 16
+"""Widths, and numbers of hidden units, among which a layer chooses."""
+
+
+class ShrinkOptions(Config):
+    """The request for a smaller model: one budget, and how its layers meet it."""
+
+    params: Share = Field(default=None, gt=0, le=1)
+    """Parameters of the smaller model, as a share of the model's."""
+    flops: Share = Field(default=None, gt=0, le=1)
+    """Forward FLOPs per token, as a share."""
+    kv_bytes: Share = Field(default=None, gt=0, le=1)
+    """Bytes of the KV cache per token, as a share."""
+    shape: Literal["found", "x", "uniform"] = "found"
+    """Cut each layer where least is lost, or in proportion: less towards a narrow layer at 0.75 of the depth, or all
+    layers alike."""
+    parts: Literal["all", "stream"] = "all"
+    """Cut heads and hidden units too, or only what layers read and write of the stream."""
+    score: Score = "taylor"
+    """Judge heads and hidden units by the loss to first order, by their activation, or by their weights."""
+    stream: Literal["turned", "sorted"] = "turned"
+    """Turn the stream so that its leading coordinates hold most, where that leaves the function as it is; or sort its
+    coordinates."""
+    multiple: Count = 8
+    """Widths and hidden units are multiples of this."""
+    calibration_batches: Count = 8
+    """Batches of training text on which the need of the parts is measured."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "ShrinkOptions":
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"params: got {' and '.join(given) or 'no budget'}; give one of params, flops, kv_bytes")
+        return self
+
+    @property
+    def budget(self) -> str:
+        """The one of params, flops and kv_bytes that is given."""
+        return next(name for name in BUDGETS if getattr(self, name) is not None)
+
+
+BUDGETS: dict[str, Callable[[Cost, int], float]] = {
+    "params": lambda cost, seq_len: cost.params,
+    "flops": lambda cost, seq_len: cost.forward_flops(seq_len),
+    "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
+}
+"""Budget -> the number of a cost and of tokens per sequence."""
+
+
+def sizes_at_budget(
+    model: ModelConfig, options: ShrinkOptions, seq_len: int, needs: Sequence[LayerNeed] = ()
+) -> list[LayerSizes]:
+    """Return the sizes of all layers within the budget.
+
+    needs: of every layer, with the most needed parts first; for shape `found`. Raises UserError where no sizes meet it.
+    """
+    count, share = BUDGETS[options.budget], getattr(options, options.budget)
+
+    def cost(sizes: Sequence[LayerSizes]) -> float:
+        return count(smaller_config(model, sizes).inference_cost(), seq_len)
+
+    whole = layer_sizes(model)
+    limit = share * cost(whole)
+    least = [_least(each, options) for each in whole] if options.shape == "found" else _scaled(whole, options, 0.0)
+    if cost(least) > limit:
+        raise UserError(
+            f"{options.budget}: got {share:g}; with shape {options.shape} and parts {options.parts} no less than "
+            f"{cost(least) / cost(whole):.3f} can be reached"
+        )
+    if options.shape == "found":
+        return _found(model, options, needs, seq_len, limit)
+    low, high = 0.0, 1.0
+    if cost(whole) <= limit:
+        return whole
+    for _ in range(N_HALVINGS):  # the largest scale within the budget
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(_scaled(whole, options, middle)) <= limit else (low, middle)
+    return _scaled(whole, options, low)
+
+
+def _least(size: LayerSizes, options: ShrinkOptions) -> LayerSizes:
+    d_model, n_hidden = (min(options.multiple, n) for n in (size.d_model, size.n_hidden))
+    return LayerSizes(d_model, 1, n_hidden) if options.parts == "all" else size._replace(d_model=d_model)
+
+
+def _scaled(whole: Sequence[LayerSizes], options: ShrinkOptions, scale: float) -> list[LayerSizes]:
+    """Every layer at a share of its sizes: `scale` for all, or from 1 at the ends down to it at the turn of an x."""
+    n_layers = len(whole)
+    shares = np.full(n_layers, scale)
+    if options.shape == "x":
+        schedule = SCHEDULES["x"]
+        shares = schedule.widths(1.0, max(scale, 1e-6), n_layers, schedule.turn_layer(n_layers, TURN))
+
+    def rounded(n: int, share: float, multiple: int) -> int:
+        return min(n, max(1, round(n * share / multiple)) * multiple)
+
+    found = []
+    for size, share in zip(whole, shares):
+        d_model = rounded(size.d_model, share, options.multiple)
+        if options.parts == "stream":
+            found.append(size._replace(d_model=d_model))
+        else:
+            n_hidden = rounded(size.n_hidden, share, options.multiple)
+            found.append(LayerSizes(d_model, rounded(size.n_kv_heads, share, 1), n_hidden))
+    return found
+
+
+class _Choice(NamedTuple):
+    sizes: LayerSizes
+    cost: float
+    lost: float
+
+
+def _found(
+    model: ModelConfig, options: ShrinkOptions, needs: Sequence[LayerNeed], seq_len: int, limit: float
+) -> list[LayerSizes]:
+    """Choose the sizes of each layer so that the sum of what is lost is least: a knapsack with one choice a layer."""
+
+    def cost_of(layer: LayerConfig) -> float:
+        return BUDGETS[options.budget](sum(layer.costs(model.residual, layer.d_in).values(), Cost()), seq_len)
+
+    def costs_of(layer: LayerConfig, whole: LayerSizes) -> list[tuple[LayerSizes, float]]:
+        levels = (_levels(whole.d_model, options), range(1, whole.n_kv_heads + 1), _levels(whole.n_hidden, options))
+        if options.parts == "stream":
+            levels = (levels[0], [whole.n_kv_heads], [whole.n_hidden])
+        sizes = [LayerSizes(*each) for each in product(*levels)]
+        return [(each, cost_of(smaller_layer(layer, each, "layer"))) for each in sizes]
+
+    choices, rows, before, costed = [], [], None, []
+    for i, (layer, whole, need) in enumerate(zip(model.layers, layer_sizes(model), needs, strict=True)):
+        if layer != before:  # most layers equal the one before them, and counting takes long
+            before, costed = layer, sorted(costs_of(layer, whole), key=lambda each: each[1])
+        best = np.inf
+        for sizes, cost in costed:
+            if (lost := need.lost(sizes)) < best:  # what costs more and loses as much is never chosen
+                best = lost
+                choices.append(_Choice(sizes, cost, lost))
+                rows.append(i)
+    limit -= BUDGETS[options.budget](model.inference_cost(), seq_len) - sum(map(cost_of, model.layers))
+    one_each = csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))))
+    costs, lost = (np.array([getattr(choice, name) for choice in choices]) for name in ("cost", "lost"))
+    answer = milp(
+        lost / max(lost.max(), 1e-300),
+        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs[None] / limit, ub=1)],
+        integrality=np.ones(len(rows)),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 1e-4, "time_limit": 60},
+    )
+    assert answer.x is not None, answer.message  # the least sizes are among the choices
+    return [choice.sizes for choice, is_taken in zip(choices, answer.x.round()) if is_taken]
+
+
+def _levels(n: int, options: ShrinkOptions) -> list[int]:
+    """At most N_LEVELS multiples up to n, and n itself."""
+    step = max(1, -(-n // (N_LEVELS * options.multiple))) * options.multiple
+    return sorted({*range(step, n, step), min(n, options.multiple), n})

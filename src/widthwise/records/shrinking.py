@@ -1,0 +1,49 @@
+"""`shrunk.json`: where a smaller model was cut out of a trained one, and what it lost."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from widthwise.records.certificate import ModelSize
+from widthwise.records.record import Record, StoredRecord
+
+
+class LayerCut(Record):
+    """The sizes of one layer before and after the cut."""
+
+    d_model: Sequence[int]
+    n_kv_heads: Sequence[int]
+    n_hidden: Sequence[int]
+    lost: float
+    """Sum of the scores of what was cut."""
+    energy_kept: Sequence[float]
+    """Share of the squares of what attention and feed-forward read that lies in the coordinates they still read."""
+
+
+class Shrinking(StoredRecord):
+    """The cut of one run."""
+
+    file_name: ClassVar[str] = "shrunk.json"
+
+    source: str
+    """Name of the run that was cut."""
+    step: int
+    """Step of its checkpoint."""
+    request: Mapping[str, object]
+    """Options, as `ShrinkOptions` has them."""
+    turned: bool
+    """Whether the stream was turned; if not, its coordinates changed their order only, or stayed."""
+    not_turned: str | None
+    """The reason if it was asked for and impossible."""
+    loss_before: float
+    """On the held-out text, nats per token."""
+    loss_after: float
+    """The same behind the cut, before any training."""
+    agreement: float
+    """Share of held-out tokens whose most likely successor both models agree on."""
+    n_tokens: int
+    """Held-out tokens."""
+    before: ModelSize
+    after: ModelSize
+    kv_bytes: Sequence[float]
+    """Per token, before and after."""
+    layers: Sequence[LayerCut]

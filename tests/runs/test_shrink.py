@@ -1,0 +1,89 @@
+"""`shrink`: a run out of a run, which heals like any other."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError
+from widthwise.recipe.recipe import saved_recipe
+from widthwise.recipe.shrinking import ShrinkOptions
+from widthwise.records.shrinking import Shrinking
+from widthwise.run_dir import RunDir
+from widthwise.runs.evaluate import evaluate_run
+from widthwise.runs.shrink import shrink_run
+from widthwise.runs.train import resume, train
+
+UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "train.checkpoint_every=9")
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "parent"
+    train(tiny_recipe(*UNIFORM), path)
+    return path
+
+
+def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    options = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
+    found = shrink_run(parent, out, options, ["train.steps=6", "train.validate_every=3"])
+    assert found == Shrinking.read(out)
+    model = saved_recipe(RunDir(out)).explicit_model
+    assert found.turned
+    assert found.not_turned is None
+    assert found.after.flops_per_token <= 0.7 * found.before.flops_per_token
+    assert found.after.params == model.cost().params
+    assert [layer.d_model[1] for layer in found.layers] == model.widths
+    assert [layer.n_hidden[1] for layer in found.layers] == [layer.ffn.hidden_widths[0] for layer in model.layers]
+    assert 0 <= found.agreement <= 1
+    resume(out)
+    losses = [each["loss"] for each in RunDir(out).metrics() if each.get("event") == "validation"]
+    assert losses
+    assert losses[-1] < found.loss_after
+    assert json.loads((out / "environment.json").read_text())["shrunk"] == {"source": "parent", "step": 9}
+
+
+def test_nothing_cut_is_the_same_loss_and_the_same_tokens(parent: Path) -> None:
+    found = shrink_run(parent, None, ShrinkOptions(flops=1.0, calibration_batches=1))
+    assert found.agreement == 1
+    assert found.loss_after == pytest.approx(found.loss_before, abs=1e-5)
+    assert {tuple(layer.energy_kept) for layer in found.layers} == {(1.0, 1.0)}
+
+
+def test_the_loss_is_that_of_the_new_run(parent: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    found = shrink_run(parent, out, ShrinkOptions(params=0.8, shape="uniform", calibration_batches=1, multiple=4))
+    (text,) = evaluate_run(out)["texts"].values()
+    nats = text["metrics"]["loss"]["value"] if "loss" in text["metrics"] else None
+    assert nats is None or nats == pytest.approx(found.loss_after, abs=1e-4)
+
+
+def test_layers_that_own_part_of_the_stream_keep_their_order(finished: Path) -> None:
+    """The run of the tiny recipe is an x: its heads and units are cut, and its layers get no wider than they were."""
+    found = shrink_run(finished, None, ShrinkOptions(flops=0.8, calibration_batches=1, multiple=4))
+    assert not found.turned
+    assert "d_model" in (found.not_turned or "")
+    assert all(after <= before for layer in found.layers for before, after in (layer.d_model, layer.n_hidden))
+
+
+def test_another_shape_at_a_step_and_with_other_data_of_the_same_tokens(parent: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    options = ShrinkOptions(kv_bytes=0.8, shape="x", stream="sorted", calibration_batches=1, multiple=4)
+    found = shrink_run(parent, out, options, step=9)
+    assert not found.turned
+    assert found.not_turned is None
+    assert found.kv_bytes[1] <= 0.8 * found.kv_bytes[0]
+
+
+def test_mistakes_are_said_before_anything_is_written(parent: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("kept")
+    with pytest.raises(UserError, match="exists already"):
+        shrink_run(parent, tmp_path / "taken", ShrinkOptions(flops=0.7))
+    with pytest.raises(UserError, match=r"tokenizer"):
+        shrink_run(parent, tmp_path / "out", ShrinkOptions(flops=0.7), ["data.tokenizer=bpe-300"])
+    with pytest.raises(UserError, match=r"no less than"):
+        shrink_run(parent, tmp_path / "out", ShrinkOptions(kv_bytes=0.1, parts="stream", calibration_batches=1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
