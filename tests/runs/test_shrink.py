@@ -7,6 +7,7 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
+from widthwise.growth.shrink import LayerSizes, layer_sizes
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.recipe.shrinking import ShrinkOptions
 from widthwise.records.shrinking import Shrinking
@@ -87,3 +88,13 @@ def test_mistakes_are_said_before_anything_is_written(parent: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"no less than"):
         shrink_run(parent, tmp_path / "out", ShrinkOptions(kv_bytes=0.1, parts="stream", calibration_batches=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
+
+
+def test_the_sizes_of_a_recipe_take_the_place_of_a_budget(parent: Path, tmp_path: Path) -> None:
+    sizes = [LayerSizes(24, 3, 96), LayerSizes(8, 1, 40), LayerSizes(20, 2, 33)]
+    found = shrink_run(parent, tmp_path / "out", ShrinkOptions(calibration_batches=1), sizes=sizes)
+    assert layer_sizes(saved_recipe(RunDir(tmp_path / "out")).explicit_model) == sizes
+    assert [layer.d_model[1] for layer in found.layers] == [24, 8, 20]
+    for options, given in ((ShrinkOptions(), None), (ShrinkOptions(flops=0.5), sizes)):
+        with pytest.raises(UserError, match="give one budget, or a recipe to cut to"):
+            shrink_run(parent, None, options, sizes=given)

@@ -12,6 +12,7 @@ from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
+from widthwise.recipe.recipe import load_recipe
 from widthwise.recipe.shrinking import ShrinkOptions
 from widthwise.reports.shrinking import shrinking_answer, shrinking_table
 
@@ -96,6 +97,7 @@ def shrink(
     run: RunArgument,
     options: ShrinkOptions,
     overrides: Changes = None,
+    to: Annotated[Path | None, typer.Option(help="Recipe with the sizes of every layer, in place of a budget.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
     step: StepOption = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Measure and say what would be cut.")] = False,
@@ -107,12 +109,13 @@ def shrink(
 
     Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`
     """
+    from widthwise.growth.shrink import layer_sizes
     from widthwise.runs.shrink import shrink_run
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
-    target = None if plan_only else out
-    found = shrink_run(run, target, options, overrides or (), step, remark)
+    target, sizes = None if plan_only else out, None if to is None else layer_sizes(load_recipe(to).explicit_model)
+    found = shrink_run(run, target, options, overrides or (), step, sizes, remark)
     written = [] if target is None else [target]
     say_result(found, as_json, shrinking_answer(found), [shrinking_table(found)], written)
     if target is not None and not as_json:

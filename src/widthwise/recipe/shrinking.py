@@ -20,6 +20,8 @@ from widthwise.shape.schedule import SCHEDULES
 from widthwise.sizes import Count
 
 Share = float | None
+Counting = Callable[[Cost, int], float]
+"""Takes a cost and the tokens of a sequence."""
 TURN = 0.75
 """Depth of the narrowest layer of an x, as a fraction of n_layers; variable-width paper, arXiv:2606.18246."""
 N_HALVINGS = 40
@@ -54,22 +56,21 @@ class ShrinkOptions(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ShrinkOptions":
         given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"params: got {' and '.join(given) or 'no budget'}; give one of params, flops, kv_bytes")
+        if len(given) > 1:
+            raise ValueError(f"{given[0]}: got {' and '.join(given)}; give one of params, flops, kv_bytes")
         return self
 
     @property
-    def budget(self) -> str:
-        """The one of params, flops and kv_bytes that is given."""
-        return next(name for name in BUDGETS if getattr(self, name) is not None)
+    def budget(self) -> str | None:
+        """The one of params, flops and kv_bytes that is given; None where sizes are given instead."""
+        return next((name for name in BUDGETS if getattr(self, name) is not None), None)
 
 
-BUDGETS: dict[str, Callable[[Cost, int], float]] = {
+BUDGETS: dict[str, Counting] = {
     "params": lambda cost, seq_len: cost.params,
     "flops": lambda cost, seq_len: cost.forward_flops(seq_len),
     "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
 }
-"""Budget -> the number of a cost and of tokens per sequence."""
 
 
 def sizes_at_budget(
@@ -79,6 +80,8 @@ def sizes_at_budget(
 
     needs: of every layer, with the most needed parts first; for shape `found`. Raises UserError where no sizes meet it.
     """
+    if options.budget is None:
+        raise UserError("params: missing; give one of params, flops, kv_bytes, or a recipe to cut to")
     count, share = BUDGETS[options.budget], getattr(options, options.budget)
 
     def cost(sizes: Sequence[LayerSizes]) -> float:
@@ -93,7 +96,7 @@ def sizes_at_budget(
             f"{cost(least) / cost(whole):.3f} can be reached"
         )
     if options.shape == "found":
-        return _found(model, options, needs, seq_len, limit)
+        return _found(model, options, needs, count, limit, seq_len)
     low, high = 0.0, 1.0
     if cost(whole) <= limit:
         return whole
@@ -137,12 +140,12 @@ class _Choice(NamedTuple):
 
 
 def _found(
-    model: ModelConfig, options: ShrinkOptions, needs: Sequence[LayerNeed], seq_len: int, limit: float
+    model: ModelConfig, options: ShrinkOptions, needs: Sequence[LayerNeed], count: Counting, limit: float, seq_len: int
 ) -> list[LayerSizes]:
     """Choose the sizes of each layer so that the sum of what is lost is least: a knapsack with one choice a layer."""
 
     def cost_of(layer: LayerConfig) -> float:
-        return BUDGETS[options.budget](sum(layer.costs(model.residual, layer.d_in).values(), Cost()), seq_len)
+        return count(sum(layer.costs(model.residual, layer.d_in).values(), Cost()), seq_len)
 
     def costs_of(layer: LayerConfig, whole: LayerSizes) -> list[tuple[LayerSizes, float]]:
         levels = (_levels(whole.d_model, options), range(1, whole.n_kv_heads + 1), _levels(whole.n_hidden, options))
@@ -161,7 +164,7 @@ def _found(
                 best = lost
                 choices.append(_Choice(sizes, cost, lost))
                 rows.append(i)
-    limit -= BUDGETS[options.budget](model.inference_cost(), seq_len) - sum(map(cost_of, model.layers))
+    limit -= count(model.inference_cost(), seq_len) - sum(map(cost_of, model.layers))
     one_each = csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))))
     costs, lost = (np.array([getattr(choice, name) for choice in choices]) for name in ("cost", "lost"))
     answer = milp(

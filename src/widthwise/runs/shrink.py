@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from widthwise.config_io import checked_copy, to_data
+from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut, Loader
 from widthwise.files import check_free
 from widthwise.growth.certificate import model_size
 from widthwise.growth.need import LayerNeed, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
+    LayerSizes,
     Order,
     check_can_shrink,
     cut,
@@ -45,14 +46,18 @@ def shrink_run(
     options: ShrinkOptions,
     overrides: Sequence[str] = (),
     step: int | None = None,
+    sizes: Sequence[LayerSizes] | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Shrinking:
     """Write a smaller model of a run as a run at step 0, and return what was cut and lost.
 
     out: folder of the new run; None: nothing is written. overrides: changes to the run's recipe for the new run, data
-    and steps of healing among them; step: of the checkpoint, the newest good one where not given. Raises UserError for
-    a model that cannot be cut, a budget that cannot be met, and where `out` is not free.
+    and steps of healing among them; step: of the checkpoint, the newest good one where not given; sizes: of every
+    layer, in place of a budget. Raises UserError for a model that cannot be cut, a budget that cannot be met, and where
+    `out` is not free.
     """
+    if (options.budget is None) == (sizes is None):
+        raise UserError(f"shrink: got {options.budget or 'no budget'}; give one budget, or a recipe to cut to")
     if out is not None:
         check_free(Path(out))
     loaded = load_trained(Path(path), None, step)
@@ -78,7 +83,7 @@ def shrink_run(
         LayerNeed(each.stream, each.groups[groups], each.units[units])
         for each, groups, units in zip(needs, order.groups, order.units)
     ]
-    sizes = sizes_at_budget(model.config, options, recipe.seq_len, needs)
+    sizes = sizes_at_budget(model.config, options, recipe.seq_len, needs) if sizes is None else list(sizes)
     smaller = smaller_config(model.config, sizes)
     energy = energies_kept(need, {name: sizes[int(name.split(".")[1])].d_model for name in sublayers(model)})
     small = build(smaller, seed=0, device=loaded.device)
