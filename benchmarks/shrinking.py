@@ -1,0 +1,146 @@
+"""A trained model cut to a share of its FLOPs, healed, and compared with the same shapes trained from scratch.
+
+python benchmarks/shrinking.py [--quick] [--out benchmarks/results/shrinking.json]
+
+One parent a seed, of `configs/quickstart.yaml`. Every cut is healed on the same batches, which the parent has not seen;
+`whole` is the parent trained on with them. From scratch the shape is trained for the healing alone, and for as many
+steps as parent and healing together. Losses are of the recipe's held-out text, nats per token.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import t
+
+from widthwise.config_io import checked_copy
+from widthwise.files import write_atomic
+from widthwise.growth.shrink import LayerSizes, layer_sizes
+from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
+from widthwise.recipe.shrinking import ShrinkOptions
+from widthwise.run_dir import RunDir
+from widthwise.runs.environment import environment
+from widthwise.runs.shrink import shrink_run
+from widthwise.runs.train import resume, train
+from widthwise.yaml_io import read_recipe
+
+PARENT_STEPS, HEALING_STEPS, SHARE, N_SEEDS = 200, 60, 0.7, 3
+HEALING = ("optimizer.lr=0.002", "schedule.warmup_steps=5", "train.validate_every=1000")
+CUTS: dict[str, dict[str, Any]] = {
+    "found": {"shape": "found"},
+    "found, sorted stream": {"shape": "found", "stream": "sorted"},
+    "found, by activation": {"shape": "found", "score": "activation"},
+    "found, by magnitude": {"shape": "found", "score": "magnitude"},
+    "x": {"shape": "x"},
+    "uniform": {"shape": "uniform"},
+    "x, stream alone": {"shape": "x", "parts": "stream"},
+    "uniform, stream alone": {"shape": "uniform", "parts": "stream"},
+    "uniform, sorted stream alone": {"shape": "uniform", "parts": "stream", "stream": "sorted"},
+}
+REARRANGED = {
+    "found, reversed": lambda n: list(range(n))[::-1],
+    "found, permuted": lambda n: np.random.default_rng(n).permutation(n),
+}
+"""The sizes that were found, in other layers."""
+FROM_SCRATCH = ("found", "x", "uniform")
+
+
+def loss_of(run: Path) -> float:
+    result = RunDir(run).result()
+    assert result is not None
+    return float(result["val_loss"])
+
+
+def parent_of(seed: int, n_steps: int, folder: Path) -> Path:
+    overrides = [f"train.steps={n_steps}", f"train.seed={seed}", "train.validate_every=1000"]
+    data = read_recipe("quickstart", overrides)
+    del data["compare"]
+    train(parse_recipe(data, "quickstart"), folder)
+    return folder
+
+
+def from_scratch(recipe: Recipe, n_steps: int, like: Recipe, folder: Path) -> float:
+    """Train the recipe's model with the rates of the parent."""
+    steps = like.train.model_copy(update={"steps": n_steps})
+    train(checked_copy(like, "recipe", model=recipe.explicit_model, train=steps), folder)
+    return loss_of(folder)
+
+
+def measured(seed: int, folder: Path, n_parent: int, n_healing: int) -> dict[str, Any]:
+    """Return the losses of everything that comes of one parent, by the name of its cut."""
+    parent = parent_of(seed, n_parent, folder / "parent")
+    like, found = saved_recipe(RunDir(parent)), {}
+    healing = [*HEALING, f"train.steps={n_healing}", f"train.seed={1000 + seed}"]
+
+    def cut(name: str, options: ShrinkOptions, sizes: list[LayerSizes] | None = None) -> Path:
+        run = folder / name.replace(", ", "-").replace(" ", "-")
+        record = shrink_run(parent, run, options, healing, sizes=sizes)
+        resume(run)
+        flops = record.after.flops_per_token / record.before.flops_per_token
+        found[name] = {"cut": record.loss_after, "healed": loss_of(run), "flops_ratio": flops}
+        found[name]["params_ratio"] = record.after.params / record.before.params
+        print(f"seed {seed} {name}: {found[name]}", flush=True)
+        return run
+
+    cut("whole", ShrinkOptions(flops=1.0))
+    runs = {name: cut(name, ShrinkOptions(flops=SHARE, **options)) for name, options in CUTS.items()}
+    sizes = layer_sizes(saved_recipe(RunDir(runs["found"])).explicit_model)
+    for name, order in REARRANGED.items():
+        cut(name, ShrinkOptions(), [sizes[i] for i in order(len(sizes))])
+    for name in FROM_SCRATCH:
+        recipe = saved_recipe(RunDir(runs[name]))
+        for key, n_steps in (("scratch_healing", n_healing), ("scratch_both", n_parent + n_healing)):
+            found[name][key] = from_scratch(recipe, n_steps, like, folder / f"{key}-{name}")
+            print(f"seed {seed} {name} {key}: {found[name][key]}", flush=True)
+    return {"parent": loss_of(parent), "cuts": found}
+
+
+def differences(seeds: list[dict[str, Any]], key: str, baseline: str) -> dict[str, Any]:
+    """Return by cut the mean difference to a baseline over seeds, with its 95% interval."""
+    found = {}
+    for name, own in seeds[0]["cuts"].items():
+        if name == baseline or key not in own or key not in seeds[0]["cuts"][baseline]:
+            continue
+        paired = np.array([each["cuts"][name][key] - each["cuts"][baseline][key] for each in seeds])
+        half = (
+            float(t.ppf(0.975, len(paired) - 1) * paired.std(ddof=1) / len(paired) ** 0.5) if len(paired) > 1 else None
+        )
+        mean = float(paired.mean())
+        found[name] = {
+            "mean": mean,
+            "low": None if half is None else mean - half,
+            "high": None if half is None else mean + half,
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    n_parent, n_healing, n_seeds = (4, 2, 2) if given.quick else (PARENT_STEPS, HEALING_STEPS, N_SEEDS)
+    with tempfile.TemporaryDirectory() as folder:
+        seeds = [measured(seed, Path(folder) / str(seed), n_parent, n_healing) for seed in range(1, n_seeds + 1)]
+    result = {
+        "command": " ".join(["python", "benchmarks/shrinking.py", *sys.argv[1:]]),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(),
+        "share_of_flops": SHARE,
+        "steps": {"parent": n_parent, "healing": n_healing},
+        "seeds": seeds,
+        "against_uniform": {key: differences(seeds, key, "uniform") for key in ("cut", "healed", "scratch_both")},
+        "against_whole": {"healed": differences(seeds, "healed", "whole")},
+    }
+    print(json.dumps({key: result[key] for key in ("against_uniform", "against_whole")}, indent=1))
+    if given.out is not None:
+        write_atomic(given.out, json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
