@@ -20,9 +20,9 @@ from scipy.stats import t
 
 from widthwise.config_io import checked_copy
 from widthwise.files import write_atomic
+from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.shrink import LayerSizes, layer_sizes
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
-from widthwise.recipe.shrinking import ShrinkOptions
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 from widthwise.runs.shrink import shrink_run

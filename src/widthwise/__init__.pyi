@@ -10,6 +10,7 @@ from widthwise.data.prepared import PreparedData as PreparedData
 from widthwise.experiments.compare import read_plan as read_plan
 from widthwise.experiments.running import run_experiment as run_experiment
 from widthwise.growth.choices import NewSizes as NewSizes
+from widthwise.growth.choices import ShrinkOptions as ShrinkOptions
 from widthwise.model.config import ModelConfig as ModelConfig
 from widthwise.model.config import cost_summary as cost_summary
 from widthwise.model.decoder import Decoder as Decoder
@@ -37,6 +38,7 @@ from widthwise.runs.export import export_run as export_run
 from widthwise.runs.grow import grow_run as grow_run
 from widthwise.runs.save import import_run as import_run
 from widthwise.runs.save import save_run as save_run
+from widthwise.runs.shrink import shrink_run as shrink_run
 from widthwise.runs.train import resume as resume
 from widthwise.runs.train import train as train
 from widthwise.runs.trained import LoadedModel as LoadedModel

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse
+from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.shrinking import BUDGETS, ShrinkOptions, sizes_at_budget
+from widthwise.recipe.shrinking import COUNTS, sizes_at_budget
 from widthwise.shape.template import ModelTemplate
 
 SEQ_LEN = 13
@@ -40,7 +41,7 @@ def needs_of(model: ModelConfig, seed: int) -> list[LayerNeed]:
 
 
 def cost(model: ModelConfig, sizes: list[LayerSizes], budget: str) -> float:
-    return BUDGETS[budget](smaller_config(model, sizes).inference_cost(), SEQ_LEN)
+    return COUNTS[budget](smaller_config(model, sizes).inference_cost(), SEQ_LEN)
 
 
 @settings(max_examples=25, deadline=None)

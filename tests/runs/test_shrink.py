@@ -7,9 +7,9 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
+from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.shrink import LayerSizes, layer_sizes
 from widthwise.recipe.recipe import saved_recipe
-from widthwise.recipe.shrinking import ShrinkOptions
 from widthwise.records.shrinking import Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run

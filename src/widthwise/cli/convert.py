@@ -11,9 +11,7 @@ from widthwise.cli.options import Changes, JsonOption, RunArgument, StepOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
-from widthwise.growth.choices import GrowOptions, Multiples, NewSizes
-from widthwise.recipe.recipe import load_recipe
-from widthwise.recipe.shrinking import ShrinkOptions
+from widthwise.growth.choices import GrowOptions, Multiples, NewSizes, ShrinkOptions
 from widthwise.reports.shrinking import shrinking_answer, shrinking_table
 
 if TYPE_CHECKING:
@@ -110,6 +108,7 @@ def shrink(
     Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`
     """
     from widthwise.growth.shrink import layer_sizes
+    from widthwise.recipe.recipe import load_recipe
     from widthwise.runs.shrink import shrink_run
 
     if out is None and not plan_only:

@@ -102,6 +102,51 @@ class Multiples(Config):
     """Round all widths of the stream up to a multiple of this."""
 
 
+BUDGETS = ("params", "flops", "kv_bytes")
+"""Costs of which a smaller model keeps a share."""
+Score = Literal["taylor", "activation", "magnitude"]
+"""taylor: how much the loss changes to first order if an entry becomes 0, the size of gradient times value (Molchanov
+et al. 2019, arXiv:1906.10771); activation: mean size of an entry times the norm of the column that reads it (Minitron,
+arXiv:2407.14679); magnitude: the norm of that column alone."""
+
+
+class ShrinkOptions(Config):
+    """The request for a smaller model: one budget, and how its layers meet it."""
+
+    params: float | None = Field(default=None, gt=0, le=1)
+    """Parameters of the smaller model, as a share of the model's."""
+    flops: float | None = Field(default=None, gt=0, le=1)
+    """Forward FLOPs per token, as a share."""
+    kv_bytes: float | None = Field(default=None, gt=0, le=1)
+    """Bytes of the KV cache per token, as a share."""
+    shape: Literal["found", "x", "uniform"] = "found"
+    """Cut each layer where least is lost, or in proportion: less towards a narrow layer at 0.75 of the depth, or all
+    layers alike."""
+    parts: Literal["all", "stream"] = "all"
+    """Cut heads and hidden units too, or only what layers read and write of the stream."""
+    score: Score = "taylor"
+    """Judge heads and hidden units by the loss to first order, by their activation, or by their weights."""
+    stream: Literal["turned", "sorted"] = "turned"
+    """Turn the stream so that its leading coordinates hold most, where that leaves the function as it is; or sort its
+    coordinates."""
+    multiple: Count = 8
+    """Widths and hidden units are multiples of this."""
+    calibration_batches: Count = 8
+    """Batches of training text on which the need of the parts is measured."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "ShrinkOptions":
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]}: got {' and '.join(given)}; give one of params, flops, kv_bytes")
+        return self
+
+    @property
+    def budget(self) -> str | None:
+        """The one of params, flops and kv_bytes that is given; None where sizes are given instead."""
+        return next((name for name in BUDGETS if getattr(self, name) is not None), None)
+
+
 SAME_SIZES = NewSizes()
 
 

@@ -4,19 +4,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from widthwise.growth.choices import Score
 from widthwise.growth.shrink import LayerSizes, Order, readers, sublayers
 from widthwise.model.axes import Linear
 from widthwise.model.decoder import Decoder
-
-Score = Literal["taylor", "activation", "magnitude"]
-"""taylor: how much the loss changes to first order if an entry becomes 0, the size of gradient times value (Molchanov
-et al. 2019, arXiv:1906.10771); activation: mean size of an entry times the norm of the column that reads it (Minitron,
-arXiv:2407.14679); magnitude: the norm of that column alone."""
 
 
 @dataclass

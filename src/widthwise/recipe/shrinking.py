@@ -2,24 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pydantic
-from pydantic import Field
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from widthwise.config_io import Config, UserError
-from widthwise.growth.need import LayerNeed, Score
+from widthwise.config_io import UserError
+from widthwise.growth.choices import ShrinkOptions
+from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config, smaller_layer
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.layer import LayerConfig
 from widthwise.shape.schedule import SCHEDULES
-from widthwise.sizes import Count
 
-Share = float | None
 Counting = Callable[[Cost, int], float]
 """Takes a cost and the tokens of a sequence."""
 TURN = 0.75
@@ -29,44 +26,7 @@ N_LEVELS = 16
 """Widths, and numbers of hidden units, among which a layer chooses."""
 
 
-class ShrinkOptions(Config):
-    """The request for a smaller model: one budget, and how its layers meet it."""
-
-    params: Share = Field(default=None, gt=0, le=1)
-    """Parameters of the smaller model, as a share of the model's."""
-    flops: Share = Field(default=None, gt=0, le=1)
-    """Forward FLOPs per token, as a share."""
-    kv_bytes: Share = Field(default=None, gt=0, le=1)
-    """Bytes of the KV cache per token, as a share."""
-    shape: Literal["found", "x", "uniform"] = "found"
-    """Cut each layer where least is lost, or in proportion: less towards a narrow layer at 0.75 of the depth, or all
-    layers alike."""
-    parts: Literal["all", "stream"] = "all"
-    """Cut heads and hidden units too, or only what layers read and write of the stream."""
-    score: Score = "taylor"
-    """Judge heads and hidden units by the loss to first order, by their activation, or by their weights."""
-    stream: Literal["turned", "sorted"] = "turned"
-    """Turn the stream so that its leading coordinates hold most, where that leaves the function as it is; or sort its
-    coordinates."""
-    multiple: Count = 8
-    """Widths and hidden units are multiples of this."""
-    calibration_batches: Count = 8
-    """Batches of training text on which the need of the parts is measured."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "ShrinkOptions":
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{given[0]}: got {' and '.join(given)}; give one of params, flops, kv_bytes")
-        return self
-
-    @property
-    def budget(self) -> str | None:
-        """The one of params, flops and kv_bytes that is given; None where sizes are given instead."""
-        return next((name for name in BUDGETS if getattr(self, name) is not None), None)
-
-
-BUDGETS: dict[str, Counting] = {
+COUNTS: dict[str, Counting] = {
     "params": lambda cost, seq_len: cost.params,
     "flops": lambda cost, seq_len: cost.forward_flops(seq_len),
     "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
@@ -82,7 +42,7 @@ def sizes_at_budget(
     """
     if options.budget is None:
         raise UserError("params: missing; give one of params, flops, kv_bytes, or a recipe to cut to")
-    count, share = BUDGETS[options.budget], getattr(options, options.budget)
+    count, share = COUNTS[options.budget], getattr(options, options.budget)
 
     def cost(sizes: Sequence[LayerSizes]) -> float:
         return count(smaller_config(model, sizes).inference_cost(), seq_len)

@@ -11,6 +11,7 @@ from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut, Loader
 from widthwise.files import check_free
 from widthwise.growth.certificate import model_size
+from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
     LayerSizes,
@@ -28,7 +29,7 @@ from widthwise.kernels.dispatch import autocast
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.eval_mode import evaluating
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.shrinking import ShrinkOptions, sizes_at_budget
+from widthwise.recipe.shrinking import sizes_at_budget
 from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import identity_of
