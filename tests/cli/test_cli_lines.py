@@ -63,6 +63,7 @@ def test_no_line_is_longer_than_80_columns(ended, small: str) -> None:
             "--out",
             "fitted",
         ),
+        ("shrink", small, "--flops", 0.8, "--calibration-batches", 1, "--plan-only"),
         ("inspect", "x_200m"),
         ("inspect", "pair.yaml"),
         ("search", "base.yaml", "--n-layers", "2..4", "--n-blocks", "1,3", "--ratio", "0.4,0.7", "--tolerance", 0.02),

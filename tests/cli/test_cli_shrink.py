@@ -1,0 +1,43 @@
+"""`shrink`, from a run to a smaller run that trains on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+
+def test_a_cut_run_trains_on_and_leaves(small: str, widthwise: Callable) -> None:
+    words = ("shrink", small, "--flops", 0.8, "--calibration-batches", 2, "--out", "cut", "train.steps=3")
+    code, out, error = widthwise(*words)
+    assert code == 0, error
+    lines = out.splitlines()
+    assert any("before any healing" in line for line in lines[:2])
+    assert lines[-2:] == ["wrote cut", "next: widthwise resume cut"]
+    record = json.loads(Path("cut/shrunk.json").read_text())
+    assert record["after"]["flops_per_token"] <= 0.8 * record["before"]["flops_per_token"]
+    assert widthwise("resume", "cut")[0] == 0
+    assert widthwise("export", "cut", "exported")[0] == 0
+
+
+def test_a_plan_writes_nothing_and_json_is_the_record(small: str, widthwise: Callable) -> None:
+    before = sorted(Path().iterdir())
+    code, out, error = widthwise("shrink", small, "--params", 0.9, "--shape", "x", "--plan-only", "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    assert found["request"]["shape"] == "x"
+    assert found["before"]["params"] > found["after"]["params"]
+    assert sorted(Path().iterdir()) == before
+
+
+def test_mistakes_are_one_line(small: str, widthwise: Callable) -> None:
+    for words, message in (
+        ((), "--out: is required, unless --plan-only is given"),
+        (("--plan-only",), "give one budget, or a recipe to cut to"),
+        (("--plan-only", "--flops", 1.5), "1.5"),
+        (("--plan-only", "--flops", 0.5, "--params", 0.5), "give one of params, flops, kv_bytes"),
+        (("--plan-only", "--flops", 0.001), "no less than"),
+        (("--plan-only", "--to", "wide.yaml"), "a cut adds nothing"),
+    ):
+        code, _, error = widthwise("shrink", small, *words)
+        assert code == 2, (words, error)
+        assert message in error, (words, error)
+        assert len(error.strip().splitlines()) <= 3, error
