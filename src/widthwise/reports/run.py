@@ -62,7 +62,6 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
-    scores, differences = newest_tables(named)
     return Page(
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
@@ -85,7 +84,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section("Curves", *curves, note("curves")),
             section("Norms of layers", *_norm_figures(named), note("norms-of-layers")),
             section("Samples", *_samples(named)),
-            section("Evaluated", scores, differences, differences and note("evaluated")),
+            section("Evaluated", *newest_tables(named), note("evaluated")),
             section("Evaluations over training", *course_parts(named, looks)),
             growth_section({name: [run] for name, run in named.items()}, looks),
             dynamic_width_section(results, looks),
