@@ -11,7 +11,7 @@ from widthwise.records.evaluation import Answers, Evaluation, Score, Scores
 from widthwise.records.record import finite
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.charts import Figure, Style
-from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure
+from widthwise.reports.curves import Curve, by_step, curve_figure
 from widthwise.reports.formats import MISSING, clean, fixed, shorten, signed
 from widthwise.reports.page import Part, note
 from widthwise.reports.table import Table
@@ -103,13 +103,12 @@ def course_parts(named: Mapping[str, Run], looks: Mapping[str, Style]) -> list[P
         course = {name: dict(sorted(own.items())) for name, own in course.items()}
         title, metrics = question.title(courses), _metrics(scores for own in course.values() for scores in own.values())
         for metric in (metric for metric in metrics if metric in DRAWN):
-            bundles = []
+            curves: dict[str, Curve] = {}
             for name, own in course.items():
                 values = [finite(scores[metric].value) if metric in scores else np.nan for scores in own.values()]
-                curve = Curve(np.array(list(own)), np.array(values, dtype=float))
-                bundles.append(Bundle(name, looks[name], [curve], curve))
+                curves[name] = Curve(np.array(list(own)), np.array(values, dtype=float))
             key, label = f"evaluation-{i}-{metric}", f"{metric} of {shorten(title, 50)}"
-            figures.append(curve_figure(key, f"{title}: {metric}", bundles, "tokens", label))
+            figures.append(curve_figure(key, f"{title}: {metric}", curves, looks, "tokens", label))
         rows = [
             [clean(name), f"{n:,.0f}", *_cells(scores, metrics)]
             for name, own in course.items()
