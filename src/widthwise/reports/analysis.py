@@ -11,7 +11,7 @@ from widthwise.records.record import finite
 from widthwise.reports import charts
 from widthwise.reports.analysis_tables import Part, by_depth, checkpoints_table, layer_table, means, summary_table
 from widthwise.reports.charts import Figure, Style, styles
-from widthwise.reports.curves import Bundle, Curve, curve_figure, thin
+from widthwise.reports.curves import Curve, curve_figure, thin
 from widthwise.reports.dynamic_width import dynamic_width_section
 from widthwise.reports.formats import capital, clean, fixed, sequence, shorten, si, tick, without_seed
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
@@ -222,8 +222,7 @@ def _lines(
 
 def _exit_figure(models: Sequence[AnalysedModel], looks: Looks) -> Figure | None:
     curves = {model.name: curve for model in models if (curve := exit_curve(model)) is not None}
-    exits = [Bundle(name, looks[name], [curve], curve) for name, curve in curves.items()]
-    return curve_figure("exits", "Loss of an early exit", exits, "forward FLOPs per token", "loss, nats")
+    return curve_figure("exits", "Loss of an early exit", curves, looks, "forward FLOPs per token", "loss, nats")
 
 
 def exit_curve(model: AnalysedModel) -> Curve | None:
@@ -295,10 +294,9 @@ def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
     """Return a figure for each mean over layers, with a line for each run over the tokens of its checkpoints."""
     figures = []
     for i, mean in enumerate(means(analysis)):
-        bundles = []
+        curves: dict[str, Curve] = {}
         for run, models in analysis.courses.items():
             tokens = np.array([model.tokens for model in models], dtype=float)
-            curve = Curve(tokens, np.array([mean.value(model) for model in models]))
-            bundles.append(Bundle(run, looks[run], [curve], curve))
-        figures.append(curve_figure(f"course-{i}", capital(mean.title), bundles, "tokens", mean.title))
+            curves[run] = Curve(tokens, np.array([mean.value(model) for model in models]))
+        figures.append(curve_figure(f"course-{i}", capital(mean.title), curves, looks, "tokens", mean.title))
     return figures

@@ -25,7 +25,7 @@ from widthwise.records.evaluation import (
 from widthwise.records.record import finite
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.charts import Figure, Style
-from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure
+from widthwise.reports.curves import Curve, by_step, curve_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, shorten, si, signed
 from widthwise.reports.page import Part, note
 from widthwise.reports.table import Table
@@ -264,13 +264,12 @@ class Course:
     def figures(self, key: str, looks: Mapping[str, Style]) -> Iterator[Figure | None]:
         """Yield curves over tokens, of the metrics in DRAWN."""
         for metric in (metric for metric in self.metrics if metric in DRAWN):
-            bundles = []
+            curves: dict[str, Curve] = {}
             for run, own in self.points.items():
                 values = [finite(point.scores[metric].value) if metric in point.scores else np.nan for point in own]
-                curve = Curve(np.array([finite(point.tokens) for point in own]), np.array(values, dtype=float))
-                bundles.append(Bundle(run, looks[run], [curve], curve))
+                curves[run] = Curve(np.array([finite(point.tokens) for point in own]), np.array(values, dtype=float))
             label = f"{metric} of {shorten(self.title, 50)}"
-            yield curve_figure(f"{key}-{metric}", f"{self.title}: {metric}", bundles, "tokens", label)
+            yield curve_figure(f"{key}-{metric}", f"{self.title}: {metric}", curves, looks, "tokens", label)
 
 
 def _courses(runs: Mapping[str, Iterable[tuple[Question, Point]]], fewest: int = 1) -> list[Course]:

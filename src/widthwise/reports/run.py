@@ -9,7 +9,7 @@ from widthwise.config_io import UserError
 from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Style, styles
-from widthwise.reports.curves import Bundle, Curve, by_name, by_step, curve_figure, further_heads, of_layer
+from widthwise.reports.curves import Curve, by_name, by_step, curve_figure, further_heads, of_layer
 from widthwise.reports.dynamic_width import dynamic_width_section
 from widthwise.reports.evaluations import course_parts, newest_tables, task_table, text_table
 from widthwise.reports.formats import clean, shorten
@@ -150,9 +150,8 @@ def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
 
 def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Figure | None]:
     def over_steps(key: str, title: str, curves: Mapping[str, Curve], crop: bool = True) -> Figure | None:
-        bundles = [Bundle(name, looks[name], [curve], curve) for name, curve in curves.items()]
         grown = growth_steps(named[name] for name in curves)
-        return curve_figure(key, title, bundles, "step", title[:1].lower() + title[1:], crop, grown)
+        return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop, grown)
 
     for event, key, title, crop in _CURVES:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
@@ -176,10 +175,9 @@ def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
         for key, title in _NORMS.items():
             n_layers = max((len(record.get(key) or ()) for record in norms), default=0)
             curves = {f"layer {n}": of_layer(run, "norms", key, n) for n in (layer_ticks(n_layers) if n_layers else ())}
-            looks = styles(curves)
-            bundles = [Bundle(layer, looks[layer], [curve], curve) for layer, curve in curves.items()]
             shown, grown = title if len(named) == 1 else f"{name}: {title.lower()}", growth_steps([run])
-            yield curve_figure(f"{key.replace('_', '-')}-{i}", shown, bundles, "step", title.lower(), growths=grown)
+            key = f"{key.replace('_', '-')}-{i}"
+            yield curve_figure(key, shown, curves, styles(curves), "step", title.lower(), growths=grown)
 
 
 def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:

@@ -1,6 +1,7 @@
 """The page of fitted laws, with `fits.csv` and `savings.csv`."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -10,7 +11,7 @@ from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.records.scaling import Saving, ScalingGroup, ScalingLaws
 from widthwise.reports import charts
-from widthwise.reports.charts import INK, Figure, Style, styles
+from widthwise.reports.charts import INK, Figure, Plot, Style, styles
 from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage, sequence, shorten, si, tick
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.table import Table, csv_cell, csv_rows
@@ -146,31 +147,19 @@ def _ends(estimate: Estimate) -> tuple[float | None, ...]:
 def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
     """Return points and chosen curves on logarithmic axes; arrows lead from the baseline's curve to the others."""
     x_title, y_title = clean(scaling.x), clean(scaling.y)
-    log = alt.Scale(type="log", nice=False)
-    axes = {
-        "x": alt.X("x:Q", title=x_title, scale=log, axis=alt.Axis(format=".3~s")),
-        "y": alt.Y("y:Q", title=y_title, scale=log, axis=alt.Axis(format=".4~g")),
-    }
     ends = {saving.group: saving.at.x * finite(saving.ratio.mean) for saving in scaling.arrows}
-    points, curves, bands = [], [], []
+    points, curves, bands = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     for group in scaling.groups:
         name, band = {"name": clean(group.name)}, group.chosen_fit.band
         points += [name | {"point": clean(each.name), "x": float(each.x), "y": each.y} for each in group.points]
         curves += [name | {"x": x, "y": y} for x, y in _curve(group, ends.get(group.name))]
         if band:
             rows = zip(band.x, map(finite, band.low), map(finite, band.high))
-            bands += [name | {"x": x, "y": low, "high": high} for x, low, high in rows]
-    layers: list[alt.Chart] = []
-    if bands:
-        area = charts.chart(bands).mark_area(opacity=0.14)
-        layers.append(area.encode(**axes, y2="high:Q", **charts.coloured(looks, "fill")))
-    if curves:
-        line = charts.chart(curves).mark_line(strokeWidth=1.6)
-        layers.append(line.encode(**axes, **charts.coloured(looks, "color", "strokeDash")))
+            bands += [name | {"x": x, "low": low, "high": high} for x, low, high in rows]
     tip = charts.tips(name="|group", point="", x=f".4~s|{x_title}", y=f".4f|{y_title}")
-    marks = charts.chart(points).mark_point()
-    layers.append(marks.encode(**axes, tooltip=tip, **charts.coloured(looks, "color", "shape")))
-    arrows, reached = [], ""
+    plot = Plot(charts.x("x", x_title, None, True, format=".3~s"), y_title, looks, tip, is_log=True)
+    layers = [draw(rows) for draw, rows in ((plot.bands, bands), (plot.lines, curves), (plot.points, points)) if rows]
+    arrows, reached = list[dict[str, Any]](), ""
     for saving in scaling.arrows:
         share, y = percent(saving.ratio.mean), saving.at.y
         row = {"start": saving.at.x, "x": ends[saving.group], "y": y}
@@ -178,7 +167,7 @@ def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
         names = shorten(saving.group, 40), shorten(saving.baseline, 40)
         reached += f" {names[0]} reaches {fixed(y, 4)} with {share} of what {names[1]} needs."
     if arrows:
-        base = alt.Chart(charts.table_of(arrows)).encode(**axes)
+        base = alt.Chart(charts.table_of(arrows)).encode(x="x:Q", y="y:Q")
         layers += [
             base.mark_rule(strokeWidth=1.4, stroke=INK).encode(x2="start:Q", tooltip=charts.tips(share="|needs")),
             base.mark_point(shape="triangle-left", fill=INK, size=50),

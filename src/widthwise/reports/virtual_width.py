@@ -12,7 +12,7 @@ from widthwise.records.run import RunResult
 from widthwise.reports import charts
 from widthwise.reports.analysis_tables import model_columns
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Style
-from widthwise.reports.curves import Bundle, Curve, curve_figure
+from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.page import Section, note, section
 from widthwise.reports.shapes import layer_ticks
@@ -132,26 +132,28 @@ def _shade(
 
 def _distance_figure(found: Mapping[str, VirtualWidth], looks: Mapping[str, Style]) -> Figure | None:
     deepest = max(found.values(), key=lambda width: len(width.sites))
-    bundles = [_bundle("equal weights", BASELINE_STYLE, deepest, "plain_distance")]
-    bundles += [_bundle(name, looks[name], own, "mean_distance") for name, own in found.items()]
+    curves = {"equal weights": _curve(deepest, "plain_distance")}
+    curves |= {name: _curve(own, "mean_distance") for name, own in found.items()}
+    looks = {"equal weights": BASELINE_STYLE, **looks}
     title = "Distance over which sublayers read"
-    return curve_figure("reach-distance", title, bundles, "layer that reads", "mean distance in layers")
+    return curve_figure("reach-distance", title, curves, looks, "layer that reads", "mean distance in layers")
 
 
 def _spectrum_figure(
     key: str, number: str, found: Mapping[str, VirtualWidth], looks: Mapping[str, Style]
 ) -> Figure | None:
     """Return None for results of versions that did not look."""
-    bundles = [_bundle(name, looks[name], width, number) for name, width in found.items()]
+    curves = {name: _curve(width, number) for name, width in found.items()}
     if number == "radius":
-        return curve_figure(key, "Carries of single sublayers", bundles, "layer", "spectral radius")
-    return curve_figure(key, "Carries of all sublayers so far", bundles, "layer", "spectral radius of the product")
+        return curve_figure(key, "Carries of single sublayers", curves, looks, "layer", "spectral radius")
+    return curve_figure(
+        key, "Carries of all sublayers so far", curves, looks, "layer", "spectral radius of the product"
+    )
 
 
-def _bundle(name: str, style: Style, width: VirtualWidth, number: str) -> Bundle:
+def _curve(width: VirtualWidth, number: str) -> Curve:
     values = [finite(_of_site(site, number)) for site in width.sites]
-    curve = Curve(1 + np.arange(len(values)) / 2, np.array(values))
-    return Bundle(name, style, [curve], curve)
+    return Curve(1 + np.arange(len(values)) / 2, np.array(values))
 
 
 _SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
