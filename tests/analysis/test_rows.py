@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from widthwise.analysis.findings import COLUMNS, check_parquet, rows, write_parquet
+from widthwise.analysis.rows import COLUMNS, check_parquet, rows, write_parquet
 from widthwise.config_io import UserError
 from widthwise.records.analysis import Analysis
 

@@ -128,8 +128,8 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
-    from widthwise.analysis.findings import check_parquet, write_parquet
-    from widthwise.reports.analysis_tables import checkpoints_table, summary_table
+    from widthwise.analysis.rows import check_parquet, write_parquet
+    from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.run_dir import RunDir
     from widthwise.runs.analyse import analyse, write_analysis
@@ -153,7 +153,7 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
         files.append(write_parquet(analysis, out))
     files += reversed(write_report(out))  # the page comes last
     table = checkpoints_table(analysis) if every_checkpoint else summary_table(analysis)
-    say_result(analysis, as_json, analysis.sentence.splitlines(), [table], files)
+    say_result(analysis, as_json, findings(analysis), [table], files)
 
 
 class GenerateOptions(Config):

@@ -14,7 +14,6 @@ from widthwise.reports import main_table, tables
 from widthwise.reports.answers import answer, badges, question
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Style, styles
 from widthwise.reports.curves import Bundle, against_flops, curve_figure, over_seeds
-from widthwise.reports.dynamic_width import dynamic_width_section
 from widthwise.reports.formats import (
     MISSING,
     capital,
@@ -36,7 +35,7 @@ from widthwise.reports.page import Code, Page, Section, Text, note, section
 from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
-from widthwise.reports.virtual_width import virtual_width_section
+from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 from widthwise.run_dir import RunDir
 from widthwise.runs.listing import listed_run, planned_run
 

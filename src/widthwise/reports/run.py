@@ -10,7 +10,6 @@ from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Style, styles
 from widthwise.reports.curves import Curve, by_name, by_step, curve_figure, further_heads, of_layer
-from widthwise.reports.dynamic_width import dynamic_width_section
 from widthwise.reports.evaluations import course_parts, newest_tables, task_table, text_table
 from widthwise.reports.formats import clean, shorten
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
@@ -18,7 +17,7 @@ from widthwise.reports.page import Code, Page, Part, Text, note, section
 from widthwise.reports.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.table import Table
-from widthwise.reports.virtual_width import virtual_width_section
+from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
 _CURVES = (
     ("validation", "loss", "Held-out loss", True),
