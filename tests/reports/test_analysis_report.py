@@ -33,8 +33,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_page_has_every_figure_with_a_text_alternative(page: str) -> None:
     assert captions(page) == [
-        "Matrix entropy",
-        "Participation of the stream",
+        "Matrix entropy / log(rank)",
+        "Participation ratio of the stream",
         "Activations beyond a threshold",
         "Activations beyond 0.1, by layer",
         "Units that are never active",
@@ -92,7 +92,7 @@ def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
     assert len(captions(page)) == 3
     assert 'href="#attention-sinks"' not in page
     rows = rows_of(page)
-    assert rows["Matrix entropy"] == rows["Attention to the first token"] == [MISSING, MISSING]
+    assert rows["Matrix entropy / log(rank)"] == rows["Attention to the first token"] == [MISSING, MISSING]
 
 
 def test_the_loss_of_an_early_exit_after_and_inside_layers_is_drawn_over_what_it_costs(
@@ -140,8 +140,8 @@ def test_the_middle_half_of_the_layers_has_means_of_its_own(tmp_path: Path) -> N
         found = Analysis.read(write_analysis(tmp_path / str(n_layers), model("a", [64] * n_layers, 0.5)))
         rows = dict(summary_table(found).rows)
         expected = f"{sum(0.5 / (1 + depth) for depth in middle) / len(middle):.4f}"
-        assert rows["Matrix entropy, middle half"] == expected
-        assert f"Matrix entropy: {expected} in the middle half of the layers." in findings(found)
+        assert rows["Matrix entropy / log(rank), middle half"] == expected
+        assert f"Matrix entropy / log(rank): {expected} in the middle half of the layers." in findings(found)
 
 
 def test_of_a_single_run_the_last_checkpoint_is_compared_with_the_first(tmp_path: Path) -> None:

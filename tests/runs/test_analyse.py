@@ -94,7 +94,7 @@ def test_the_table_has_the_means_over_the_middle_half_of_the_layers(both: Analys
     for i, model in enumerate(both.models):  # of three layers: layers 1 and 2
         entropy = sum(point.entropy or 0 for point in model.stream if point.depth in (1, 2)) / 2
         share = sum(each.participation_share or 0 for each in model.activations if each.layer in (1, 2)) / 2
-        assert table["Matrix entropy, middle half"][i] == f"{entropy:.4f}"
+        assert table["Matrix entropy / log(rank), middle half"][i] == f"{entropy:.4f}"
         assert table["Effective number of units over d_ff, middle half"][i] == f"{share:.4f}"
     assert any(" in x than in uniform." in finding for finding in findings(both))
 

@@ -137,7 +137,7 @@ def discover(
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import run_experiment
     from widthwise.records.outcome import Outcome
-    from widthwise.reports.discovery import cost_table, gains_table, rivals_table, sentences, sizes_table
+    from widthwise.reports.discovery import gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
@@ -166,6 +166,6 @@ def discover(
             write_report([folder / COMPARISON])
     tables = [sizes_table(discovery), gains_table(discovery)]
     if comparison is not None:
-        tables += [cost_table(discovery, comparison), rivals_table(comparison)]
+        tables.append(rivals_table(discovery, comparison))
     files = reversed(write_report([folder]))  # the page comes last
     say_result(discovery, as_json, sentences(discovery, comparison), tables, files)

@@ -79,8 +79,14 @@ MEASURES = (
     ),
     Measure("stream", "width", "coordinates", 0),
     Measure("stream", "rank", "rank", 0),
-    Measure("stream", "entropy", "entropy / log(rank)", 4, "Matrix entropy", "matrix entropy / log(rank)", "middle"),
-    Measure("stream", "participation", "stream participation", 2, "Participation of the stream", "participation ratio"),
+    Measure(
+        *("stream", "entropy", "entropy / log(rank)", 4, "Matrix entropy / log(rank)"),
+        *("matrix entropy / log(rank)", "middle"),
+    ),
+    Measure(
+        *("stream", "participation", "stream participation", 2, "Participation ratio of the stream"),
+        "participation ratio",
+    ),
     Measure(
         *("logit_lens", "target_log_prob", "target log-prob", 4, "Log-probability of the target"),
         *("log-probability, nats", "last"),

@@ -53,8 +53,7 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
         told.append(f"Retrained, it {said} {clean(str(comparison.baseline))} ({_apart(own.difference)} nats).")
     rivals = comparison and section(
         "Against its rivals",
-        cost_table(discovery, comparison),
-        rivals_table(comparison),
+        rivals_table(discovery, comparison),
         note("rivals", matched=matched),
         Link("The whole comparison", f"{discovery.comparison}/report.html"),
     )
@@ -145,31 +144,19 @@ def sizes_table(discovery: Discovery) -> Table:
     return Table("Sizes of the layers at the end of the search", header, rows, words={"added after"})
 
 
-def cost_table(discovery: Discovery, comparison: Outcome) -> Table:
-    """Return every rival with its loss and its cost, the search included in that of what was found."""
-    rows = []
+def rivals_table(discovery: Discovery, comparison: Outcome) -> Table:
+    """Return each rival: its loss, its differences, and its cost, with that of the search for what was found."""
+    rows, differences = [], _minus_rivals(comparison)
     for variant in comparison.variants:
         flops, search = _flops(variant), discovery.found.flops if variant.name == DISCOVERED else 0.0
-        own = [si(flops), si(search) if search else "", si(None if flops is None else flops + search)]
-        name, loss = clean(variant.name), shown(variant.val_loss.mean, LOSS)
-        rows.append([name, loss, _apart(variant.difference), variant.verdict or "", *own])
-    header = [
-        "",
-        LOSS.title,
-        f"minus {clean(str(comparison.baseline))}",
-        "verdict",
-        FLOPS.brief_title,
-        "search",
-        "together",
-    ]
-    return Table("Retrained from scratch, FLOPs of one seed", header, rows, words={"verdict"})
-
-
-def rivals_table(comparison: Outcome) -> Table | None:
-    """Return the found shape minus each rival but the baseline, with a verdict; None where there is none."""
-    rows = [[name, _apart(difference), verdict(difference)] for name, difference in _minus_rivals(comparison).items()]
-    caption = f"{capital(LOSS.title)} of {DISCOVERED} minus that of its other rivals, paired by seed"
-    return Table(caption, ["", f"{DISCOVERED} minus it", "verdict"], rows, words={"verdict"}) if rows else None
+        name, loss, own = clean(variant.name), shown(variant.val_loss.mean, LOSS), differences.get(clean(variant.name))
+        beside = [_apart(variant.difference), variant.verdict or "", _apart(own), verdict(own) if own else ""]
+        together = None if flops is None else flops + search
+        rows.append([name, loss, *beside, si(flops), si(search) if search else "", si(together)])
+    minus, verdicts = [f"minus {clean(str(comparison.baseline))}", f"{DISCOVERED} minus it"], ["verdict", "its verdict"]
+    header = ["", LOSS.title, *(title for pair in zip(minus, verdicts) for title in pair), FLOPS.brief_title]
+    caption = "Retrained from scratch, paired by seed; FLOPs of one seed"
+    return Table(caption, [*header, "search", "together"], rows, words=verdicts)
 
 
 def _minus_rivals(comparison: Outcome) -> dict[str, Estimate]:

@@ -20,6 +20,7 @@ from widthwise.records.evaluation import (
     Score,
     Scores,
     SuiteAnswers,
+    TaskResult,
     harness_answers,
 )
 from widthwise.records.record import finite
@@ -34,29 +35,6 @@ NAME_LETTERS = 32
 NAMES = ("text or task", "metric")
 DRAWN = ("acc", "acc_norm", "bits_per_byte", "perplexity")
 """The metrics of which a figure is drawn; the others are functions of them, and stand in the tables."""
-
-
-def text_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Return one row for each text of each run; None where no recipe names any."""
-    rows = [
-        [clean(run), clean(name), fixed(text.loss, 4), fixed(text.perplexity, 2), fixed(text.bits_per_byte, 4)]
-        for run, result in results.items()
-        for name, text in (result.val_texts or {}).items()
-    ]
-    header = ["Run", "text", "loss", "perplexity", "bits per byte"]
-    return Table("Loss on further texts", header, rows, words=("text",)) if rows else None
-
-
-def task_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Return one row for each task of each run, with standard errors; None where no recipe names any."""
-    tasks = [(run, name, task) for run, result in results.items() for name, task in (result.val_tasks or {}).items()]
-    metrics = _metrics(task.metrics for *_, task in tasks)
-    rows = [
-        [clean(run), clean(name), f"{task.n_items:,}", fixed(task.chance, 3), *_cells(task.metrics, metrics)]
-        for run, name, task in tasks
-    ]
-    header = ["Run", "task", "items", "chance", *metrics]
-    return Table("Tasks at the end of training", header, rows, words=("task",)) if rows else None
 
 
 def _metrics(found: Iterable[Scores]) -> list[str]:
@@ -120,15 +98,22 @@ def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
         asked = question(f"mean over {len(read)} texts", stride=evaluation.stride, texts=read)
         yield asked, Answers(evaluation.text_means.metrics)
     for name, task in evaluation.tasks.items():
-        chance = f", chance {fixed(100 * task.chance, 1)}%" if task.chance else ""
-        cut = f"{task.n_cut_contexts:,} contexts cut to {evaluation.max_length:,} tokens"
-        asked = question(f"{_tail(name)} ({task.n_items:,} items{chance})", items=task.fingerprint)
-        yield asked, Answers(task.metrics, [cut] if task.n_cut_contexts else [], task)
+        asked = question(_task_name(name, task), items=task.fingerprint)
+        yield asked, Answers(task.metrics, _cuts(task, evaluation.max_length), task)
     options = {key: evaluation.request.get(key) for key in ("num_fewshot", "limit")}
     for name, scores in evaluation.lm_eval.items():
         yield question(harness_answers(clean(name)), **options), Answers(scores)
     if (suite := evaluation.suite) is not None and suite.average is not None:
         yield question(suite.name, tasks=tuple(suite.average.tasks), **options), Answers({"average": suite.average})
+
+
+def _task_name(name: str, task: TaskResult) -> str:
+    chance = f", chance {fixed(100 * task.chance, 1)}%" if task.chance else ""
+    return f"{_tail(name)} ({task.n_items:,} items{chance})"
+
+
+def _cuts(task: TaskResult, max_length: int | None) -> list[str]:
+    return [f"{task.n_cut_contexts:,} contexts cut to {max_length or 0:,} tokens"] if task.n_cut_contexts else []
 
 
 def _tail(name: str) -> str:
@@ -161,6 +146,20 @@ def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
             name = ""
         rows += [[f"  {remark}"] for remark in dict.fromkeys(text for each in own.values() for text in each.remarks)]
     return Table(caption, [*NAMES, *map(clean, models)], rows, words=NAMES, sortable=False)
+
+
+def final_table(results: Mapping[str, RunResult]) -> Table | None:
+    """Return the scores at the end of training on the texts and tasks that recipes name; None without any."""
+
+    def found(result: RunResult) -> Iterator[tuple[Question, Answers]]:
+        for name, text in (result.val_texts or {}).items():
+            numbers = {"loss": text.loss, "perplexity": text.perplexity, "bits_per_byte": text.bits_per_byte}
+            yield Question(name), Answers({metric: Score(value=value) for metric, value in numbers.items()})
+        for name, task in (result.val_tasks or {}).items():
+            yield Question(_task_name(name, task)), Answers(task.metrics, _cuts(task, result.cost.seq_len))
+
+    joined = _joined({name: found(result) for name, result in results.items()})
+    return _side_by_side("Texts and tasks at the end of training", list(results), joined) if joined else None
 
 
 def evaluation_tables(

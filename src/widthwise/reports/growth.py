@@ -7,14 +7,13 @@ from typing import NamedTuple
 import altair as alt
 import numpy as np
 
-from widthwise.records.certificate import Certificate
 from widthwise.records.record import finite
 from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, Style
 from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, over_seeds
-from widthwise.reports.formats import MISSING, TIMES, capital, clean, fixed, ratio, sequence, shorten, si, signed
-from widthwise.reports.page import Section, note, section
+from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, shorten, si, signed
+from widthwise.reports.page import Code, Section, note, section
 from widthwise.reports.table import Table
 
 SHARE_SHOWN = 0.1
@@ -60,7 +59,7 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Mapping[str, Style]
         *(figure for step in steps for figure in _figures(step, _lines(step, runs, growths), looks)),
         _table(growths),
         *(
-            _certificate_table(f"{name}, {run.path}", run.certificate)
+            Code("\n".join(run.certificate.lines()), f"Certificate of {clean(name)}, {clean(run.path)}")
             for name, own in runs.items()
             for run in own
             if run.certificate
@@ -138,33 +137,6 @@ def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
     header = ["Variant", "after step", "event", "parameters", "training FLOPs by then", "held-out before", "after"]
     caption = "Growth, mean over seeds" if any(len(same) > 1 for same in by_event.values()) else "Growth"
     return Table(caption, [*header, "largest change"], rows, words={"event"})
-
-
-def _certificate_table(name: str, found: Certificate) -> Table:
-    before, after = found.before, found.after
-    rows = [
-        ["largest logit", f"{found.largest_logit:.4g}", MISSING],
-        ["largest difference of logits", f"{found.logit_difference:.1e}", f"{found.logit_bound:.0e}"],
-        ["the same as stored in fp32", f"{found.stored_logit_difference:.1e}", f"{found.stored_logit_bound:.0e}"],
-        [
-            "largest difference of old gradients, over the largest gradient",
-            f"{found.gradient_difference:.1e}",
-            f"{found.gradient_bound:.0e}",
-        ],
-        ["function", "preserved" if found.is_preserved else "CHANGED", MISSING],
-        ["new entries", f"{found.total('n_new'):,}{', all 0: padding' if found.is_padding else ''}", MISSING],
-        ["of these: learn", f"{found.total('n_alive'):,}", MISSING],
-        ["had no gradient", f"{found.total('n_dead'):,}", MISSING],
-        ["of tokens and positions not seen", f"{found.total('n_unjudged'):,}", MISSING],
-        ["parameters", f"{_to(before.params, after.params)}", MISSING],
-        ["forward FLOPs per token", f"{_to(before.flops_per_token, after.flops_per_token)}", MISSING],
-    ]
-    tokens = f"{found.n_sequences} {TIMES} {found.n_tokens} random tokens, {clean(found.dtype)}"
-    return Table(f"Certificate of {clean(name)}: {tokens}", ["Measured", "Value", "Bound"], rows)
-
-
-def _to(before: float, after: float) -> str:
-    return f"{before:,.0f} to {after:,.0f} ({ratio(after / before)})" if before else f"{before:,.0f} to {after:,.0f}"
 
 
 class _Line(NamedTuple):

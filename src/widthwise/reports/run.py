@@ -10,7 +10,7 @@ from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Style, styles
 from widthwise.reports.curves import Curve, by_name, by_step, curve_figure, further_heads, of_layer
-from widthwise.reports.evaluations import course_parts, newest_tables, task_table, text_table
+from widthwise.reports.evaluations import course_parts, final_table, newest_tables
 from widthwise.reports.formats import clean, shorten
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.page import Code, Page, Part, Text, note, section
@@ -77,8 +77,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
                 tables.data_table(named),
                 tables.source_table(results),
                 tables.mtp_table(results),
-                text_table(results),
-                task_table(results),
+                final_table(results),
             ),
             section("Curves", *curves, note("curves")),
             section("Norms of layers", *_norm_figures(named), note("norms-of-layers")),
