@@ -58,15 +58,8 @@ def all_differences(
     for each in evaluations:
         baseline = known.get((beside.get(each.run, ""), each.step if by_step else None))
         if baseline is not None:
-            found.append(
-                EvaluationDifferences(
-                    run=each.run,
-                    step=each.step,
-                    baseline=baseline.run,
-                    baseline_step=baseline.step,
-                    differences=evaluation_differences(baseline, each),
-                )
-            )
+            place = {"run": each.run, "step": each.step, "baseline": baseline.run, "baseline_step": baseline.step}
+            found.append(EvaluationDifferences(**place, differences=evaluation_differences(baseline, each)))
     return found
 
 
@@ -114,19 +107,10 @@ def _other_questions(on: str) -> Difference:
 
 
 def _difference(on: str, metric: str, estimate: SampleEstimate, flipped: Flips | None = None) -> Difference:
-    better, worse = one_sided(estimate, flipped, is_share(metric))
-    low, high = estimate.interval()
-    return Difference(
-        on=on,
-        metric=metric,
-        value=estimate.value,
-        stderr=estimate.stderr,
-        low=low,
-        high=high,
-        p_better=better,
-        p_worse=worse,
-        flips=flipped,
-    )
+    ends = dict(zip(("low", "high"), estimate.interval()))
+    p_values = dict(zip(("p_better", "p_worse"), one_sided(estimate, flipped, is_share(metric))))
+    found = {"on": on, "metric": metric, "value": estimate.value, "stderr": estimate.stderr, "flips": flipped}
+    return Difference.model_validate(found | ends | p_values)
 
 
 def text_differences(baseline: TextAnswers, other: TextAnswers) -> dict[str, SampleEstimate] | None:

@@ -95,16 +95,8 @@ def suite_answers(
 
 
 def _row(name: str, metric: str, source: str, answers: str | None, n_items: int | None, found: Scores) -> SuiteRow:
-    score = found.get(metric, Score(value=None))
-    return SuiteRow(
-        name=name,
-        metric=metric,
-        source=source,
-        answers=answers,
-        paper_items=n_items,
-        value=score.value,
-        stderr=score.stderr,
-    )
+    score = found.get(metric, Score(value=None, stderr=None)).to_data()
+    return SuiteRow(**score, name=name, metric=metric, source=source, answers=answers, paper_items=n_items)
 
 
 def _average(suite: Suite, rows: Sequence[SuiteRow]) -> SuiteAverage | None:

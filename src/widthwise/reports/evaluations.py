@@ -1,7 +1,7 @@
 """Scores of checkpoints on texts and tasks, for a page and the terminal: side by side, over training, differences."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -231,72 +231,62 @@ def difference_table(name: str, baseline: str, differences: Iterable[Difference]
     return Table(title, header, rows, words=NAMES, sortable=False, note=words if is_flipped else "")
 
 
-class Point(NamedTuple):
-    """The scores of one checkpoint on a text or a task."""
-
-    step: int
-    tokens: float | None
-    scores: Scores
+Course = Mapping[str, Mapping[tuple[int, float], Scores]]
+"""Run -> step and tokens of a checkpoint -> its scores on one text or task."""
 
 
-@dataclass(frozen=True)
-class Course:
-    """A text or a task over training."""
+def _courses(asked: Iterable[tuple[Question, str, tuple[int, float], Scores]], fewest: int = 1) -> dict[str, Course]:
+    """Return text or task -> its course, of those that a run was asked at `fewest` checkpoints or more.
 
-    title: str
-    points: Mapping[str, Sequence[Point]]
-    """Run -> its checkpoints that were asked, in the order of their steps."""
-
-    @property
-    def metrics(self) -> list[str]:
-        return _metrics(point.scores for own in self.points.values() for point in own)
-
-    @property
-    def table(self) -> Table:
-        rows = [
-            [clean(run), f"{point.step:,}", si(point.tokens), *_cells(point.scores, self.metrics)]
-            for run, own in self.points.items()
-            for point in own
-        ]
-        return Table(f"{self.title}, by checkpoint", ["Run", "step", "tokens", *self.metrics], rows)
-
-    def figures(self, key: str, looks: Mapping[str, Style]) -> Iterator[Figure | None]:
-        """Yield curves over tokens, of the metrics in DRAWN."""
-        for metric in (metric for metric in self.metrics if metric in DRAWN):
-            curves: dict[str, Curve] = {}
-            for run, own in self.points.items():
-                values = [finite(point.scores[metric].value) if metric in point.scores else np.nan for point in own]
-                curves[run] = Curve(np.array([finite(point.tokens) for point in own]), np.array(values, dtype=float))
-            label = f"{metric} of {shorten(self.title, 50)}"
-            yield curve_figure(f"{key}-{metric}", f"{self.title}: {metric}", curves, looks, "tokens", label)
-
-
-def _courses(runs: Mapping[str, Iterable[tuple[Question, Point]]], fewest: int = 1) -> list[Course]:
-    """Return the course of each question that some run was asked at `fewest` or more checkpoints."""
-    found: dict[Question, dict[str, dict[int, Point]]] = {}
-    for run, own in runs.items():
-        for question, point in own:
-            found.setdefault(question, {}).setdefault(run, {})[point.step] = point
+    asked: question, run, step and tokens, scores.
+    """
+    found: dict[Question, dict[str, dict[tuple[int, float], Scores]]] = {}
+    for question, run, at, scores in asked:
+        found.setdefault(question, {}).setdefault(run, {})[at] = scores
     found = {question: own for question, own in found.items() if max(map(len, own.values())) >= fewest}
-    return [
-        Course(question.title(found), {run: [own[step] for step in sorted(own)] for run, own in course.items()})
+    return {
+        question.title(found): {run: dict(sorted(own.items())) for run, own in course.items()}
         for question, course in found.items()
+    }
+
+
+def _course_table(title: str, course: Course) -> Table:
+    metrics = _metrics(scores for own in course.values() for scores in own.values())
+    rows = [
+        [clean(run), f"{step:,}", MISSING if np.isnan(tokens) else si(tokens), *_cells(scores, metrics)]
+        for run, own in course.items()
+        for (step, tokens), scores in own.items()
     ]
+    return Table(f"{title}, by checkpoint", ["Run", "step", "tokens", *metrics], rows)
+
+
+def _course_figures(key: str, title: str, course: Course, looks: Mapping[str, Style]) -> Iterator[Figure | None]:
+    """Yield curves over tokens, of the metrics in DRAWN."""
+    for metric in _metrics(scores for own in course.values() for scores in own.values()):
+        if metric in DRAWN:
+            curves = {
+                run: Curve(
+                    np.array([tokens for _, tokens in own]),
+                    np.array([finite(scores[metric].value) if metric in scores else np.nan for scores in own.values()]),
+                )
+                for run, own in course.items()
+            }
+            label = f"{metric} of {shorten(title, 50)}"
+            yield curve_figure(f"{key}-{metric}", f"{title}: {metric}", curves, looks, "tokens", label)
 
 
 def course_parts(named: Mapping[str, Run], looks: Mapping[str, Style]) -> list[Part | None]:
     """Return curves and tables of each text and task that was put to two or more checkpoints of a run."""
-    runs = {
-        name: [
-            (question, Point(each.step or 0, _tokens(run, each), own.metrics))
-            for each in run.evaluations
-            for question, own in answers(each)
-        ]
+    asked = (
+        (question, name, (each.step or 0, _tokens(run, each)), own.metrics)
         for name, run in named.items()
-    }
-    courses = _courses(runs, fewest=2)
-    figures = [figure for i, each in enumerate(courses) for figure in each.figures(f"evaluation-{i}", looks)]
-    return [note("evaluations"), *figures, *(each.table.folded for each in courses)]
+        for each in run.evaluations
+        for question, own in answers(each)
+    )
+    courses = _courses(asked, fewest=2)
+    figures = [_course_figures(f"evaluation-{i}", *each, looks) for i, each in enumerate(courses.items())]
+    tables = [_course_table(*each).folded for each in courses.items()]
+    return [note("evaluations"), *itertools.chain.from_iterable(figures), *tables]
 
 
 def _tokens(run: Run, evaluation: Evaluation) -> float:
@@ -311,20 +301,22 @@ def tables_by_checkpoint(
     evaluations: Sequence[Evaluation], differences: Iterable[EvaluationDifferences]
 ) -> list[Table]:
     """Return a table for each text and task with a row for each checkpoint of each run, and for its differences."""
-    names, runs = _names([each.run for each in evaluations]), dict[str, list[tuple[Question, Point]]]()
-    tokens = {(each.run, each.step): each.tokens for each in evaluations}
-    for each in evaluations:
-        own = runs.setdefault(names[each.run], [])
-        own += [(Question(on), Point(each.step or 0, each.tokens, scores)) for on, scores in each.scores.items()]
+    names = _names([each.run for each in evaluations])
+    places = {(each.run, each.step): (each.step or 0, finite(each.tokens)) for each in evaluations}
+    asked = [
+        (Question(on), names[each.run], places[each.run, each.step], scores)
+        for each in evaluations
+        for on, scores in each.scores.items()
+    ]
     for each in differences:
         found: dict[str, dict[str, Score]] = {}
         for entry in each.differences:
             scores = found.setdefault(f"{entry.on}, differences", {})
             if entry.metric is not None:  # the questions differ
                 scores[entry.metric] = Score(value=entry.value, stderr=entry.stderr)
-        own, at = runs.setdefault(f"{names[each.run]} minus {names[each.baseline]}", []), tokens[each.run, each.step]
-        own += [(Question(on), Point(each.step or 0, at, scores)) for on, scores in found.items()]
-    return [course.table for course in _courses(runs)]
+        pair, at = f"{names[each.run]} minus {names[each.baseline]}", places[each.run, each.step]
+        asked += [(Question(on), pair, at, scores) for on, scores in found.items()]
+    return [_course_table(*each) for each in _courses(asked).items()]
 
 
 def newest_tables(named: Mapping[str, Run]) -> list[Table]:
