@@ -27,7 +27,7 @@ from widthwise.reports.formats import (
 )
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.scales import Scales, sentences, sign, signs, words, worth
-from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows, escaped_row, latex_table
+from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
 from widthwise.reports.tables import text_key, text_words
 
 PHRASES = {
@@ -170,7 +170,10 @@ def _ratio_table(caption: str, scales: Scales, ratios: Mapping[str, Sequence[Est
 
 
 def _titles(scales: Scales) -> list[str]:
-    return [f"{scales.name(scale)}, {scale.seeds}" for scale in scales.each]
+    return [
+        f"{scales.sizes[scale.params]} parameters\n{scales.lengths[scale.tokens]} tokens\n{scale.seeds}"
+        for scale in scales.each
+    ]
 
 
 def _cell(estimate: Estimate | None, n_decimals: int, is_signed: bool = False, mark: str = "") -> str:
@@ -209,19 +212,6 @@ def csv_text(scales: Scales) -> str:
 
 
 def latex_text(scales: Scales) -> str:
-    r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding.
-
-    Parameters, tokens and seeds stand below each other, and intervals below their differences, because columns side by
-    side must be narrow.
-    """
+    """Return the table of a paper."""
     table = effect_table(scales)
-    titles = [
-        (f"{scales.sizes[scale.params]} parameters", f"{scales.lengths[scale.tokens]} tokens", scale.seeds)
-        for scale in scales.each
-    ]
-    head = [escaped_row([*line]) for line in zip(("Variant", "", ""), *titles, (SIGN, "", ""))]
-    body = []
-    for row in table.rows:
-        values, _, details = zip(*(cell.partition("\n") for cell in row))
-        body += [escaped_row(line) for line in (values, details) if any(line)]
-    return latex_table(f"{table.caption}.", "r" * len(scales.each) + "l", head, body)
+    return table.latex(f"{table.caption}.")
