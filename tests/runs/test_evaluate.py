@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness_cases import QUESTIONS, keep_harness_in, write_lines
-from tiny_runs import tiny_recipe
+from tiny_runs import Listener, tiny_recipe
 
 from widthwise.config_io import UserError, parse
 from widthwise.data.config import open_data
@@ -106,8 +106,7 @@ def test_a_suite_is_answered_from_local_files(runs: list[Path], questions: Path)
     asked = {"suite": "variable-width", "local": str(questions.parent)}
     with pytest.raises(UserError, match=r"11 parts are unavailable: ARC-C \(no arc_challenge.jsonl and --tasks arc_ch"):
         evaluate_run(runs[0], _asked(**asked))
-    said: list[str] = []
-    found = evaluate_run(runs[0], _asked(**asked, partial=True), said.append)
+    found = evaluate_run(runs[0], _asked(**asked, partial=True), observer := Listener())
     rows = {row.name: row for row in found.suite.rows}
     assert rows["COPA"].value == found.tasks["variable-width/copa"].metrics["acc"].value
     delimiters = {name: task.delimiter for name, task in found.tasks.items()}
@@ -116,7 +115,9 @@ def test_a_suite_is_answered_from_local_files(runs: list[Path], questions: Path)
     average, rows_used = found.suite["average"], (rows["COPA"].value, rows["ARC-E"].value)
     assert average.value == pytest.approx(sum(rows_used) / 2)
     assert (average.n_tasks, average.n_tasks_of_suite, len(average.missing)) == (2, 11, 9)
-    assert "variable-width: without RACE (no file of it is known and --tasks race is not asked for)" in said
+    assert (
+        "variable-width: without RACE (no file of it is known and --tasks race is not asked for)" in observer.messages
+    )
     assert found.lm_eval == {}
 
 

@@ -85,7 +85,7 @@ def eval_(
     with nullcontext(LineObserver(console)) if config.asks_harness else shown_progress(console) as observer:
         for run in runs:
             for each in kept_steps(run, observer.message) if every_checkpoint else (step,):
-                evaluations.append(evaluate_run(run, config, observer.message, each, observer.working))
+                evaluations.append(evaluate_run(run, config, observer, each))
                 if out is None and report is None and evaluations[-1].step is not None:
                     files.append(save_evaluation(evaluations[-1]))
     differences = all_differences(evaluations, beside, by_step=every_checkpoint)

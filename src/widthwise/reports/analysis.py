@@ -56,11 +56,7 @@ def analysis_page(whole: Analysis) -> Page:
         ),
         first=[*figures["stream"], *figures["logit_lens"][:1]][:2],
         sections=(
-            section(
-                "Means over layers",
-                summary_table(analysis),
-                note("means-over-layers"),
-            ),
+            section("Means over layers", summary_table(analysis), note("means-over-layers")),
             section(
                 "Over training",
                 *_course_figures(whole, of_runs),

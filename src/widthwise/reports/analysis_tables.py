@@ -115,9 +115,12 @@ def findings(analysis: Analysis) -> list[str]:
     first, *others = pooled
     if not others:
         alone = next(iter(last.values()))
-        values = {each: each.of_middle(alone) for each in OF_MODELS if each.whole == "middle"}
-        named = {each.title.format(threshold): each.shown(value) for each, value in values.items() if value == value}
-        return [f"{title}: {shown} in the middle half of the layers." for title, shown in named.items()]
+        middle = [(each, each.of_middle(alone)) for each in OF_MODELS if each.whole == "middle"]
+        return [
+            f"{each.title.format(threshold)}: {each.shown(value)} in the middle half of the layers."
+            for each, value in middle
+            if not np.isnan(value)
+        ]
     found = []
     for measure in OF_MODELS:
         values = {name: float(np.mean([measure.of_model(model) for model in own])) for name, own in pooled.items()}

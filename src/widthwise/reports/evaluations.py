@@ -87,33 +87,29 @@ def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
 
     def question(name: str, **options: object) -> Question:
         options |= {"max_length": evaluation.max_length, "precision": evaluation.precision}
-        return Question(name, tuple(sorted(options.items())))
+        return Question(_tail(name), tuple(sorted(options.items())))
 
     for name, text in evaluation.texts.items():
         few = f"{counted(text.n_blocks, 'block')} of {BLOCK_BYTES:,} bytes: too few for a standard error"
-        asked = question(f"{_tail(name)} ({text.n_bytes:,} bytes)", stride=evaluation.stride, text=text.fingerprint)
-        yield asked, Answers(text.metrics, [few] if text.n_blocks < FEWEST_BLOCKS else [])
+        remarks = [f"{text.n_bytes:,} bytes", *[few] * (text.n_blocks < FEWEST_BLOCKS)]
+        yield question(name, stride=evaluation.stride, text=text.fingerprint), Answers(text.metrics, remarks)
     if evaluation.text_means is not None:
         read = tuple(text.fingerprint for text in evaluation.texts.values())
         asked = question(f"mean over {len(read)} texts", stride=evaluation.stride, texts=read)
         yield asked, Answers(evaluation.text_means.metrics)
     for name, task in evaluation.tasks.items():
-        asked = question(_task_name(name, task), items=task.fingerprint)
-        yield asked, Answers(task.metrics, _cuts(task, evaluation.max_length), task)
+        yield question(name, items=task.fingerprint), _of_task(task, evaluation.max_length, task)
     options = {key: evaluation.request.get(key) for key in ("num_fewshot", "limit")}
     for name, scores in evaluation.lm_eval.items():
-        yield question(harness_answers(clean(name)), **options), Answers(scores)
+        yield question(harness_answers(name), **options), Answers(scores)
     if (suite := evaluation.suite) is not None and suite.average is not None:
         yield question(suite.name, tasks=tuple(suite.average.tasks), **options), Answers({"average": suite.average})
 
 
-def _task_name(name: str, task: TaskResult) -> str:
-    chance = f", chance {fixed(100 * task.chance, 1)}%" if task.chance else ""
-    return f"{_tail(name)} ({task.n_items:,} items{chance})"
-
-
-def _cuts(task: TaskResult, max_length: int | None) -> list[str]:
-    return [f"{task.n_cut_contexts:,} contexts cut to {max_length or 0:,} tokens"] if task.n_cut_contexts else []
+def _of_task(task: TaskResult, max_length: int | None, items: ItemAnswers | None = None) -> Answers:
+    remarks = [f"{task.n_items:,} items" + (f", chance {fixed(100 * task.chance, 1)}%" if task.chance else "")]
+    remarks += [f"{task.n_cut_contexts:,} contexts cut to {max_length or 0:,} tokens"] if task.n_cut_contexts else []
+    return Answers(task.metrics, remarks, items)
 
 
 def _tail(name: str) -> str:
@@ -144,7 +140,8 @@ def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
             scores = [own[model].metrics.get(metric) if model in own else None for model in models]
             rows.append([name, clean(metric), *(score_cell(metric, score) for score in scores)])
             name = ""
-        rows += [[f"  {remark}"] for remark in dict.fromkeys(text for each in own.values() for text in each.remarks)]
+        remarks = dict.fromkeys(text for each in own.values() for text in each.remarks)
+        rows += [[f"  {remark}", "", *[""] * len(models)] for remark in remarks]
     return Table(caption, [*NAMES, *map(clean, models)], rows, words=NAMES, sortable=False)
 
 
@@ -156,7 +153,7 @@ def final_table(results: Mapping[str, RunResult]) -> Table | None:
             numbers = {"loss": text.loss, "perplexity": text.perplexity, "bits_per_byte": text.bits_per_byte}
             yield Question(name), Answers({metric: Score(value=value) for metric, value in numbers.items()})
         for name, task in (result.val_tasks or {}).items():
-            yield Question(_task_name(name, task)), Answers(task.metrics, _cuts(task, result.cost.seq_len))
+            yield Question(name), _of_task(task, result.cost.seq_len)
 
     joined = _joined({name: found(result) for name, result in results.items()})
     return _side_by_side("Texts and tasks at the end of training", list(results), joined) if joined else None
@@ -167,7 +164,8 @@ def evaluation_tables(
 ) -> list[Table]:
     """Return the scores of models that were asked alike, with the paper's table if asked for, and their differences."""
     names = _names([each.run for each in evaluations])
-    found = {names[each.run] + ("" if each.step is None else f", step {each.step}"): each for each in evaluations}
+    alone = evaluations[0].step if len(evaluations) == 1 else None
+    found = {names[each.run] + ("" if alone is None else f", step {alone}"): each for each in evaluations}
     asked_alike = {
         model: [(Question(question.name), own) for question, own in answers(each)] for model, each in found.items()
     }
