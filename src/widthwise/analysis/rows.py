@@ -9,14 +9,10 @@ from widthwise.files import write_atomic
 from widthwise.records.analysis import Analysis
 
 COLUMNS = ("model", "measure", "layer", "block", "index", "value")
-MEASURES = {
-    "activations": ("dead_share", "participation", "participation_share", "density", "utilisation"),
-    "stream": ("rank", "entropy", "participation"),
-    "logit_lens": ("target_log_prob", "entropy", "kl_to_next"),
-    "block_exits": ("target_log_prob",),
-    "sinks": ("first_token_share", "norm_ratio", "heads"),
-}
-"""Part of a model -> its numbers, and its lists of numbers."""
+PARTS = ("activations", "stream", "logit_lens", "block_exits", "sinks")
+"""Lists of a model whose entries hold the numbers."""
+SIZES = ("layer", "depth", "block", "d_ff", "width")
+"""Fields of an entry that are no measures."""
 
 
 def rows(analysis: Analysis) -> Iterator[tuple[str, str, int, int | None, int | None, float | None]]:
@@ -26,15 +22,14 @@ def rows(analysis: Analysis) -> Iterator[tuple[str, str, int, int | None, int | 
     utilisation, or the head, else None. value: None if undefined.
     """
     for model in analysis.models:
-        for part, keys in MEASURES.items():
+        for part in PARTS:
             for entry in getattr(model, part):
                 layer = entry.depth if hasattr(entry, "depth") else entry.layer
-                for key in keys:
-                    found = getattr(entry, key)
-                    indexed = enumerate(found) if isinstance(found, Sequence) else [(None, found)]
-                    for index, value in indexed:
-                        known = None if value is None else float(value)
-                        yield model.name, f"{part}.{key}", layer, getattr(entry, "block", None), index, known
+                for key, found in entry.to_data().items():
+                    for index, value in enumerate(found) if isinstance(found, Sequence) else [(None, found)]:
+                        if key not in SIZES:
+                            known = None if value is None else float(value)
+                            yield model.name, f"{part}.{key}", layer, getattr(entry, "block", None), index, known
 
 
 def check_parquet() -> None:

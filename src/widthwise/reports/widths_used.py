@@ -180,8 +180,8 @@ def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: f
     grid = _proportions(width)
     across, up = ["embedding", *_labels(width.sites[:-1])], _labels(width.sites)
     # By roots: where one source outweighs the others by far, these still differ.
-    chart = _shade(grid, across, up, style, alt.Scale(type="sqrt", domain=[0, top]), "weight / mean of the row")
-    chart = chart.encode(
+    scale = alt.Scale(type="sqrt", domain=[0, top], range=[0, 1])
+    chart = _shade(grid, across, up, style, scale, "weight / mean of the row").encode(
         x=alt.X("across:O", sort=across, title="layer that wrote (0: embedding)", axis=_layer_axis(width, 1)),
         y=alt.Y("up:O", sort=up[::-1], title="layer that reads", axis=_layer_axis(width)),
     )
@@ -219,7 +219,7 @@ def _slot_figure(key: str, name: str, width: VirtualWidth, style: Style, part: s
     kept = np.eye(width.n_slots) if part == "carry" else 0.0
     grid = np.stack([np.linalg.norm(np.array(site[part]) - kept, axis=1) for site in width.sites], axis=1)
     across, up = _labels(width.sites), [str(slot) for slot in range(1, len(grid) + 1)]
-    scale = alt.Scale(type="linear", domain=[0, float(grid.max()) or 1.0])
+    scale = alt.Scale(type="linear", domain=[0, float(grid.max()) or 1.0], range=[0, 1])
     ticks = list(map(str, layer_ticks(width.n_slots)))
     chart = _shade(grid, across, up, style, scale, "norm of the coefficients").encode(
         x=alt.X("across:O", sort=across, title="layer", axis=_layer_axis(width)),
@@ -239,7 +239,6 @@ def _shade(
         for (row, column), value in np.ndenumerate(grid)
         if np.isfinite(value)
     ]
-    scale["range"] = [0, 1]
     made = alt.Chart(charts.table_of(cells)).mark_rect(fill=style.colour)
     tip = charts.tips(up="|reader", across="|at", value=f".3f|{words}")
     return made.encode(opacity=alt.Opacity("value:Q", scale=scale, legend=None), tooltip=tip)
