@@ -13,7 +13,6 @@ for name, shape in SHAPES.items():
     widthwise.train(recipe, runs[-1])
 
 analysis = widthwise.analyse(runs, n_tokens=2048)
-print(analysis.sentence.strip())
 for model in analysis.models:
     print(f"\n{model.name}: layer, width of the stream, its normalised entropy, attention to the first token")
     for state, sink in zip(model.stream[1:], model.sinks):

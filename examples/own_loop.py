@@ -18,6 +18,6 @@ for step, batch in zip(range(1, 61), batches):
         print(f"step {step}: {loss.losses.mean():.3f} nats per token")
 
 run = widthwise.save_run(model, data.tokenizer, "runs/own_loop", recipe, data=data)
-metrics = widthwise.evaluate_run(run)["texts"]["held-out"]["metrics"]
-print(f"held out: {metrics['bits_per_byte']['value']:.3f} bits per byte")
+metrics = widthwise.evaluate_run(run).texts["held-out"].metrics
+print(f"held out: {metrics['bits_per_byte'].value:.3f} bits per byte")
 print(f"`widthwise generate {run} --prompt the` goes on from here")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from widthwise.analysis.findings import COLUMNS, check_parquet, rows, write_parquet
+from widthwise.analysis.rows import COLUMNS, check_parquet, rows, write_parquet
 from widthwise.config_io import UserError
 from widthwise.records.analysis import Analysis
 
@@ -30,7 +30,6 @@ ANALYSIS = Analysis.model_validate(
         "title": "t",
         "command": "widthwise analyze runs/m runs/n",
         "created": "2026-11-22T00:00:00+00:00",
-        "sentence": "",
         "text": {"source": "text.txt", "seq_len": 4, "n_tokens": 8},
         "thresholds": [0.1, 1.0],
         "utilisation_threshold": 0.1,
@@ -43,17 +42,17 @@ def test_every_number_is_a_row() -> None:
     found = list(rows(ANALYSIS))
     first = [row[1:] for row in found if row[0] == "m"]
     assert first == [
-        *((f"activations.{key}", 2, 1, None, value) for key, value in SHARES.items()),
         *(("activations.density", 2, 1, index, value) for index, value in enumerate((0.5, 0.25))),
         *(("activations.utilisation", 2, 1, index, value) for index, value in enumerate((0.1, 0.2, 0.3))),
+        *((f"activations.{key}", 2, 1, None, value) for key, value in SHARES.items()),
         *((f"stream.{key}", 0, None, None, MODEL["stream"][0][key]) for key in ("rank", "entropy", "participation")),
         ("logit_lens.target_log_prob", 2, None, None, -1.5),
         ("logit_lens.entropy", 2, None, None, 1.25),
         ("logit_lens.kl_to_next", 2, None, None, None),
         ("block_exits.target_log_prob", 2, 1, None, -2.5),
         ("sinks.first_token_share", 1, None, None, 0.5),
-        ("sinks.norm_ratio", 1, None, None, 9.0),
         *(("sinks.heads", 1, None, index, value) for index, value in enumerate((0.25, 0.75))),
+        ("sinks.norm_ratio", 1, None, None, 9.0),
     ]
     assert len(found) == 2 * len(first) - 4
 

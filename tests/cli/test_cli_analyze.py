@@ -29,7 +29,7 @@ def test_analyze_prints_means_and_writes_page_numbers_and_rows(widthwise: Run, r
     written = json.loads((folder / "analysis.json").read_text())
     assert written["command"] == "widthwise analyze runs/plain runs/wide --tokens 240 --parquet"
     assert [model["source"] for model in written["models"]] == ["runs/plain", "runs/wide"]
-    cells = next(line.split() for line in out.splitlines() if "participation / d_ff" in line)
+    cells = next(line.split() for line in out.splitlines() if "Effective number of units over d_ff  " in line)
     for cell, model in zip(cells[-2:], written["models"], strict=True):
         shares = [each["participation_share"] for each in model["activations"]]
         assert float(cell) == pytest.approx(sum(shares) / len(shares), abs=1e-4)

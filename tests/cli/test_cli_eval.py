@@ -9,7 +9,8 @@ from tiny_runs import TINY
 
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
-from widthwise.reports.evaluation_tables import suite_results_table, tables_by_checkpoint
+from widthwise.records.evaluation import Evaluation, SuiteAnswers
+from widthwise.reports.evaluations import suite_table, tables_by_checkpoint
 from widthwise.runs import harness
 from widthwise.runs.export import export_run
 from widthwise.runs.train import train
@@ -57,7 +58,7 @@ def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], que
     code, out, err = widthwise("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12)
     assert code == 0
     assert "cloze: 2 items" in err
-    words = ("Side by side", "run1", "run2", "95% interval", "gained", "McNemar", "(900 bytes)", "bits_per_byte")
+    words = ("Side by side", "run1", "run2", "95% interval", "gained", "McNemar", "900 bytes", "bits_per_byte")
     for word in (*words, "1 block of 4,096 bytes: too few", "perplexity", "item by item"):
         assert word in " ".join(out.split())
     for run in runs:
@@ -113,11 +114,16 @@ def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(runs: list[Path],
     asked = ("--every-checkpoint", "--task-file", questions)
     code, out, err = widthwise("eval", *runs, *asked)
     assert code == 0
-    steps = [line.split()[:2] for line in out.splitlines() if line[:1].isdigit()]
-    assert steps == 3 * [["2", "192"], ["3", "288"]]  # of each run, and of their difference
+    assert all(out.count(f"cloze{part}, by checkpoint") == 1 for part in ("", ", differences"))
+    rows = [line.split() for line in out.replace(" minus run1", "-run1").splitlines() if line.startswith("run")]
+    steps = [" ".join(row[:3]) for row in rows if "192" in row or "288" in row]
+    assert steps == [f"{run} {at}" for run in ("run1", "run2", "run2-run1") for at in ("2 192", "3 288")]
     assert all(len(list((run / "evaluations").iterdir())) == 2 for run in runs)
     assert widthwise("report", *runs, "--out", folder / "both")[0] == 0
-    assert "acc of cloze over tokens. Last mean value of each line: run1" in (folder / "both/report.html").read_text()
+    assert (
+        "acc of cloze over tokens. Last mean value of each line: run1"
+        in (folder / "both/report.html").read_text()
+    )
     (runs[0] / "checkpoints/step_00000002/model.safetensors").write_bytes(b"torn")
     code, out, err = widthwise("eval", runs[0], *asked, "--json")
     assert [each["step"] for each in json.loads(out)["runs"]] == [3]
@@ -125,15 +131,21 @@ def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(runs: list[Path],
 
 
 def test_means_and_averages_of_checkpoints_have_tables_of_their_own() -> None:
-    def record(step: int, value: float) -> dict:
+    def evaluation(step: int, value: float) -> Evaluation:
         found = {"value": value, "stderr": None}
-        means = {"metrics": {"mean_nats_per_token": found}}
-        named = {"run": "run", "step": step, "tokens": 9 * step, "texts": {}, "tasks": {}, "lm_eval": {}}
-        return named | {"text_means": means, "suite": {"name": "hourglass", "average": found}}
+        average = {**found, "n_tasks": 1, "n_tasks_of_suite": 1, "tasks": ["A"]}
+        asked = {"request": {}, "max_length": 9, "stride": 9, "precision": "fp32"}
+        answers = {
+            "text_means": {"metrics": {"mean_nats_per_token": found}},
+            "suite": {"name": "hourglass", "rows": [], "average": average},
+        }
+        return Evaluation.model_validate({"run": "run", "step": step, "tokens": 9 * step, **asked, **answers})
 
-    means, averages = tables_by_checkpoint([record(1, 3.5), record(2, 2.25)], [])
-    assert (means.caption, means.rows) == ("run: mean over texts", [["1", "9", "3.5000"], ["2", "18", "2.2500"]])
-    assert (averages.caption, averages.header[2]) == ("run: hourglass", "average")
+    means, averages = tables_by_checkpoint([evaluation(1, 0.5), evaluation(2, 0.25)], [])
+    assert means.rows == [["run", "1", "9", "0.5000"], ["run", "2", "18", "0.2500"]]
+    assert means.caption == "mean over texts, by checkpoint"
+    assert (averages.caption, averages.header[3]) == ("hourglass, by checkpoint", "average")
+    assert [row[3] for row in averages.rows] == ["50.00%", "25.00%"]
 
 
 def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path, widthwise) -> None:
@@ -164,10 +176,9 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
     ]
     average = {"value": 0.25, "stderr": 0.0125, "n_tasks": 1, "n_tasks_of_suite": 1, "tasks": ["A"]}
     average |= {"is_printed": True, "has_unknown_weights": False}
-    table = suite_results_table({"name": "suite", "rows": rows, "average": average, "missing": []})
-    values, errors = ([row[i] for row in table.rows] for i in (2, 3))
-    assert values == ["25.00%", "8.5000", "25.00%"]
-    assert errors[0] == "1.25%"
+    suite = SuiteAnswers.model_validate({"name": "suite", "rows": rows, "average": average, "missing": []})
+    cells = [row[2] for row in suite_table({"run": suite}).rows]
+    assert cells == ["25.00%\n± 1.25%", "8.5000", "25.00%\n± 1.25%"]
 
 
 def test_nothing_is_written_into_a_hugging_face_folder(tmp_path: Path, questions: Path, widthwise) -> None:

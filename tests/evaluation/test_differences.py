@@ -19,6 +19,15 @@ from widthwise.evaluation.differences import (
 from widthwise.evaluation.estimate import SampleEstimate, text_means
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.perplexity import score_documents
+from widthwise.records.evaluation import (
+    Evaluation,
+    Flips,
+    ItemAnswers,
+    SuiteAnswers,
+    SuiteAverage,
+    SuiteRow,
+    TextAnswers,
+)
 
 TEXTS = ["a text that two models read", "another one", "and — one more, with dashes"]
 
@@ -46,8 +55,7 @@ def test_another_context_pairs_other_tokens_pair_by_bytes_alone_and_another_text
     assert paired is not None
     assert paired.keys() == {"nats_per_token", "bits_per_byte", "nats_per_character", "token_perplexity"}
     assert text_differences(short, other) is None
-    fewer = {**long, "blocks": {**long["blocks"], "n_tokens": [n / 2 for n in long["blocks"]["n_tokens"]]}}
-    paired = text_differences(long, fewer)
+    paired = text_differences(long, _halved(long))
     assert paired is not None
     assert paired.keys() == {"bits_per_byte", "nats_per_character"}
     assert paired["bits_per_byte"].value == 0.0
@@ -77,18 +85,24 @@ def test_differences_of_means_have_the_error_that_a_jackknife_finds(monkeypatch:
         assert found[name].value == pytest.approx(expected)
         variance = 0.0
         for i, record in enumerate(records[0]):
-            n = record["n_blocks"]
+            n = record.n_blocks
             variance += (n - 1) ** 2 / n * np.var([differences(i, block)[name] for block in range(n)], ddof=1)
         assert found[name].stderr == pytest.approx(math.sqrt(variance), rel=0.02)
 
 
-def _evaluation(texts: dict[str, dict]) -> dict:
-    means = text_means({name: record["metrics"] for name, record in texts.items()})
-    return {"texts": texts, "text_means": means}
+def _evaluation(texts: dict[str, TextAnswers]) -> Evaluation:
+    means = text_means([record.metrics for record in texts.values()])
+    about = {"step": None, "request": {}, "max_length": 19, "stride": 19, "precision": "fp32"}
+    return Evaluation(**about, texts=texts, text_means=means)
 
 
-def _loss(record: dict, left_out: int | None) -> float:
-    nats, n_tokens = (np.array(record["blocks"][name]) for name in ("nats", "n_tokens"))
+def _halved(record: TextAnswers) -> TextAnswers:
+    """With half as many tokens in each block."""
+    return record.with_changes(blocks={**record.blocks, "n_tokens": [n / 2 for n in record.blocks["n_tokens"]]})
+
+
+def _loss(record: TextAnswers, left_out: int | None) -> float:
+    nats, n_tokens = (np.array(record.blocks[name]) for name in ("nats", "n_tokens"))
     kept = np.arange(len(nats)) != left_out
     return float(nats[kept].sum() / n_tokens[kept].sum())
 
@@ -96,7 +110,7 @@ def _loss(record: dict, left_out: int | None) -> float:
 def test_evaluations_of_other_texts_have_no_differences_of_means() -> None:
     texts = {name: score_documents(tiny_scorer(), [name * 9]).record() for name in ("one text", "another", "third")}
 
-    def evaluated(*names: str) -> dict:
+    def evaluated(*names: str) -> Evaluation:
         return _evaluation({name: texts[name] for name in names})
 
     one = evaluated("one text", "another")
@@ -104,27 +118,34 @@ def test_evaluations_of_other_texts_have_no_differences_of_means() -> None:
     assert mean_differences(one, evaluated("one text", "third")) is None
     assert mean_differences(one, evaluated("one text")) is None
     # Of a text in other tokens there is none per token.
-    text = texts["another"]
-    halved = {**text, "blocks": {**text["blocks"], "n_tokens": [n / 2 for n in text["blocks"]["n_tokens"]]}}
-    found = mean_differences(one, _evaluation({"one text": texts["one text"], "another": halved}))
+    found = mean_differences(one, _evaluation({"one text": texts["one text"], "another": _halved(texts["another"])}))
     assert found is not None
     assert found.keys() == {"mean_bits_per_byte"}
 
 
 def test_items_that_flip_are_named_and_tested() -> None:
-    before, after = ({"items": {"acc": list(map(float, items))}} for items in ("110010101", "011111110"))
+    before, after = (_items("acc", list(map(float, items))) for items in ("110010101", "011111110"))
     found = flips(before, after, "acc")
     assert found is not None
-    assert (found["gained"], found["lost"]) == ([3, 4, 6, 8], [1, 9])
-    assert found["p_value"] == pytest.approx(stats.binomtest(2, 6).pvalue)
-    assert flips(before, before, "acc") == {"gained": [], "lost": [], "p_value": 1.0}
-    assert flips({"items": {"nats": [0.5, 1.0]}}, {"items": {"nats": [1.0, 1.0]}}, "nats") is None
+    assert (found.gained, found.lost) == ([3, 4, 6, 8], [1, 9])
+    assert found.p_value == pytest.approx(stats.binomtest(2, 6).pvalue)
+    assert flips(before, before, "acc") == Flips(gained=[], lost=[], p_value=1.0)
+    assert flips(_items("nats", [0.5, 1.0]), _items("nats", [1.0, 1.0]), "nats") is None
+
+
+def _items(metric: str, values: list[float]) -> ItemAnswers:
+    return ItemAnswers(fingerprint="f", items={metric: values})
 
 
 def test_an_average_has_the_error_of_its_pairs_and_none_without_them() -> None:
-    def table(**values: float) -> dict:
-        rows = [{"name": name, "answers": f"s/{name}", "metric": "acc"} for name in values]
-        return {"rows": rows, "average": {"value": np.mean([*values.values()]), "tasks": list(values)}}
+    def table(**values: float) -> SuiteAnswers:
+        rows = [
+            SuiteRow(name=name, answers=f"s/{name}", metric="acc", source="file", value=value)
+            for name, value in values.items()
+        ]
+        n_tasks = {"n_tasks": len(rows), "n_tasks_of_suite": len(rows)}
+        average = SuiteAverage(value=float(np.mean([*values.values()])), tasks=list(values), **n_tasks)
+        return SuiteAnswers(name="suite", rows=rows, average=average)
 
     one, other = table(A=0.5, B=0.2), table(A=0.6, B=0.4)
     paired = {("s/A", "acc"): SampleEstimate(0.1, 0.04, 50), ("s/B", "acc"): SampleEstimate(0.2, 0.02, 90)}
@@ -134,7 +155,7 @@ def test_an_average_has_the_error_of_its_pairs_and_none_without_them() -> None:
     del paired["s/B", "acc"]
     found = average_difference(one, other, paired)
     assert found is not None
-    assert found.record() == {"value": pytest.approx(0.15), "stderr": None}
+    assert (found.score.value, found.score.stderr) == (pytest.approx(0.15), None)
     assert average_difference(one, table(A=0.6), paired) is None
 
 

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio, text_means
+from widthwise.records.evaluation import Score, Scores
 
 
 def test_a_mean_has_the_standard_error_of_scipy() -> None:
@@ -63,34 +64,30 @@ def test_a_mean_of_means_has_the_error_and_the_interval_of_welch() -> None:
 
 
 def test_few_blocks_have_no_error_and_none_no_ratio() -> None:
-    assert mean(np.array([2.0])).record() == {"value": 2.0, "stderr": None}
+    assert mean(np.array([2.0])).score == Score(value=2.0, stderr=None)
     for n_blocks, has_error in ((1, False), (9, False), (10, True)):
-        found = ratio(np.arange(n_blocks) + 1.0, np.full(n_blocks, 4.0)).record()
-        assert found["value"] == pytest.approx((n_blocks + 1) / 8)
-        assert (found["stderr"] is not None) == has_error
-    assert ratio(np.array([2.0]), np.array([0.0])).record() == {"value": None, "stderr": None}
+        found = ratio(np.arange(n_blocks) + 1.0, np.full(n_blocks, 4.0)).score
+        assert found.value == pytest.approx((n_blocks + 1) / 8)
+        assert (found.stderr is not None) == has_error
+    assert ratio(np.array([2.0]), np.array([0.0])).score == Score(value=None, stderr=None)
 
 
 LOSSES = [2.9, 3.8, 3.3, 3.6]
 
 
-def _text(loss: float) -> dict:
+def _text(loss: float) -> Scores:
     perplexity = math.exp(loss)
     return {
-        "nats_per_token": {"value": loss, "stderr": 0.01},
-        "token_perplexity": {"value": perplexity, "stderr": 0.01 * perplexity},
-        "bits_per_byte": {"value": loss / 3, "stderr": None},
+        "nats_per_token": Score(value=loss, stderr=0.01),
+        "token_perplexity": Score(value=perplexity, stderr=0.01 * perplexity),
+        "bits_per_byte": Score(value=loss / 3, stderr=None),
     }
 
 
-def _means() -> dict:
-    found = text_means({f"text{i}": _text(loss) for i, loss in enumerate(LOSSES)})
-    assert found is not None
-    return found
-
-
 def test_the_mean_perplexity_is_above_the_perplexity_of_the_mean_loss() -> None:
-    metrics = _means()["metrics"]
+    means = text_means(list(map(_text, LOSSES)))
+    assert means is not None
+    metrics = {name: score.to_data() for name, score in means.metrics.items()}
     assert metrics["mean_nats_per_token"] == pytest.approx({"value": 3.4, "stderr": 0.005})
     assert metrics["exp_mean_nats_per_token"] == pytest.approx(
         {"value": math.prod(map(math.exp, LOSSES)) ** 0.25, "stderr": 0.005 * math.exp(3.4)}
@@ -101,4 +98,4 @@ def test_the_mean_perplexity_is_above_the_perplexity_of_the_mean_loss() -> None:
 
 
 def test_one_text_has_no_mean() -> None:
-    assert text_means({"alone": _text(3.0)}) is None
+    assert text_means([_text(3.0)]) is None

@@ -80,7 +80,7 @@ def same(models: Pair, config: dict[str, Any], limit: int | None = None) -> None
     (found,), (wanted,) = metrics_of(ours).values(), metrics_of(theirs).values()
     assert found.keys() == wanted.keys() >= {"acc"}
     for metric, estimate in wanted.items():
-        assert found[metric]["value"] == pytest.approx(estimate["value"], rel=TOLERANCE)
+        assert found[metric].value == pytest.approx(estimate.value, rel=TOLERANCE)
 
 
 def test_of_the_benchmarks(models: Pair) -> None:

@@ -90,22 +90,22 @@ def test_metrics_are_those_of_the_harness_for_the_same_file(
     path = write_lines(tmp_path / f"{form}.jsonl", FORMS[form])
     scorer = tiny_scorer(max_length=57)
     theirs = run_lm_eval(scorer, [str(path)]).metrics[form]
-    ours = {name: each.record() for name, each in _scores(path, scorer).metrics().items()}
+    ours = {name: each.score for name, each in _scores(path, scorer).metrics().items()}
     shared = ours.keys() & theirs.keys()
     assert shared >= {"cloze": {"acc", "perplexity"}, "choices": {"acc", "acc_norm"}, "schema": {"acc"}}[form]
     for name in shared:
-        assert ours[name]["value"] == pytest.approx(theirs[name]["value"], rel=1e-9)
+        assert ours[name].value == pytest.approx(theirs[name].value, rel=1e-9)
         if name != "perplexity":  # whose error the harness draws at random
-            assert ours[name]["stderr"] == pytest.approx(theirs[name]["stderr"], rel=1e-9)
+            assert ours[name].stderr == pytest.approx(theirs[name].stderr, rel=1e-9)
 
 
 def test_a_record_has_chance_cut_contexts_and_standard_errors_over_items(tmp_path: Path) -> None:
     found = _scores(write_lines(tmp_path / "choices.jsonl", CHOICES), tiny_scorer("learned_positions", max_length=23))
     record = found.record()
-    assert record["n_items"] == len(CHOICES)
-    assert record["n_cut_contexts"] > 0
-    assert record["chance"] == pytest.approx(np.mean([1 / len(row["choices"]) for row in CHOICES]))
-    json.dumps(record, allow_nan=False)
+    assert record.n_items == len(CHOICES)
+    assert record.n_cut_contexts > 0
+    assert record.chance == pytest.approx(np.mean([1 / len(row["choices"]) for row in CHOICES]))
+    json.dumps(record.to_data(), allow_nan=False)
     for name, estimate in found.metrics().items():
         assert estimate[:2] == pytest.approx((found.items[name].mean(), stats.sem(found.items[name])))
 

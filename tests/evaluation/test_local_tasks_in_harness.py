@@ -50,7 +50,7 @@ def test_limit_examples_and_samples(tmp_path: Path) -> None:
         others = [each["query"] for each in CHOICES if each is not row and context.startswith(each["query"])]
         assert len(others) == 1  # the example
         assert context.endswith(row["query"])
-    assert metrics_of(results)["rows"]["acc"]["value"] in (0.0, 0.5, 1.0)
+    assert metrics_of(results)["rows"]["acc"].value in (0.0, 0.5, 1.0)
 
 
 def test_a_line_of_no_form_is_named(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from widthwise.config_io import UserError
 from widthwise.evaluation.differences import all_differences, baselines_of, one_sided
 from widthwise.evaluation.estimate import SampleEstimate
 from widthwise.evaluation.models_table import models_table
+from widthwise.records.evaluation import Evaluation
 
 RIGHT = {"uniform": "0001110001", "x": "1111110111", "moe": "0000000001"}
 NATS = {"uniform": [3.0, 2.0, 2.5, 4.0], "x": [2.5, 1.75, 2.5, 3.0], "moe": [3.5, 2.5, 3.5, 4.0]}
 
 
-def evaluation(name: str, suite: dict | None = None) -> dict:
+def evaluation(name: str, suite: dict | None = None) -> Evaluation:
     """An evaluation on a local task with accuracies, and on one of the harness with a perplexity from `nats`."""
     acc = [float(item) for item in RIGHT[name]]
     metrics = {"acc": score(sum(acc) / 10), "acc_norm": score(sum(acc) / 10), "bits_per_byte": score(2.0)}
@@ -20,7 +21,8 @@ def evaluation(name: str, suite: dict | None = None) -> dict:
     harness = {"lm_eval": {"lambada": {"perplexity": score(9.5), "acc": score(0.5)}}}
     harness["lm_eval_items"] = {"lambada": {"fingerprint": "l", "items": {"nats": NATS[name]}}}
     about = {"run": f"runs/{name}", "step": 7, "tokenizer": "bytes", "suite": suite}
-    return {**about, "texts": {}, "text_means": None, "tasks": {"arc": arc}, **harness}
+    about |= {"request": {}, "max_length": 17, "stride": 17, "precision": "fp32"}
+    return Evaluation.model_validate({**about, "tasks": {"arc": arc}, **harness})
 
 
 def score(value: float | None) -> dict:
@@ -29,7 +31,7 @@ def score(value: float | None) -> dict:
 
 def rows_of(names: list[str], asked: dict[str, str]):
     evaluations = [evaluation(name) for name in names]
-    beside = baselines_of([each["run"] for each in evaluations], asked)
+    beside = baselines_of([each.run for each in evaluations], asked)
     return models_table(evaluations, all_differences(evaluations, beside, by_step=False), "command")
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.paper_tasks import SUITES, missing_parts, plan_suite, suite_table
+from widthwise.evaluation.paper_tasks import SUITES, missing_parts, plan_suite, suite_answers
+from widthwise.records.evaluation import Score
 
 VARIABLE_WIDTH, HOURGLASS = SUITES["variable-width"], SUITES["hourglass"]
 
@@ -20,16 +21,18 @@ def _harness(accuracies: dict[str, float]) -> dict:
     for task in VARIABLE_WIDTH.tasks:
         assert task.lm_eval is not None
         value = accuracies.get(task.name, 8.18)
-        results.setdefault(task.lm_eval, {})[task.metric] = {"value": value, "stderr": 0.1}
+        results.setdefault(task.lm_eval, {})[task.metric] = Score(value=value, stderr=0.1)
     return results
 
 
 def test_a_row_of_the_paper_has_the_average_it_prints() -> None:
-    table = suite_table(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B))
-    assert round(table["average"]["value"], 1) == 56.1
-    assert table["average"]["stderr"] == pytest.approx(0.1 / math.sqrt(11))
-    assert (table["average"]["n_tasks"], table["average"]["missing"]) == (11, [])
-    shown = {row["name"]: row["value"] for row in table["rows"]}
+    table = suite_answers(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B))
+    average = table.average
+    assert average is not None
+    assert round(average.value or 0, 1) == 56.1
+    assert average.stderr == pytest.approx(0.1 / math.sqrt(11))
+    assert (average.n_tasks, average.missing) == (11, [])
+    shown = {row.name: row.value for row in table.rows}
     assert {name: shown[name] for name in ROW_OF_2B} == ROW_OF_2B
     assert shown["LAMBADA perplexity"] == 8.18
 
@@ -37,24 +40,25 @@ def test_a_row_of_the_paper_has_the_average_it_prints() -> None:
 def test_a_file_goes_before_the_harness_and_an_average_names_what_it_lacks() -> None:
     results = _harness(ROW_OF_2B)
     del results["race"]
-    local = {"piqa": {"acc": {"value": 0.5, "stderr": 0.2}, "acc_norm": {"value": 0.6, "stderr": 0.3}}}
-    table = suite_table(VARIABLE_WIDTH, local, results)
-    rows = {row["name"]: row for row in table["rows"]}
-    assert (rows["PIQA"]["value"], rows["PIQA"]["stderr"], rows["PIQA"]["source"]) == (0.6, 0.3, "piqa.jsonl")
-    assert (rows["RACE"]["value"], rows["RACE"]["source"]) == (None, "not evaluated")
-    average = table["average"]
-    assert (average["n_tasks"], average["n_tasks_of_suite"], average["missing"]) == (10, 11, ["RACE"])
+    local = {"piqa": {"acc": Score(value=0.5, stderr=0.2), "acc_norm": Score(value=0.6, stderr=0.3)}}
+    table = suite_answers(VARIABLE_WIDTH, local, results)
+    rows = {row.name: row for row in table.rows}
+    assert (rows["PIQA"].value, rows["PIQA"].stderr, rows["PIQA"].source) == (0.6, 0.3, "piqa.jsonl")
+    assert (rows["RACE"].value, rows["RACE"].source) == (None, "not evaluated")
+    average = table.average
+    assert average is not None
+    assert (average.n_tasks, average.n_tasks_of_suite, average.missing) == (10, 11, ["RACE"])
     others = [value for name, value in ROW_OF_2B.items() if name not in ("RACE", "PIQA")]
-    assert average["value"] == pytest.approx((sum(others) + 0.6) / 10)
-    assert suite_table(VARIABLE_WIDTH, {}, {})["average"] is None
+    assert average.value == pytest.approx((sum(others) + 0.6) / 10)
+    assert suite_answers(VARIABLE_WIDTH, {}, {}).average is None
 
 
 def test_losses_and_perplexities_of_texts_are_rows_of_a_table() -> None:
-    means = {"mean_nats_per_token": {"value": 3.4, "stderr": 0.1}, "mean_token_perplexity": {"value": 35, "stderr": 2}}
-    rows = {row["name"]: row for row in suite_table(HOURGLASS, {}, {}, means)["rows"]}
-    assert (rows["Val Loss"]["value"], rows["Val PPL"]["value"]) == (3.4, 35)
-    rows = {row["name"]: row for row in suite_table(HOURGLASS, {}, {})["rows"]}
-    assert (rows["Val PPL"]["value"], rows["Val PPL"]["source"]) == (None, "not evaluated")
+    means = {"mean_nats_per_token": Score(value=3.4), "mean_token_perplexity": Score(value=35.0)}
+    rows = {row.name: row for row in suite_answers(HOURGLASS, {}, {}, means).rows}
+    assert (rows["Val Loss"].value, rows["Val PPL"].value) == (3.4, 35)
+    rows = {row.name: row for row in suite_answers(HOURGLASS, {}, {}).rows}
+    assert (rows["Val PPL"].value, rows["Val PPL"].source) == (None, "not evaluated")
 
 
 def test_whatever_is_missing_of_a_suite_is_named_with_its_reason() -> None:

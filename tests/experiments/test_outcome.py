@@ -8,10 +8,10 @@ from small_costs import small_cost
 from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.experiments.statistics import paired_difference, seed_interval
 from widthwise.records.estimate import Estimate
-from widthwise.records.evaluation import Score
+from widthwise.records.evaluation import Score, TaskResult
 from widthwise.records.outcome import Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
-from widthwise.records.run import RunResult, TaskResult, TextResult
+from widthwise.records.run import RunResult, TextResult
 
 COST = small_cost()
 RANDOM = np.random.default_rng(3)

@@ -54,7 +54,6 @@ def analysis(*models: dict[str, Any]) -> dict[str, Any]:
         "title": "-vs-".join(each["name"] for each in models),
         "command": "widthwise analyze runs/uniform runs/x",
         "created": "2026-11-21T10:00:00+00:00",
-        "sentence": "x uses more of its units.\nThat is no law.\n",
         "text": {"source": "held-out documents of python-stdlib", "seq_len": 256, "n_tokens": 8192},
         "thresholds": THRESHOLDS,
         "utilisation_threshold": 0.1,

@@ -10,7 +10,8 @@ from fake_comparison import token_widths
 from page_section import captions, change, labels, reported, rows_of
 
 from widthwise.records.analysis import Analysis
-from widthwise.reports.analysis import exit_curve, findings
+from widthwise.reports.analysis import exit_curve
+from widthwise.reports.analysis_tables import findings, summary_table
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.writing import write_report
 
@@ -32,13 +33,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_page_has_every_figure_with_a_text_alternative(page: str) -> None:
     assert captions(page) == [
-        "Matrix entropy",
+        "Matrix entropy / log(rank)",
         "Participation ratio of the stream",
         "Activations beyond a threshold",
         "Activations beyond 0.1, by layer",
+        "Units that are never active",
         "Effective number of units",
         "Effective number of units over d_ff",
-        "Units that are never active",
         "Layer 1",
         "Layer 2",
         "Layer 3: narrowest of x",
@@ -62,18 +63,16 @@ def test_page_answers_and_tables_hold_means_and_layers(page: str) -> None:
     assert "on 8.19k tokens of held-out documents of python-stdlib in windows of 256?" in page
     # The mean of 1/n over the queries n = 1 to 256, by its asymptotic series.
     assert f"would give {(math.log(256) + 0.5772156649 + 1 / 512) / 256:.4f} in windows of 256 tokens" in page
-    for line in ("x uses more of its units.", "That is no law."):
-        assert f'<p class="quiet">{line}</p>' in page
     assert "<code>widthwise analyze runs/uniform runs/x</code>" in page
     assert "x: runs/x (widthwise, step 900)" in page
     means = rows_of(page.partition('scope="row">2<')[0])
     expected = {
-        "activations beyond 0.1": ["0.2250", "0.3600"],
-        "participation / d_ff": ["0.4500", "0.4500"],
+        "Activations beyond 0.1": ["0.2250", "0.3600"],
+        "Effective number of units over d_ff": ["0.4500", "0.4500"],
         "lowest matrix entropy (after layer)": ["0.1000 (4)", "0.1600 (4)"],
         "target log-prob, half-way (after layer)": [f"{MINUS}5.000 (2)", f"{MINUS}4.400 (2)"],
-        "KL to the next layer": ["0.2500", "0.4000"],
-        "attention to the first token": ["0.1250", "0.2000"],
+        "Change to the next layer": ["0.2500", "0.4000"],
+        "Attention to the first token": ["0.1250", "0.2000"],
     }
     assert {title: means[title] for title in expected} == expected
     cells = f"64 10 0.2250 0.1000 4.0 0.4000 64 64 0.1667 3.00 {MINUS}5.0000 0.2500 4.0000 0.1000 0.4000 40.000"
@@ -93,7 +92,7 @@ def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
     assert len(captions(page)) == 3
     assert 'href="#attention-sinks"' not in page
     rows = rows_of(page)
-    assert rows["matrix entropy / log(rank)"] == rows["attention to the first token"] == [MISSING, MISSING]
+    assert rows["Matrix entropy / log(rank)"] == rows["Attention to the first token"] == [MISSING, MISSING]
 
 
 def test_the_loss_of_an_early_exit_after_and_inside_layers_is_drawn_over_what_it_costs(
@@ -135,6 +134,21 @@ def test_findings_pool_seeds_and_compare_variants_with_the_first(tmp_path: Path)
     assert all(each.endswith(": higher by 70% in x than in uniform, mean of 2 seeds.") for each in found)
 
 
+def test_the_middle_half_of_the_layers_has_means_of_its_own(tmp_path: Path) -> None:
+    """Entropies are level / (1 + depth); layers 2 and 3 of 4 are the middle, those with a quarter of them before."""
+    for n_layers, middle in ((1, [1]), (2, [1]), (4, [1, 2, 3]), (8, [2, 3, 4, 5, 6])):
+        found = Analysis.read(write_analysis(tmp_path / str(n_layers), model("a", [64] * n_layers, 0.5)))
+        rows = dict(summary_table(found).rows)
+        expected = f"{sum(0.5 / (1 + depth) for depth in middle) / len(middle):.4f}"
+        assert rows["Matrix entropy / log(rank), middle half"] == expected
+        assert f"Matrix entropy / log(rank): {expected} in the middle half of the layers." in findings(found)
+
+
+def test_of_a_single_run_the_last_checkpoint_is_compared_with_the_first(tmp_path: Path) -> None:
+    found = findings(Analysis.read(write_analysis(tmp_path, *checkpoints("x", [96, 32], 3)[::-1])))
+    assert found[0].endswith(": higher by 200% in x, step 3 than in x, step 1.")
+
+
 def checkpoints(run: str, widths: list[int], n: int) -> list[dict[str, Any]]:
     """A model whose level grows by 0.1 with each of its checkpoints, given last to first."""
     made = [
@@ -146,7 +160,7 @@ def checkpoints(run: str, widths: list[int], n: int) -> list[dict[str, Any]]:
 def test_checkpoints_give_curves_over_tokens_with_a_line_for_each_run(tmp_path: Path) -> None:
     page = page_of(write_analysis(tmp_path, *checkpoints("u", [64], 3), *checkpoints("x", [96, 32], 2)))
     found = [label for label in labels(page) if " over tokens. " in label]
-    assert found[0] == "activations beyond 0.1 over tokens. Last mean value of each line: u 0.14; x 0.09."
+    assert found[0] == "Activations beyond 0.1 over tokens. Last mean value of each line: u 0.14; x 0.09."
     assert len(found) == 8
     assert "What do u and x do inside, in the course of training," in page
     assert rows_of(page)["x, step 2"][:2] == ["200", "0.0900"]

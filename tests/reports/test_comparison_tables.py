@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from page_section import reported
 from rich.console import Console
 
-from widthwise.cli.terminal import laid_out
+from widthwise.cli.terminal import fitted, laid_out
 from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.charts import styles
@@ -96,10 +96,10 @@ def test_columns_are_those_that_are_asked_for_in_that_order(
     asked = ["layer_params", "difference", "virtual_width"]
     page, _, table = write_report(comparison, tmp_path, columns=asked)
     latex = table.read_text()
-    assert r" & Parameters, layers without norms & Difference & Virtual width, times d\_model & Verdict \\" in latex
+    assert r" & Parameters, layers without norms & Difference & Verdict & Virtual width, times d\_model \\" in latex
     params = data["points"][1]["cost"]["params"]
     layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
-    assert f"x & {layer_params} & $-$0.0123 & 1.88 & better" in latex
+    assert f"x & {layer_params} & $-$0.0123 & better & 1.88" in latex
     header = re.search("<thead>.*?</thead>", page.read_text(), re.DOTALL)
     assert header
     titles = re.findall(r"<th[^>]*>([^<]+)</th>", header[0])
@@ -109,7 +109,7 @@ def test_columns_are_those_that_are_asked_for_in_that_order(
 
 def test_latex_has_five_columns_that_fit_a_column_of_a_paper(data: dict[str, Any]) -> None:
     latex = latex_text(Outcome.model_validate(data))
-    assert r" & Loss & Diff & Params & FLOPs & KV B & Verdict \\" in latex
+    assert r" & Loss & Diff & Verdict & Params & FLOPs & KV B \\" in latex
 
 
 def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str, Any]) -> None:
@@ -163,7 +163,8 @@ def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]
 
 def in_terminal(comparison: Outcome, n_columns: int = 100) -> str:
     console = Console(file=io.StringIO(), width=n_columns)
-    console.print(laid_out(comparison_table(comparison)))
+    for part in fitted(comparison_table(comparison), console):
+        console.print(laid_out(part))
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -124,9 +124,9 @@ def test_a_marker_is_full_where_the_interval_excludes_0_and_a_gap_where_nothing_
         name: [r for rs in each.spec(is_file=True)["datasets"].values() for r in rs if "x" in r]
         for name, each in figures.items()
     }
-    assert {row["sure"] for row in rows["turns"]} == {"yes"}
-    assert {row["sure"] for row in rows["noise"]} == {"no"}
-    assert [row["mean"] is None for row in rows["noise"]].count(True) == 1
+    assert {row["sure"] for row in rows["turns"]} == {True}
+    assert {row["sure"] for row in rows["noise"]} == {False}
+    assert [row["y"] is None for row in rows["noise"]].count(True) == 1
     assert "not at" in next(figure.title for figure in figures.values() if figure.title.startswith("noise"))
 
 

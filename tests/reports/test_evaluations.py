@@ -27,10 +27,15 @@ def with_evaluations(folder: Path, *evaluations: dict[str, Any]) -> Path:
 
 
 def evaluation(step: int, bits: float, acc: float | None = None, stride: int = 17, items: str = "f1") -> dict[str, Any]:
-    text = {"metrics": {"bits_per_byte": {"value": bits, "stderr": 0.5}}, "fingerprint": "t", "blocks": {}}
+    counts = dict.fromkeys(("n_documents", "n_blocks", "n_tokens", "n_bytes", "n_characters", "n_words"), 10)
+    text = {"metrics": {"bits_per_byte": {"value": bits, "stderr": 0.5}}, "fingerprint": "t", "blocks": {}} | counts
     task = {"metrics": {"acc": {"value": acc, "stderr": None}}, "fingerprint": items, "n_items": 4}
     tasks = {} if acc is None else {"piqa": task}
     return {"step": step, "stride": stride, "texts": {"book": text}, "tasks": tasks}
+
+
+def with_error(value: str, error: str) -> str:
+    return f'{value}<small class="whole">± {error}</small>'
 
 
 def curves(page: Path) -> list[str]:
@@ -46,11 +51,16 @@ def test_runs_share_a_figure_for_each_text_and_task(tmp_path: Path) -> None:
         "acc of piqa over tokens. Last mean value of each line: one 0.25.",
     ]
     text = page.read_text()
-    first = '<th scope="row">one</th><td>1,000</td><td>{}</td></tr>'
-    last = '<th scope="row">one</th><td>2,000</td><td>{}</td></tr>'
+    first = '<th scope="row">one</th><td>10</td><td>1.00k</td><td>{}</td></tr>'
+    last = '<th scope="row">one</th><td>20</td><td>2.00k</td><td>{}</td></tr>'
     places = [
         text.index(row.format(value))
-        for row, value in ((first, "4.0000 (0.5000)"), (last, "3.0000 (0.5000)"), (first, "0.5000"), (last, "0.2500"))
+        for row, value in (
+            (first, with_error("4.0000", "0.5000")),
+            (last, with_error("3.0000", "0.5000")),
+            (first, "50.00%"),
+            (last, "25.00%"),
+        )
     ]
     assert places == sorted(places)
 
@@ -74,6 +84,7 @@ def questions(tmp_path: Path) -> Path:
 
 def answers(file: Path, right: list[int], step: int = 20, fingerprint: str | None = None) -> dict[str, Any]:
     task = {"metrics": {"acc": {"value": float(np.mean(right)), "stderr": 0.1}}, "items": {"acc": right}}
+    task |= {"n_items": len(right)}
     task["fingerprint"] = fingerprint or hashlib.sha256((" " + file.read_text()).encode()).hexdigest()
     return {"step": step, "request": {"task_files": [str(file)]}, "tasks": {"animals": task}}
 
@@ -82,19 +93,20 @@ def test_the_newest_answers_are_compared_item_by_item(tmp_path: Path, questions:
     one = with_evaluations(tmp_path / "one", answers(questions, ONE), answers(questions, [0] * 7, step=10))
     two = with_evaluations(tmp_path / "two", answers(questions, TWO))
     text = run_page([one, two], tmp_path).read_text()
-    assert rows_of(text, "The newest checkpoint")["animals"] == ["acc", "0.5714 (0.1000)", "0.8571 (0.1000)"]
+    cells = [with_error("57.14%", "10.00%"), with_error("85.71%", "10.00%")]
+    assert rows_of(text, "The newest checkpoint")["animals"] == ["acc", *cells]
     difference = np.subtract(TWO, ONE)
     ends = [difference.mean() + sign * 2.446912 * difference.std(ddof=1) / math.sqrt(7) for sign in (-1, 1)]
-    row = rows_of(text, "Differences, item by item")["animals"]
-    assert row[:3] == ["acc", "one", "two"]
-    assert [float(end.replace(MINUS, "-")) for end in row[4].split(" to ")] == pytest.approx(ends, abs=1e-4)
+    row = rows_of(text, "two minus one, item by item")["animals"]
+    found = [float(end.replace(MINUS, "-").rstrip("%")) / 100 for end in row[2].split(" to ")]
+    assert found == pytest.approx(ends, abs=1e-4)
     p_value = 2 * (1 + 4) / 2**4  # one of four or fewer, on either side
-    assert row[5:] == ["3", "1", f"{p_value:.3f}"]
+    assert row[3:] == ["3", "1", f"{p_value:.3f}"]
 
 
 def test_other_questions_are_not_compared(tmp_path: Path, questions: Path) -> None:
     one = with_evaluations(tmp_path / "one", answers(questions, ONE))
     two = with_evaluations(tmp_path / "two", answers(questions, TWO, fingerprint="other"))
     text = run_page([one, two], tmp_path).read_text()
-    assert "Differences, item by item" not in text
+    assert "item by item" not in text
     assert "The newest checkpoint" in text

@@ -16,7 +16,7 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import page
 from widthwise.reports.charts import COLOURS, HEAT, MUTED, styles
-from widthwise.reports.curves import Bundle, Curve, against_flops, by_step, curve_figure, further_heads, thin
+from widthwise.reports.curves import Curve, against_flops, by_step, curve_figure, further_heads, thin
 from widthwise.reports.page import Page, section
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.tables import data_table, text_key
@@ -113,7 +113,7 @@ def test_text_stays_text_on_the_page_and_in_a_file() -> None:
     hostile = r"$\frac$ </script><script>alert(1)</script> ]]> --> \x1b"
     curve = Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
     looks = styles([hostile, "other"])
-    figure = curve_figure("k", hostile, [Bundle(name, looks[name], [curve], curve) for name in looks], "x", "y")
+    figure = curve_figure("k", hostile, dict.fromkeys(looks, curve), looks, "x", "y")
     assert figure is not None
     line = figure.spec()["layer"][0]
     drawn = {name for columns in figure.spec()["datasets"].values() for name in columns["name"]}
@@ -130,7 +130,7 @@ def test_text_stays_text_on_the_page_and_in_a_file() -> None:
 
 def test_a_figure_gives_the_page_columns_and_a_file_rows_of_the_same_numbers() -> None:
     curve = Curve(np.array([1.0, 2.0, 3.0]), np.array([3.0, np.nan, 1 / 3]))
-    figure = curve_figure("k", "t", [Bundle("a", styles(["a"])["a"], [curve], curve)], "x", "y")
+    figure = curve_figure("k", "t", {"a": curve}, styles(["a"]), "x", "y")
     assert figure is not None
     (columns,) = figure.spec()["datasets"].values()
     (rows,) = figure.spec(is_file=True)["datasets"].values()

@@ -14,6 +14,7 @@ from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
 from widthwise.records.analysis import AnalysedModel, Analysis
+from widthwise.reports.analysis_tables import findings, summary_table
 from widthwise.runs.analyse import analyse
 from widthwise.runs.export import export_run
 from widthwise.runs.train import train
@@ -88,17 +89,14 @@ def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Ana
     assert [model["widths"] for model in both["models"]] == [[16, 16, 16], [24, 8, 24]]
 
 
-def test_the_answer_names_both_and_what_it_does_not_say(both: Analysis) -> None:
-    answer, reservation = both["sentence"].splitlines()
-    first, second = both["models"]
-    # The middle half of three layers: layers 1 and 2.
-    for model in (first, second):
-        entropy = sum(point["entropy"] for point in model["stream"] if point["depth"] in (1, 2)) / 2
-        share = sum(each["participation_share"] for each in model["activations"] if each["layer"] in (1, 2)) / 2
-        marks = "is {:.3f}" if model is second else "than {:.3f}"
-        assert marks.format(entropy) in answer
-        assert marks.format(share) in answer
-    assert "other seeds" in reservation
+def test_the_table_has_the_means_over_the_middle_half_of_the_layers(both: Analysis) -> None:
+    table = {title: cells for title, *cells in summary_table(both).rows}
+    for i, model in enumerate(both.models):  # of three layers: layers 1 and 2
+        entropy = sum(point.entropy or 0 for point in model.stream if point.depth in (1, 2)) / 2
+        share = sum(each.participation_share or 0 for each in model.activations if each.layer in (1, 2)) / 2
+        assert table["Matrix entropy / log(rank), middle half"][i] == f"{entropy:.4f}"
+        assert table["Effective number of units over d_ff, middle half"][i] == f"{share:.4f}"
+    assert any(" in x than in uniform." in finding for finding in findings(both))
 
 
 def test_a_model_of_another_tokenizer_reads_as_much_text(runs: Path, tmp_path: Path) -> None:

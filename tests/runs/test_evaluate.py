@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness_cases import QUESTIONS, keep_harness_in, write_lines
-from tiny_runs import tiny_recipe
+from tiny_runs import Listener, tiny_recipe
 
 from widthwise.config_io import UserError, parse
 from widthwise.data.config import open_data
@@ -49,12 +49,12 @@ def _asked(**options) -> EvaluationConfig:
 def _equals_validation(run: Path) -> None:
     found, result = evaluate_run(run, _asked()), RunDir(run).result()
     assert result is not None
-    metrics = found["texts"][HELD_OUT]["metrics"]
-    assert metrics["nats_per_token"]["value"] == pytest.approx(result["val_loss"], rel=1e-6)
-    assert metrics["token_perplexity"]["value"] == pytest.approx(result["val_perplexity"], rel=1e-6)
-    assert metrics["bits_per_byte"]["value"] == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
-    assert found["bits_per_byte"] == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
-    assert found["step"] == result["steps"]
+    metrics = found.texts[HELD_OUT].metrics
+    assert metrics["nats_per_token"].value == pytest.approx(result["val_loss"], rel=1e-6)
+    assert metrics["token_perplexity"].value == pytest.approx(result["val_perplexity"], rel=1e-6)
+    assert metrics["bits_per_byte"].value == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
+    assert found.bits_per_byte == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
+    assert found.step == result["steps"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,10 +66,10 @@ def test_held_out_text_gives_the_loss_of_the_last_validation(kind: str, runs: li
 
 def test_prepared_data_and_limits(runs: list[Path]) -> None:
     folder = str(open_data(saved_recipe(RunDir(runs[0])).data).path)
-    found = evaluate_run(runs[0], _asked(data=[folder], max_tokens=50))["texts"]
+    found = evaluate_run(runs[0], _asked(data=[folder], max_tokens=50)).texts
     assert found.keys() == {folder}
-    assert found[folder]["n_tokens"] == 50
-    own = evaluate_run(runs[0], _asked(max_tokens=50))["texts"]
+    assert found[folder].n_tokens == 50
+    own = evaluate_run(runs[0], _asked(max_tokens=50)).texts
     assert own[HELD_OUT] == found[folder]
 
 
@@ -77,27 +77,27 @@ def test_raw_text_is_read_document_by_document(runs: list[Path], tmp_path: Path)
     path = tmp_path / "texts.jsonl"
     path.write_text('{"body": "one text"}\n{"body": "and another — longer than a window"}\n')
     found = evaluate_run(runs[0], _asked(texts=[str(path)], field="body", stride=3))
-    text = found["texts"][str(path)]
-    assert (text["n_documents"], text["n_bytes"]) == (2, 8 + 36)
-    assert (text["n_characters"], text["n_words"]) == (8 + 34, 2 + 7)
-    nats = math.log(text["metrics"]["word_perplexity"]["value"]) * 9
-    assert nats == pytest.approx(sum(text["blocks"]["nats"]))
-    assert (found["stride"], found["max_length"]) == (3, 17)
+    text = found.texts[str(path)]
+    assert (text.n_documents, text.n_bytes) == (2, 8 + 36)
+    assert (text.n_characters, text.n_words) == (8 + 34, 2 + 7)
+    nats = math.log(text.metrics["word_perplexity"].value) * 9
+    assert nats == pytest.approx(sum(text.blocks["nats"]))
+    assert (found.stride, found.max_length) == (3, 17)
 
 
 def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path], questions: Path) -> None:
     asked = _asked(task_files=[str(questions)], texts=[__file__], max_tokens=300)
     one, other = (evaluate_run(run, asked) for run in runs)
-    entries = {(each["on"], each["metric"]): each for each in evaluation_differences(one, other)}
-    items = [np.array(record["tasks"]["questions"]["items"]["bits_per_byte"]) for record in (one, other)]
+    entries = {(each.on, each.metric): each for each in evaluation_differences(one, other)}
+    items = [np.array(record.tasks["questions"].items["bits_per_byte"]) for record in (one, other)]
     found = entries["questions", "bits_per_byte"]
-    assert found["value"] == pytest.approx((items[1] - items[0]).mean())
-    assert found["stderr"] == pytest.approx((items[1] - items[0]).std(ddof=1) / math.sqrt(len(QUESTIONS)))
-    bits = [record["texts"][__file__]["metrics"]["bits_per_byte"]["value"] for record in (one, other)]
-    assert entries[__file__, "bits_per_byte"]["value"] == pytest.approx(bits[1] - bits[0])
+    assert found.value == pytest.approx((items[1] - items[0]).mean())
+    assert found.stderr == pytest.approx((items[1] - items[0]).std(ddof=1) / math.sqrt(len(QUESTIONS)))
+    bits = [record.texts[__file__].metrics["bits_per_byte"].value for record in (one, other)]
+    assert entries[__file__, "bits_per_byte"].value == pytest.approx(bits[1] - bits[0])
     fewer = evaluate_run(runs[1], _asked(task_files=[str(questions)], limit=2))
     (refused,) = evaluation_differences(one, fewer)
-    assert refused == {"on": "questions", "metric": None, "value": None, "stderr": None, "low": None, "high": None}
+    assert (refused.on, refused.metric, refused.value, refused.stderr) == ("questions", None, None, None)
 
 
 def test_a_suite_is_answered_from_local_files(runs: list[Path], questions: Path) -> None:
@@ -106,18 +106,19 @@ def test_a_suite_is_answered_from_local_files(runs: list[Path], questions: Path)
     asked = {"suite": "variable-width", "local": str(questions.parent)}
     with pytest.raises(UserError, match=r"11 parts are unavailable: ARC-C \(no arc_challenge.jsonl and --tasks arc_ch"):
         evaluate_run(runs[0], _asked(**asked))
-    said: list[str] = []
-    found = evaluate_run(runs[0], _asked(**asked, partial=True), said.append)
-    rows = {row["name"]: row for row in found["suite"]["rows"]}
-    assert rows["COPA"]["value"] == found["tasks"]["variable-width/copa"]["metrics"]["acc"]["value"]
-    delimiters = {name: task["delimiter"] for name, task in found["tasks"].items()}
+    found = evaluate_run(runs[0], _asked(**asked, partial=True), observer := Listener())
+    rows = {row.name: row for row in found.suite.rows}
+    assert rows["COPA"].value == found.tasks["variable-width/copa"].metrics["acc"].value
+    delimiters = {name: task.delimiter for name, task in found.tasks.items()}
     assert delimiters == {"variable-width/copa": " ", "variable-width/arc_easy": "\nAnswer: "}
-    assert rows["PIQA"]["value"] is None
-    average, rows_used = found["suite"]["average"], (rows["COPA"]["value"], rows["ARC-E"]["value"])
-    assert average["value"] == pytest.approx(sum(rows_used) / 2)
-    assert (average["n_tasks"], average["n_tasks_of_suite"], len(average["missing"])) == (2, 11, 9)
-    assert "variable-width: without RACE (no file of it is known and --tasks race is not asked for)" in said
-    assert found["lm_eval"] == {}
+    assert rows["PIQA"].value is None
+    average, rows_used = found.suite["average"], (rows["COPA"].value, rows["ARC-E"].value)
+    assert average.value == pytest.approx(sum(rows_used) / 2)
+    assert (average.n_tasks, average.n_tasks_of_suite, len(average.missing)) == (2, 11, 9)
+    assert (
+        "variable-width: without RACE (no file of it is known and --tasks race is not asked for)" in observer.messages
+    )
+    assert found.lm_eval == {}
 
 
 def test_tasks_of_the_harness_are_asked_of_it(
@@ -126,14 +127,14 @@ def test_tasks_of_the_harness_are_asked_of_it(
     pytest.importorskip("lm_eval")
     keep_harness_in(tmp_path, monkeypatch)
     found = evaluate_run(runs[0], _asked(tasks=[str(questions)], task_files=[str(questions)], limit=2))
-    ours, theirs = found["tasks"]["questions"]["metrics"], found["lm_eval"]["questions"]
-    assert theirs["acc_norm"] == pytest.approx(ours["acc_norm"])
-    items = found["lm_eval_items"]["questions"]["items"]
-    assert items == {name: found["tasks"]["questions"]["items"][name] for name in ("acc", "acc_norm")}
+    ours, theirs = found.tasks["questions"].metrics, found.lm_eval["questions"]
+    assert theirs["acc_norm"].to_data() == pytest.approx(ours["acc_norm"].to_data())
+    items = found.lm_eval_items["questions"].items
+    assert items == {name: found.tasks["questions"].items[name] for name in ("acc", "acc_norm")}
     other = evaluate_run(runs[1], _asked(tasks=[str(questions)], task_files=[str(questions)], limit=2))
-    entries = {(each["on"], each["metric"]): each for each in evaluation_differences(found, other)}
+    entries = {(each.on, each.metric): each for each in evaluation_differences(found, other)}
     for metric in ("acc", "acc_norm"):
-        numbers = [{**entries[on, metric], "on": None} for on in ("questions", "lm-eval questions")]
+        numbers = [entries[on, metric].with_changes(on="") for on in ("questions", "lm-eval questions")]
         assert numbers[0] == numbers[1]
 
 
@@ -143,7 +144,7 @@ def test_an_evaluation_is_kept_in_its_run_and_changes_nothing_else(runs: list[Pa
     first, other = evaluate_run(run, _asked(max_tokens=40)), evaluate_run(run, _asked(max_tokens=60))
     paths = [save_evaluation(record) for record in (first, other, first)]
     assert paths[0] == paths[2] != paths[1]
-    assert json.loads(paths[0].read_text()) == first
+    assert json.loads(paths[0].read_text()) == json.loads(first.to_json())
     assert {path.name for path in run.iterdir()} - {"evaluations"} == {path.name for path in runs[0].iterdir()}
     assert {path: path.read_bytes() for path in before} == before
     resume(run)
@@ -151,8 +152,8 @@ def test_an_evaluation_is_kept_in_its_run_and_changes_nothing_else(runs: list[Pa
 
 
 def test_the_precision_is_that_of_the_recipe_or_the_one_asked_for(runs: list[Path]) -> None:
-    found = [evaluate_run(runs[0], _asked(precision=each))["texts"][HELD_OUT] for each in (None, "fp32", "bf16")]
-    own, fp32, bf16 = (each["metrics"]["nats_per_token"]["value"] for each in found)
+    found = [evaluate_run(runs[0], _asked(precision=each)).texts[HELD_OUT] for each in (None, "fp32", "bf16")]
+    own, fp32, bf16 = (each.metrics["nats_per_token"].value for each in found)
     assert own == fp32 != bf16 == pytest.approx(own, rel=0.02)
 
 
@@ -202,7 +203,7 @@ def test_data_must_be_of_its_tokenizer_and_the_held_out_text_that_of_the_trainin
     (run / "environment.json").write_text(json.dumps(unseen))
     with pytest.raises(UserError, match="has seen no data yet; name a text with --text or --data"):
         evaluate_run(run, _asked())
-    assert evaluate_run(run, _asked(texts=[__file__], max_tokens=20))["texts"][__file__]["n_tokens"] == 20
+    assert evaluate_run(run, _asked(texts=[__file__], max_tokens=20)).texts[__file__].n_tokens == 20
 
 
 CHOICES = [{"query": f"Question {i}:", "choices": ["no", "yes"], "gold": i % 2} for i in range(4)]

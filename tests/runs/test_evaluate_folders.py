@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness_cases import QUESTIONS, write_lines
@@ -46,20 +44,20 @@ def questions(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "questions.jsonl", QUESTIONS)
 
 
-def _values(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    for part in ("texts", "tasks"):
-        for name, found in record[part].items():
-            yield from ((f"{name} {metric}", each["value"]) for metric, each in found["metrics"].items())
-
-
 def test_an_exported_folder_has_the_numbers_of_its_run(folder: Path, questions: Path) -> None:
     for name in SHAPES:
         data = open_data(saved_recipe(RunDir(folder / f"{name}-run")).data)
         asked = {"texts": [__file__], "max_tokens": 400, "task_files": [str(questions)], "max_length": 17}
         config = parse(EvaluationConfig, {**asked, "data": [str(data.path)]})
-        records = [evaluate_run(folder / each, config) for each in (f"{name}-run", name)]
-        expected, found = (dict(_values(record)) for record in records)
-        assert {f"{__file__} token_perplexity", "questions acc"} <= expected.keys()
+        expected, found = (
+            {
+                (on, metric): score.value
+                for on, scores in evaluate_run(folder / each, config).scores.items()
+                for metric, score in scores.items()
+            }
+            for each in (f"{name}-run", name)
+        )
+        assert {(__file__, "token_perplexity"), ("questions", "acc")} <= expected.keys()
         assert found == pytest.approx(expected, rel=1e-5)
 
 

@@ -123,21 +123,21 @@ def test_a_group_has_the_items_of_its_tasks(run: Path, few_tasks: None, tmp_path
     (folder / "inner.yaml").write_text(f"group: inner\ntask: [two]\n{by_size}\n")
     (folder / "outer.yaml").write_text(f"group: outer\ntask: [one, inner]\n{by_size}\n")
     found = run_lm_eval(scorer(run), ["outer"])
-    items = {name: each["items"] for name, each in found.items.items()}
+    items = {name: each.items for name, each in found.items.items()}
     assert items["one"].keys() == {"acc", "acc_norm"}
     assert items["inner"] == {"acc": items["two"]["acc"]}
     assert items["outer"] == {"acc": items["one"]["acc"] + items["two"]["acc"]}
-    assert sum(items["outer"]["acc"]) / 3 == pytest.approx(found.metrics["outer"]["acc"]["value"])
+    assert sum(items["outer"]["acc"]) / 3 == pytest.approx(found.metrics["outer"]["acc"].value)
     again = run_lm_eval(scorer(run), ["outer"], limit=1)
-    assert again.items["outer"]["fingerprint"] != found.items["outer"]["fingerprint"]
-    assert again.items["two"]["fingerprint"] == found.items["two"]["fingerprint"]
+    assert again.items["outer"].fingerprint != found.items["outer"].fingerprint
+    assert again.items["two"].fingerprint == found.items["two"].fingerprint
 
 
 def test_a_perplexity_is_paired_by_the_loss_of_every_answer(run: Path, tmp_path: Path) -> None:
     rows = [{"context": "one two", "continuation": "three"}, {"context": "a b c", "continuation": "de"}]
     path = write_lines(tmp_path / "cloze.jsonl", rows)
     task = load_task(path)
-    found = run_lm_eval(scorer(run), [str(path)]).items["cloze"]["items"]
+    found = run_lm_eval(scorer(run), [str(path)]).items["cloze"].items
     expected = score_task(scorer(run), encode_task(scorer(run), task)).items
     assert found["nats"] == pytest.approx(expected["nats"].tolist(), rel=1e-5)
     assert found["acc"] == expected["acc"].tolist()

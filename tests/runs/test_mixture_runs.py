@@ -90,8 +90,8 @@ def test_a_mixture_resumes_bitwise_and_changed_weights_are_refused_by_source(fin
 
 
 def test_evaluation_reads_the_windows_of_the_validation_source_by_source(finished):
-    texts = evaluate_run(finished, EvaluationConfig())["texts"]
+    texts = evaluate_run(finished, EvaluationConfig()).texts
     losses = RunDir(finished).result()["val_losses"]
     assert list(texts) == ["held-out/code", "held-out/web"]
     for name, loss in losses.items():
-        assert texts[f"held-out/{name}"]["metrics"]["nats_per_token"]["value"] == pytest.approx(loss, rel=1e-5)
+        assert texts[f"held-out/{name}"].metrics["nats_per_token"].value == pytest.approx(loss, rel=1e-5)

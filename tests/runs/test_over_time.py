@@ -35,9 +35,9 @@ def test_the_held_out_text_gives_the_loss_of_the_validation_of_that_step(run: Pa
     losses = {record["step"]: record["loss"] for record in RunDir(run).metrics() if record["event"] == "validation"}
     for step in (3, 6, 9):
         found = evaluate_run(run, step=step)
-        loss = found["texts"][HELD_OUT]["metrics"]["nats_per_token"]["value"]
+        loss = found.texts[HELD_OUT].metrics["nats_per_token"].value
         assert loss == pytest.approx(losses[step], rel=1e-6)
-        assert (found["step"], found["tokens"]) == (step, step * TOKENS_PER_STEP)
+        assert (found.step, found.tokens) == (step, step * TOKENS_PER_STEP)
 
 
 def test_an_analysis_looks_into_the_model_of_that_step(run: Path) -> None:

@@ -51,8 +51,8 @@ def test_the_weights_come_back_and_the_model_stays_as_it_was(model: Decoder, tmp
 def test_every_verb_works_on_it(model: Decoder, text: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe()
     run = save_run(model, open_data(recipe.data).tokenizer, str(tmp_path / "run"), recipe=recipe)
-    answers = evaluate_run(run, EvaluationConfig(texts=(str(text),)))["texts"][str(text)]
-    assert answers["n_bytes"] == len(TEXT)
+    answers = evaluate_run(run, EvaluationConfig(texts=(str(text),))).texts[str(text)]
+    assert answers.n_bytes == len(TEXT)
     assert analyse(run, text=text, n_tokens=170).models[0].name == "run"
     assert export_run(run, tmp_path / "hf")["model_type"] == "llama"
 
@@ -70,7 +70,7 @@ def test_with_its_data_the_held_out_part_is_read_unasked(model: Decoder, tmp_pat
     recipe = tiny_recipe()
     data = open_data(recipe.data)
     run = save_run(model, data.tokenizer, tmp_path / "run", recipe, data=data)
-    n_tokens = evaluate_run(run, EvaluationConfig())["texts"]["held-out"]["n_tokens"]
+    n_tokens = evaluate_run(run, EvaluationConfig()).texts["held-out"].n_tokens
     assert n_tokens == recipe.held_out(data).n_windows * recipe.seq_len
     assert resume(run).val_loss > 0
     other = open_data(tiny_recipe("data.held_out=0.3").data)

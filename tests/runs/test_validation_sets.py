@@ -82,13 +82,13 @@ def test_raw_text_is_read_in_windows_with_the_end_of_text_behind_each_document(f
 
 def test_tasks_have_the_scores_that_an_evaluation_finds(folder: Path) -> None:
     asked = EvaluationConfig(task_files=(str(folder / "questions.jsonl"),), limit=2)
-    expected = evaluate_run(folder / "run", asked)["tasks"]["questions"]
+    expected = evaluate_run(folder / "run", asked).tasks["questions"]
     result = result_of(folder / "run")
     assert result.val_tasks is not None
     found = result.val_tasks["quiz"]
     assert (found.n_items, found.chance) == (2, 0.5)
     assert {name: score.value for name, score in found.metrics.items()} == pytest.approx(
-        {name: score["value"] for name, score in expected["metrics"].items()}, rel=1e-5
+        {name: score.value for name, score in expected.metrics.items()}, rel=1e-5
     )
     last = validations(folder / "run")[-1]["val_tasks"]["quiz"]
     assert last == {name: score.value for name, score in found.metrics.items()}

@@ -13,7 +13,7 @@ from pydantic import Field
 from widthwise.cli.options import Changes, JsonOption, RecipeArgument, VariantOption
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
-from widthwise.records.quantities import QUANTITY
+from widthwise.records.quantities import QUANTITY, SHAPE_COSTS
 from widthwise.reports.formats import clean, fixed, shown, signed
 from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.reports.table import Table
@@ -25,17 +25,7 @@ if TYPE_CHECKING:
     from widthwise.explorer.server import ExplorerServer
 
 USUAL_PORT = 8520
-COSTS = {
-    "params": "",
-    "layer_params": "layer\nparams",
-    "active_params": "active",
-    "flops": "",
-    "kv_bytes": "",
-    "activation_bytes": "",
-    "tokens": "",
-    "training_flops": "training\nFLOPs",
-}
-"""Quantity -> its title, where it is not the usual brief one."""
+COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", "training_flops"))]
 
 
 def init(
@@ -114,14 +104,14 @@ def _costs_table(costs: dict[str, Any], title: str) -> Table:
     """A row for each point, and below every quantity its ratio to the baseline's. costs: of `Experiment.costs`."""
     rows = []
     for row in costs["variants"]:
-        cells = [shown(row[name], QUANTITY[name]) for name in COSTS]
+        cells = [shown(row[each.name], each) for each in COSTS]
         if row["ratio"] is not None:
-            cells = [f"{cell}\n{fixed(row['ratio'][name], 4)}" for cell, name in zip(cells, COSTS)]
+            cells = [f"{cell}\n{fixed(row['ratio'][each.name], 4)}" for cell, each in zip(cells, COSTS)]
         rows.append([clean(row["name"]), *cells])
     note = "FLOPs and bytes per token, tokens and training FLOPs of one run"
     if costs["baseline"] is not None:
         note += f"\nbelow: ratio to {clean(costs['baseline'])}"
-    header = [own or QUANTITY[name].brief_title for name, own in COSTS.items()]
+    header = [each.brief_title for each in COSTS]
     return Table(clean(title), ["", *header], rows, note=note)
 
 

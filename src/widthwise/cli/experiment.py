@@ -12,8 +12,8 @@ from widthwise.cli.terminal import say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, duration, interval, percentage, ratio, shown, si, signed
-from widthwise.reports.main_table import comparison_table, doubts, marked
+from widthwise.reports.formats import clean, duration, shown, si, signed
+from widthwise.reports.main_table import comparison_table
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunFailed
 from widthwise.training.launch import is_silent
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from widthwise.experiments.experiment import Experiment
 
 WORKERS = "Workers"
-SWEPT = [QUANTITY[name] for name in ("val_loss", "params", "training_flops", "kv_bytes")]
 WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
 
 
@@ -188,31 +187,9 @@ def run_and_report(
     files = reversed(write_report([folder]))
     failed = [point for point in found.open_points if point.state == "failed"]
     reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
-    table = sweep_table(found) if found.axes else comparison_table(found)
-    say_result(found, as_json, [*answer(found), *reasons], [table], files)
+    say_result(found, as_json, [*answer(found), *reasons], [comparison_table(found)], files)
     if found.study is not None and not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
-
-
-def sweep_table(found: Outcome) -> Table:
-    """The points of a sweep, the lowest loss first; what has not finished stands below."""
-    loss, params, *ratios = SWEPT
-    difference, rows = QUANTITY["difference"], []
-    for point in found.variants:
-        ends = interval(point.difference, 3, with_sign=True) if point.difference else ""
-        mean = shown(point.difference.mean, difference) if point.difference else ""
-        row = [marked(point), shown(point.val_loss.mean, loss), f"{mean} ({ends})" if ends else mean]
-        row += [point.verdict or "", shown(params.value(point), params)]
-        rows.append([*row, *(ratio(point.ratio.get(each.name), sign="") for each in ratios)])
-    rows += [[clean(each.name), each.state] for each in found.open_points]
-    header = ["point", loss.brief_title, difference.title, "verdict", params.brief_title]
-    names, note = [each.brief_title for each in ratios], ""
-    if found.baseline_words:
-        note = (
-            f"{percentage(found.confidence)} intervals; {' and '.join(names)}: ratio to {clean(found.baseline_words)}"
-        )
-    note = "\n".join([note, *doubts(found)]).strip()
-    return Table(clean(found.title), [*header, *names], rows, words={"verdict"}, note=note, n_essential=4)
 
 
 def show_workload(plan: "Experiment", as_json: bool) -> None:

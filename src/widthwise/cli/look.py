@@ -62,12 +62,12 @@ def eval_(
 
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
-    from widthwise.evaluation.differences import all_differences, baselines_of, without_items
+    from widthwise.evaluation.differences import all_differences, baselines_of
     from widthwise.evaluation.models_table import models_table
     from widthwise.files import write_atomic
     from widthwise.records.evaluation import EvaluationTable
     from widthwise.reports.evaluation import answer
-    from widthwise.reports.evaluation_tables import evaluation_tables, tables_by_checkpoint
+    from widthwise.reports.evaluations import evaluation_tables, tables_by_checkpoint
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
     from widthwise.runs.evaluate import evaluate_run, save_evaluation
@@ -80,26 +80,27 @@ def eval_(
     beside = baselines_of([str(run) for run in runs], given)
     if report is not None:
         check_kind(report, EvaluationTable.file_name)
-    records, files, answers, console = [], [], [], progress_console()
+    evaluations, files, answers, console = [], [], [], progress_console()
     # The harness has bars of its own, which would tear ours.
     with nullcontext(LineObserver(console)) if config.asks_harness else shown_progress(console) as observer:
         for run in runs:
             for each in kept_steps(run, observer.message) if every_checkpoint else (step,):
-                records.append(evaluate_run(run, config, observer.message, each, observer.working))
-                if out is None and report is None and records[-1]["step"] is not None:
-                    files.append(save_evaluation(records[-1]))
-    differences = all_differences(records, beside, by_step=every_checkpoint)
-    whole = {"runs": records, "differences": differences}
+                evaluations.append(evaluate_run(run, config, observer, each))
+                if out is None and report is None and evaluations[-1].step is not None:
+                    files.append(save_evaluation(evaluations[-1]))
+    differences = all_differences(evaluations, beside, by_step=every_checkpoint)
+    compared = [each.to_data() for each in differences]
+    whole = {"runs": [each.to_data() for each in evaluations], "differences": compared}
     if out is not None:
         write_atomic(out, json.dumps(whole, indent=2) + "\n")
         files.append(out)
     if report is not None:
-        table = models_table(records, differences, command_line())
+        table = models_table(evaluations, differences, command_line())
         write_atomic(report / table.file_name, json.dumps(table.to_data() | whole, indent=2) + "\n")
         files += [report / table.file_name, *reversed(write_report(report))]
         answers = answer(table)
-    shown = {"runs": [without_items(each) for each in records], "differences": differences}
-    tables = (tables_by_checkpoint if every_checkpoint else evaluation_tables)(records, differences)
+    shown = {"runs": [each.totals() for each in evaluations], "differences": compared}
+    tables = (tables_by_checkpoint if every_checkpoint else evaluation_tables)(evaluations, differences)
     say_result(shown, as_json, answers, tables, files)
 
 
@@ -127,8 +128,8 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
-    from widthwise.analysis.findings import check_parquet, write_parquet
-    from widthwise.reports.analysis_tables import checkpoints_table, summary_table
+    from widthwise.analysis.rows import check_parquet, write_parquet
+    from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.run_dir import RunDir
     from widthwise.runs.analyse import analyse, write_analysis
@@ -152,7 +153,7 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
         files.append(write_parquet(analysis, out))
     files += reversed(write_report(out))  # the page comes last
     table = checkpoints_table(analysis) if every_checkpoint else summary_table(analysis)
-    say_result(analysis, as_json, analysis.sentence.splitlines(), [table], files)
+    say_result(analysis, as_json, findings(analysis), [table], files)
 
 
 class GenerateOptions(Config):

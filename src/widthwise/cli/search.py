@@ -11,7 +11,7 @@ from widthwise.cli.options import Changes, JsonOption, Seeds
 from widthwise.cli.progress import training_progress
 from widthwise.cli.terminal import say, say_json, say_result, say_tables
 from widthwise.config_io import Config
-from widthwise.records.quantities import QUANTITY
+from widthwise.records.quantities import SHAPE_COSTS
 from widthwise.reports.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
 from widthwise.reports.table import Table
 from widthwise.shape.search_space import SearchSpace
@@ -26,7 +26,6 @@ SIZES = {
     "ratio": lambda row: fixed(row["ratio"], 3),
 }
 """Title -> how a candidate's cell is read."""
-COSTS = [QUANTITY[name] for name in ("layer_params", "params", "flops", "kv_bytes", "activation_bytes")]
 
 
 class SearchOptions(Config):
@@ -87,12 +86,12 @@ def _search_table(summary: dict[str, Any], base: str) -> Table:
         if row is not base_row:
             first, sizes = "*" * row["is_pareto"], [read(row) for read in SIZES.values()]
             miss = f"{signed(100 * row['miss'], 2)}%"
-        costs = [shown(row[each.name], each) for each in COSTS]
+        costs = [shown(row[each.name], each) for each in SHAPE_COSTS]
         share = fixed(row["attention_params"] / row["layer_params"], 2)
         rows.append([first, *sizes, miss, share, *costs, str(row["n_residual_additions"])])
     return Table(
         f"{budget}: {n_found:,} found{kept}" + (f", the first {n_shown}" if n_shown < n_kept else ""),
-        ["", *SIZES, "miss", "att.\nshare", *(each.brief_title for each in COSTS), "res.\nadds"],
+        ["", *SIZES, "miss", "att.\nshare", *(each.brief_title for each in SHAPE_COSTS), "res.\nadds"],
         rows,
         note=f"* on the Pareto front of {', '.join(summary['costs'])}\n"
         f"base: {clean(base)}; forward FLOPs and bytes per token, at {summary['seq_len']:,} tokens",
@@ -138,7 +137,7 @@ def discover(
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import run_experiment
     from widthwise.records.outcome import Outcome
-    from widthwise.reports.discovery import cost_table, gains_table, rivals_table, sentences, sizes_table
+    from widthwise.reports.discovery import gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
@@ -167,6 +166,6 @@ def discover(
             write_report([folder / COMPARISON])
     tables = [sizes_table(discovery), gains_table(discovery)]
     if comparison is not None:
-        tables += [cost_table(discovery, comparison), rivals_table(comparison)]
+        tables.append(rivals_table(discovery, comparison))
     files = reversed(write_report([folder]))  # the page comes last
     say_result(discovery, as_json, sentences(discovery, comparison), tables, files)

@@ -102,7 +102,7 @@ def say_sentences(*sentences: str) -> None:
 def say_tables(*tables: Table | None) -> None:
     """Tables on standard output, with an empty line between two; None is none."""
     console = table_console()
-    for i, part in enumerate(part for table in tables if table for part in _fitted(table, console)):
+    for i, part in enumerate(part for table in tables if table for part in fitted(table, console)):
         if i:
             console.print()
         console.print(laid_out(part))
@@ -130,7 +130,7 @@ def say_result(
         say(f"wrote {file}")
 
 
-def _fitted(table: Table, console: Console) -> Iterator[Table]:
+def fitted(table: Table, console: Console) -> Iterator[Table]:
     """The table without the last columns that are not essential, as far as a line has no room for them; where it has
     none for the others, in parts that each begin with the columns that name a row."""
     unbounded, half = Console(width=1000), console.width // 2
@@ -149,13 +149,15 @@ def _fitted(table: Table, console: Console) -> Iterator[Table]:
     while n_columns > (table.n_essential or n_columns) and not fits([*range(n_columns)]):
         n_columns -= 1
     n_names = next((i for i in range(1, n_columns) if table.header[i] not in table.words), n_columns - 1)
-    first, names = n_names, [*range(n_names)]
+    first, names, kept = n_names, [*range(n_names)], table.header[:n_columns]
+    lines = ["; ".join(text for title, text in line.items() if title in kept) for line in table.column_notes]
+    note = "\n".join(filter(None, [table.note, *lines]))
     while first < n_columns:
         last = n_columns
         while last > first + 1 and not fits([*names, *range(first, last)]):
             last -= 1
         is_first, is_last = first == n_names, last == n_columns
-        yield part([*names, *range(first, last)], caption=table.caption * is_first, note=table.note * is_last)
+        yield part([*names, *range(first, last)], caption=table.caption * is_first, note=note * is_last)
         first = last
 
 

@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from widthwise.records.estimate import CONFIDENCE
+from widthwise.records.evaluation import Score, Scores, TextMeans
+from widthwise.records.record import finite
 
 FEWEST_BLOCKS = 10
 """Fewer blocks of text than this say too little about their spread for a standard error."""
-
-Metrics = Mapping[str, Mapping[str, float | None]]
-"""Metric -> value and stderr."""
 
 
 class SampleEstimate(NamedTuple):
@@ -23,15 +22,10 @@ class SampleEstimate(NamedTuple):
     df: float = math.inf
     """Degrees of freedom of the standard error."""
 
-    @classmethod
-    def of_record(cls, record: Mapping[str, float | None]) -> "SampleEstimate":
-        """Read value and stderr from JSON, with NaN for null."""
-        value, stderr = (math.nan if record[name] is None else record[name] for name in ("value", "stderr"))
-        return cls(value, stderr)  # pyright: ignore[reportArgumentType]
-
-    def record(self) -> dict[str, float | None]:
-        """Return value and stderr for JSON, with null for numbers that are not finite."""
-        return {"value": finite_or_none(self.value), "stderr": finite_or_none(self.stderr)}
+    @property
+    def score(self) -> Score:
+        """Its record, without the degrees of freedom."""
+        return Score(value=self.value, stderr=self.stderr)
 
     def interval(self) -> tuple[float, float]:
         """Return the ends of Student's t interval at CONFIDENCE; NaN without a standard error."""
@@ -64,8 +58,14 @@ def students_t(df: float, confidence: float = CONFIDENCE) -> float:
     return float(stdtrit(min(df, 1e9), (1 + confidence) / 2))
 
 
-def finite_or_none(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+def scores(estimates: Mapping[str, SampleEstimate]) -> Scores:
+    """Return the records of named estimates."""
+    return {name: estimate.score for name, estimate in estimates.items()}
+
+
+def mean_of_scores(found: Sequence[Score]) -> SampleEstimate:
+    """Return the mean of independent scores, the standard errors of which count as exactly known."""
+    return mean_of([SampleEstimate(finite(score.value), finite(score.stderr)) for score in found])
 
 
 def mean(values: np.ndarray) -> SampleEstimate:
@@ -107,19 +107,19 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
     return SampleEstimate(float(value), float(scale * math.sqrt(np.square(residuals).sum()) / total), n - 1)
 
 
-def text_means(texts: Mapping[str, Metrics]) -> dict[str, Any] | None:
-    """Return the `metrics` of the mean over texts as plain data; None for fewer than two texts."""
+def text_means(texts: Sequence[Scores]) -> TextMeans | None:
+    """Return the means over texts; None for fewer than two texts."""
     if len(texts) < 2:
         return None
 
     def over_texts(metric: str) -> SampleEstimate:
-        return mean_of([SampleEstimate.of_record(metrics[metric]) for metrics in texts.values()])
+        return mean_of_scores([metrics[metric] for metrics in texts])
 
     loss = over_texts("nats_per_token")
-    metrics = {
+    means = {
         "mean_nats_per_token": loss,
         "exp_mean_nats_per_token": loss.exponential(),
         "mean_token_perplexity": over_texts("token_perplexity"),
         "mean_bits_per_byte": over_texts("bits_per_byte"),
     }
-    return {"metrics": {name: estimate.record() for name, estimate in metrics.items()}}
+    return TextMeans(metrics=scores(means))

@@ -26,9 +26,10 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, parse
-from widthwise.evaluation.estimate import SampleEstimate, mean
+from widthwise.evaluation.estimate import SampleEstimate, mean, scores
 from widthwise.evaluation.scorer import Continuation, Request, Scorer, encode_pairs
 from widthwise.files import parse_json, read_text
+from widthwise.records.evaluation import TaskAnswers
 
 SUFFIX = ".jsonl"
 """Ending of a task name that is a file."""
@@ -222,17 +223,17 @@ class TaskScores:
         """Return the metrics of the task, each item being one observation."""
         return type(self.task.items[0]).metrics({name: mean(values) for name, values in self.items.items()})
 
-    def record(self) -> dict[str, Any]:
-        """Return the scores as plain data; `items` allow pairing two models."""
-        return {
-            "n_items": len(self.task.items),
-            "n_cut_contexts": self.n_cut,
-            "chance": float(np.mean([item.chance for item in self.task.items])),
-            "delimiter": self.task.delimiter,
-            "metrics": {name: estimate.record() for name, estimate in self.metrics().items()},
-            "fingerprint": self.task.fingerprint,
-            "items": {name: values.tolist() for name, values in self.items.items()},
-        }
+    def record(self) -> TaskAnswers:
+        """Return the scores with those of every item."""
+        return TaskAnswers(
+            n_items=len(self.task.items),
+            n_cut_contexts=self.n_cut,
+            chance=float(np.mean([item.chance for item in self.task.items])),
+            delimiter=self.task.delimiter,
+            metrics=scores(self.metrics()),
+            fingerprint=self.task.fingerprint,
+            items={name: values.tolist() for name, values in self.items.items()},
+        )
 
 
 def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> LocalTask:

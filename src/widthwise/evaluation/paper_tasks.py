@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from widthwise.config_io import Config, UserError, nearest_hint, parse
-from widthwise.evaluation.estimate import Metrics, SampleEstimate, mean_of, text_means
+from widthwise.evaluation.estimate import mean_of_scores, text_means
 from widthwise.evaluation.local_tasks import LocalTask, load_task
+from widthwise.records.evaluation import Score, Scores, SuiteAnswers, SuiteAverage, SuiteRow, harness_answers
 from widthwise.yaml_io import read_mapping
 
 UNITS = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
@@ -65,22 +65,17 @@ SUITES = {
 }
 
 
-def harness_answers(task: str) -> str:
-    """Return the name of the answers to a task of lm-evaluation-harness among differences."""
-    return f"lm-eval {task}"
-
-
-def suite_table(
+def suite_answers(
     suite: Suite,
-    local: Mapping[str, Metrics],
-    lm_eval: Mapping[str, Metrics],
-    text_means: Metrics | None = None,
-) -> dict[str, Any]:
-    """Return `rows`, one for each column of the paper's table, and `average`, over the tasks with a result.
+    local: Mapping[str, Scores],
+    lm_eval: Mapping[str, Scores],
+    text_means: Scores | None = None,
+    missing: Sequence[str] = (),
+) -> SuiteAnswers:
+    """Return a row for each column of the paper's table, and the average over the tasks with a result.
 
-    local: by the stem of the file; lm_eval: by task; text_means: over the suite's texts, None if one is missing. The
-    source of a row without a result is "not evaluated"; `answers` is the name of its answers among differences. The
-    average lists its `tasks` and the `missing` ones; it is None if no task has a result.
+    local: by the stem of the file; lm_eval: by task; text_means: over the suite's texts, None if one is missing;
+    missing: the unavailable parts.
     """
     rows = []
     for task in suite.tasks:
@@ -96,29 +91,29 @@ def suite_table(
     for name, metric in suite.text_rows.items():
         source = f"mean of {len(suite.texts)} texts" if metric in means else "not evaluated"
         rows.append(_row(name, metric, source, None, None, means))
-    return {"name": suite.name, "rows": rows, "average": _average(suite, averaged)}
+    return SuiteAnswers(name=suite.name, rows=rows, average=_average(suite, averaged), missing=missing)
 
 
-def _row(
-    name: str, metric: str, source: str, answers: str | None, n_items: int | None, found: Metrics
-) -> dict[str, Any]:
-    row = {"name": name, "metric": metric, "source": source, "answers": answers, "paper_items": n_items}
-    return row | dict(found.get(metric, {"value": None, "stderr": None}))
+def _row(name: str, metric: str, source: str, answers: str | None, n_items: int | None, found: Scores) -> SuiteRow:
+    score = found.get(metric, Score(value=None, stderr=None)).to_data()
+    return SuiteRow(**score, name=name, metric=metric, source=source, answers=answers, paper_items=n_items)
 
 
-def _average(suite: Suite, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    answered = [row for row in rows if row["value"] is not None]
+def _average(suite: Suite, rows: Sequence[SuiteRow]) -> SuiteAverage | None:
+    answered = [row for row in rows if row.value is not None]
     if not answered:
         return None
-    return {
-        **mean_of([SampleEstimate.of_record(row) for row in answered]).record(),
-        "n_tasks": len(answered),
-        "n_tasks_of_suite": len(rows),
-        "missing": [row["name"] for row in rows if row["value"] is None],
-        "tasks": [row["name"] for row in answered],
-        "is_printed": suite.prints_average,
-        "has_unknown_weights": suite.has_unknown_weights,
-    }
+    mean = mean_of_scores(answered)
+    return SuiteAverage(
+        value=mean.value,
+        stderr=mean.stderr,
+        n_tasks=len(answered),
+        n_tasks_of_suite=len(rows),
+        missing=[row.name for row in rows if row.value is None],
+        tasks=[row.name for row in answered],
+        is_printed=suite.prints_average,
+        has_unknown_weights=suite.has_unknown_weights,
+    )
 
 
 def missing_parts(
@@ -156,14 +151,13 @@ class SuitePlan:
     missing: list[str]
     """Unavailable parts, each with its reason."""
 
-    def table(
-        self, local: Mapping[str, Metrics], harness: Mapping[str, Metrics], texts: Mapping[str, Metrics]
-    ) -> dict[str, Any]:
-        """Return the `suite_table`. local: by file; harness: by task; texts: by name."""
-        own = {name: texts[name] for name in self.texts.values()}
+    def answers(
+        self, local: Mapping[str, Scores], harness: Mapping[str, Scores], texts: Mapping[str, Scores]
+    ) -> SuiteAnswers:
+        """Return the `suite_answers`. local: by file; harness: by task; texts: by name."""
+        own = [texts[name] for name in self.texts.values()]
         means = text_means(own) if len(own) == len(self.suite.texts) else None
-        table = suite_table(self.suite, local, harness, None if means is None else means["metrics"])
-        return {**table, "missing": self.missing}
+        return suite_answers(self.suite, local, harness, means and means.metrics, self.missing)
 
 
 def plan_suite(

@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.estimate import SampleEstimate, ratio
+from widthwise.evaluation.estimate import SampleEstimate, ratio, scores
 from widthwise.evaluation.scorer import Scorer
+from widthwise.records.evaluation import TextAnswers
 
 BLOCK_BYTES = 4096
 """Size of the blocks that scores are summed over, anew in each document: the units of standard errors, and of pairs if
@@ -50,16 +50,16 @@ class TextScores:
             "word_perplexity": ratio(self.nats, self.n_words).exponential(),
         }
 
-    def record(self) -> dict[str, Any]:
-        """Return the scores as plain data; `blocks` allow pairing two models."""
-        return {
-            "n_documents": self.n_documents,
-            "n_blocks": len(self.nats),
+    def record(self) -> TextAnswers:
+        """Return the scores with their sums over blocks."""
+        return TextAnswers(
+            n_documents=self.n_documents,
+            n_blocks=len(self.nats),
             **{name: int(getattr(self, name).sum()) for name in COUNTED},
-            "metrics": {name: estimate.record() for name, estimate in self.metrics().items()},
-            "fingerprint": self.fingerprint,
-            "blocks": {name: getattr(self, name).tolist() for name in ("nats", *COUNTED)},
-        }
+            metrics=scores(self.metrics()),
+            fingerprint=self.fingerprint,
+            blocks={name: getattr(self, name).tolist() for name in ("nats", *COUNTED)},
+        )
 
 
 @dataclass(frozen=True)

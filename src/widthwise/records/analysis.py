@@ -284,8 +284,6 @@ class Analysis(StoredRecord):
     title: str
     command: str
     created: str
-    sentence: str
-    """The findings in words, one per line."""
     text: AnalysedText
     thresholds: Sequence[float] = pydantic.Field(min_length=1)
     utilisation_threshold: float

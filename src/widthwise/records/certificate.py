@@ -84,12 +84,9 @@ class Certificate(StoredRecord):
             f"(bound {self.logit_bound:.0e})",
             f"  largest difference of old gradients {self.gradient_difference:.1e} of the largest gradient "
             f"(bound {self.gradient_bound:.0e})",
+            f"  as stored in fp32: largest difference of logits {self.stored_logit_difference:.1e} "
+            f"(bound {self.stored_logit_bound:.0e})",
         ]
-        if self.stored_logit_difference > self.logit_bound:
-            found.append(
-                f"  as stored in fp32: largest difference of logits {self.stored_logit_difference:.1e} "
-                f"(bound {self.stored_logit_bound:.0e})"
-            )
         n_new, n_alive, n_unjudged = (self.total(count) for count in ("n_new", "n_alive", "n_unjudged"))
         if not n_new:
             found.append("no new entries")

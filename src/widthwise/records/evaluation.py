@@ -7,9 +7,17 @@ import pydantic
 
 from widthwise.records.record import Known, Record, StoredRecord
 
+MEAN_OVER_TEXTS = "mean over texts"
+"""Name of the means over texts among scores and differences."""
+
+
+def harness_answers(task: str) -> str:
+    """Return the name of a task of lm-evaluation-harness there."""
+    return f"lm-eval {task}"
+
 
 class Score(Record):
-    """A metric of a text or a task, with its standard error where there is one."""
+    """A number with its standard error, where there is one."""
 
     value: Known
     stderr: Known = None
@@ -19,29 +27,174 @@ Scores = Mapping[str, Score]
 """Name of a metric -> its score."""
 
 
-class Answers(Record):
-    """The metrics of a text or a task."""
+class TaskResult(Record):
+    """The scores on a task."""
 
+    n_items: int
+    chance: Known = None
+    """The accuracy of guessing at random."""
+    n_cut_contexts: int = 0
+    """Contexts that were too long for a window and lost their beginning."""
+    metrics: Scores
+
+
+class ItemAnswers(Record):
+    """The answers to the questions of a task one by one, by which two models are paired."""
+
+    fingerprint: str
+    """A hash of the questions: answers with equal ones are to the same questions."""
+    items: Mapping[str, Sequence[Known]] = {}
+    """Name of a metric of the task -> its value for each question."""
+
+
+class TaskAnswers(TaskResult, ItemAnswers):
+    """The scores on a task with those of every question."""
+
+    delimiter: str = " "
+    """What stands between question and answer."""
+
+
+class TextAnswers(Record):
+    """The metrics of a text; `blocks` allow pairing two models."""
+
+    n_documents: int
+    n_blocks: int
+    n_tokens: int
+    n_bytes: int
+    n_characters: int
+    n_words: int
     metrics: Scores
     fingerprint: str
-    """A hash of the text, or of the questions of the task: answers with equal ones are to the same questions."""
-    items: Mapping[str, Sequence[Known]] = {}
-    """Name of a metric of a task -> its value for each question."""
+    """A hash of the text, equal for equal blocks."""
+    blocks: Mapping[str, Sequence[float]]
+    """`nats` and the counts above -> their sum in each block."""
+
+
+class TextMeans(Record):
+    """Means over several texts, in which each counts the same."""
+
+    metrics: Scores
+
+
+class SuiteRow(Score):
+    """A column of a paper's table."""
+
+    name: str
+    metric: str
+    source: str
+    """File or task that answered it; "not evaluated" where nothing did."""
+    answers: str | None = None
+    """Name of its answers among differences."""
+    paper_items: int | None = None
+    """Questions of the task, as the paper counts them."""
+
+
+class SuiteAverage(Score):
+    """The average over the tasks of a suite that have a result."""
+
+    n_tasks: int
+    n_tasks_of_suite: int
+    tasks: Sequence[str]
+    missing: Sequence[str] = ()
+    is_printed: bool = True
+    """The paper prints it."""
+    has_unknown_weights: bool = False
+    """The paper weights it in an unknown way; here all tasks count the same."""
+
+
+class SuiteAnswers(Record):
+    """The answers to a paper's table."""
+
+    name: str
+    rows: Sequence[SuiteRow]
+    average: SuiteAverage | None
+    """None if no task has a result."""
+    missing: Sequence[str] = ()
+    """Unavailable parts, each with its reason."""
 
 
 class Evaluation(Record):
-    """The scores of a checkpoint on texts and tasks."""
+    """The answers of a checkpoint, or of a Hugging Face folder, to texts and tasks, with every block and item."""
 
-    step: int = pydantic.Field(ge=0)
+    run: str = ""
+    """Path of the run or folder."""
+    step: int | None = pydantic.Field(ge=0)
+    """None for a Hugging Face folder."""
     tokens: int | None = None
     """Tokens trained on by then; None in files of older versions."""
     request: Mapping[str, Any]
+    tokenizer: str = ""
     max_length: int
     stride: int
     precision: str
-    texts: Mapping[str, Answers] = {}
-    tasks: Mapping[str, Answers] = {}
+    texts: Mapping[str, TextAnswers] = {}
+    text_means: TextMeans | None = None
+    """None for fewer than two texts."""
+    bits_per_byte: Known = None
+    """That of the text, or the mean over several; None where none was read."""
+    tasks: Mapping[str, TaskAnswers] = {}
     lm_eval: Mapping[str, Scores] = {}
+    """Task or group of tasks of lm-evaluation-harness -> its scores."""
+    lm_eval_items: Mapping[str, ItemAnswers] = {}
+    suite: SuiteAnswers | None = None
+    damages: Sequence[str] = ()
+    """Damaged checkpoints that were passed over."""
+    environment: Mapping[str, Any] = {}
+
+    @property
+    def scores(self) -> Mapping[str, Scores]:
+        """Text, task, mean over texts or suite -> its scores, by its name among differences."""
+        found = {name: each.metrics for part in (self.texts, self.tasks) for name, each in part.items()}
+        found |= {harness_answers(name): metrics for name, metrics in self.lm_eval.items()}
+        if self.text_means is not None:
+            found[MEAN_OVER_TEXTS] = self.text_means.metrics
+        if self.suite is not None and self.suite.average is not None:
+            found[self.suite.name] = {"average": self.suite.average}
+        return found
+
+    def totals(self) -> dict[str, Any]:
+        """Return the evaluation as plain data without its blocks and items."""
+        every = {"texts": {"__all__": {"blocks"}}, "tasks": {"__all__": {"items"}}, "lm_eval_items": True}
+        return {**self.model_dump(exclude_unset=True, exclude=every), "lm_eval_items": {}}
+
+
+class Flips(Record):
+    """The items that only one of two models has right."""
+
+    gained: Sequence[int]
+    """Numbers, from 1, of the items that only the other has right."""
+    lost: Sequence[int]
+    """Numbers of those that only the baseline has right."""
+    p_value: float
+    """Two-sided, of McNemar's exact test that both are equally frequent (1947, Psychometrika 12)."""
+
+
+class Difference(Record):
+    """An evaluation minus its baseline on one metric, block by block or item by item."""
+
+    on: str
+    """Text, task, mean or suite."""
+    metric: str | None
+    """None if the texts or questions differ, so that no number is known."""
+    value: Known = None
+    stderr: Known = None
+    low: Known = None
+    high: Known = None
+    p_better: Known = None
+    """One-sided p that it is no better than the baseline; None if undefined."""
+    p_worse: Known = None
+    flips: Flips | None = None
+    """None for metrics that are not right or wrong."""
+
+
+class EvaluationDifferences(Record):
+    """An evaluation minus that of its baseline."""
+
+    run: str
+    step: int | None
+    baseline: str
+    baseline_step: int | None
+    differences: Sequence[Difference]
 
 
 class TableColumn(Record):

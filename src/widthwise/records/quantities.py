@@ -44,6 +44,8 @@ class Quantity(ABC):
     """Comparisons give its ratio to the baseline's."""
     is_cost: bool = False
     """Tables of costs show it, though it was measured in training; counted quantities need no mark."""
+    is_shape_cost: bool = False
+    """Searches, plans and inspections show it of a shape."""
     is_speed: bool = False
     """Other processes on the machine change it."""
     is_signed: bool = False
@@ -270,7 +272,9 @@ _TABLE: Sequence[Quantity] = (
     ),
     OfRun("val_perplexity", "perplexity", 2),
     OfRun("val_bits_per_byte", "bits per byte", 4, short="bits/B", is_main=True, is_loss=True, has_ratio=True),
-    OfModel("params", "parameters", None, _params("total"), short="params", is_main=True, has_ratio=True),
+    OfModel(
+        "params", "parameters", None, _params("total"), short="params", is_main=True, has_ratio=True, is_shape_cost=True
+    ),
     *(OfModel(f"params_{part}", f"parameters, {part}", None, _params(part)) for part in PARTS),
     OfModel(
         "layer_params",
@@ -279,8 +283,17 @@ _TABLE: Sequence[Quantity] = (
         short="layer params",
         is_main=True,
         has_ratio=True,
+        is_shape_cost=True,
     ),
-    OfModel("active_params", "parameters, active", None, _params("active"), column="params_active", has_ratio=True),
+    OfModel(
+        "active_params",
+        "parameters, active",
+        None,
+        _params("active"),
+        short="active",
+        column="params_active",
+        has_ratio=True,
+    ),
     OfModel(
         "dead_params",
         "parameters that never learn",
@@ -296,6 +309,7 @@ _TABLE: Sequence[Quantity] = (
         column="flops_per_token_forward",
         is_main=True,
         has_ratio=True,
+        is_shape_cost=True,
     ),
     # Forward FLOPs leave multi-token prediction out.
     *(
@@ -334,6 +348,7 @@ _TABLE: Sequence[Quantity] = (
         column="kv_bytes_per_token",
         is_main=True,
         has_ratio=True,
+        is_shape_cost=True,
     ),
     OfModel(
         "activation_bytes",
@@ -342,6 +357,7 @@ _TABLE: Sequence[Quantity] = (
         short="act. B",
         column="activation_bytes_per_token",
         has_ratio=True,
+        is_shape_cost=True,
     ),
     OfRun("tokens_per_second", "tokens per second", short="tok/s", is_main=True, has_ratio=True, is_speed=True),
     OfRun("wall_seconds", "seconds", 1),
@@ -352,6 +368,7 @@ _TABLE: Sequence[Quantity] = (
 QUANTITIES = tuple(replace(each, note=NOTES.get(each.name, each.note)) for each in _TABLE)
 QUANTITY = {quantity.name: quantity for quantity in QUANTITIES}
 OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfModel)}
+SHAPE_COSTS = [quantity for quantity in OF_MODELS.values() if quantity.is_shape_cost]
 OF_RUNS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfRun)}
 OF_HELD_OUT = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfHeldOut)}
 TITLES = {quantity.name: quantity.title for quantity in QUANTITIES}

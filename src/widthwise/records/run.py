@@ -12,7 +12,7 @@ from widthwise.files import read_json_mapping
 from widthwise.records.analysis import TokenWidths, VirtualWidth
 from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
-from widthwise.records.evaluation import Evaluation, Scores
+from widthwise.records.evaluation import Evaluation, TaskResult
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 Descent = Literal["grown", "baked", "padded"]
@@ -55,17 +55,6 @@ class TextResult(Record):
     bits_per_byte: Known = None
     window_losses: Sequence[float] = ()
     """Mean loss of every window of the text, in order: what a paired comparison pairs."""
-
-
-class TaskResult(Record):
-    """The scores on a task at the end of a run."""
-
-    n_items: int
-    chance: Known = None
-    """The accuracy of guessing at random."""
-    n_cut_contexts: int = 0
-    """Contexts that were too long for a window and lost their beginning."""
-    metrics: Scores
 
 
 class RunResult(StoredRecord):

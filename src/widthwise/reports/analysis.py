@@ -9,13 +9,20 @@ import numpy as np
 from widthwise.records.analysis import AnalysedModel, Analysis, LayerUnits
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.analysis_tables import Part, by_depth, checkpoints_table, layer_table, means, summary_table
-from widthwise.reports.charts import Figure, Style, styles
-from widthwise.reports.curves import Bundle, Curve, curve_figure, thin
-from widthwise.reports.dynamic_width import dynamic_width_section
-from widthwise.reports.formats import capital, clean, fixed, sequence, shorten, si, tick, without_seed
-from widthwise.reports.page import Code, Page, Text, in_words, note, section
-from widthwise.reports.virtual_width import virtual_width_section
+from widthwise.reports.analysis_tables import (
+    MEASURES,
+    OF_MODELS,
+    Measure,
+    checkpoints_table,
+    findings,
+    layer_table,
+    summary_table,
+)
+from widthwise.reports.charts import Figure, Plot, Style, styles
+from widthwise.reports.curves import Curve, curve_figure, thin
+from widthwise.reports.formats import clean, fixed, sequence, shorten, si, tick
+from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
 N_SHOWN = 5
 """Checkpoints of a run that a figure over layers shows: more lines could not be told apart."""
@@ -31,14 +38,14 @@ def analysis_page(whole: Analysis) -> Page:
     by_name = {model.name: model for model in models}
     looks, of_runs = (styles(names, names[0] if len(names) > 1 else None) for names in (list(by_name), runs))
     n_left_out = len(whole.models) - len(models)
-    beyond = f"{analysis.utilisation_threshold:g}"
+    threshold = whole.utilisation_threshold
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
     subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
     when = ", in the course of training" if runs else ""
-    figures = {
-        part: [figure for row in rows if (figure := _depth_figure(models, looks, beyond, part, *row)) is not None]
-        for part, rows in _DEPTH_FIGURES.items()
-    }
+    figures: dict[str, list[Figure]] = {measure.part: [] for measure in MEASURES}
+    for measure in MEASURES:
+        if measure.title and (figure := _depth_figure(models, looks, measure, threshold)) is not None:
+            figures[measure.part].append(figure)
     return Page(
         "analysis",
         whole.title,
@@ -49,12 +56,7 @@ def analysis_page(whole: Analysis) -> Page:
         ),
         first=[*figures["stream"], *figures["logit_lens"][:1]][:2],
         sections=(
-            section(
-                "Means over layers",
-                summary_table(analysis),
-                note("means-over-layers"),
-                in_words(whole.sentence.splitlines()),
-            ),
+            section("Means over layers", summary_table(analysis), note("means-over-layers")),
             section(
                 "Over training",
                 *_course_figures(whole, of_runs),
@@ -71,7 +73,7 @@ def analysis_page(whole: Analysis) -> Page:
             ),
             section(
                 "Use of every hidden unit",
-                note("use-of-every-hidden-unit", beyond=beyond),
+                note("use-of-every-hidden-unit", beyond=f"{threshold:g}"),
                 *_utilisation_figures(models, looks),
             ),
             section("Residual stream", note("residual-stream"), *figures["stream"]),
@@ -79,7 +81,7 @@ def analysis_page(whole: Analysis) -> Page:
             section("Attention sinks", note("attention-sinks", even=even, seq_len=text.seq_len), *figures["sinks"]),
             dynamic_width_section(by_name, looks),
             virtual_width_section(by_name, looks),
-            section("Every layer", *(layer_table(model, whole.utilisation_threshold).folded for model in whole.models)),
+            section("Every layer", *(layer_table(model, threshold).folded for model in whole.models)),
             section(
                 "How to reproduce",
                 Text(["Run this command; every model reads the same text with its own tokenizer."]),
@@ -89,32 +91,6 @@ def analysis_page(whole: Analysis) -> Page:
         ),
         made_from=f"{Analysis.file_name} of {whole.created}",
     )
-
-
-def findings(analysis: Analysis) -> list[str]:
-    """Return a sentence for each of the largest differences between variants, each pooled over its seeds.
-
-    Variants are compared with the first one; only the last checkpoint of a run counts.
-    """
-    last = {model.run or model.name: model for model in analysis.models}
-    pooled: dict[str, list[AnalysedModel]] = {}
-    for name, model in last.items():
-        pooled.setdefault(without_seed(name), []).append(model)
-    first, *others = pooled
-    if not others:
-        return analysis.sentence.splitlines()[:1]
-    found = []
-    for mean in means(analysis):
-        values = {name: float(np.mean([mean.value(model) for model in own])) for name, own in pooled.items()}
-        name = max(others, key=lambda each: abs(np.nan_to_num(values[each] - values[first])))
-        if values[first] and np.isfinite(values[name] / values[first]):
-            change = values[name] / values[first] - 1
-            seeds = f", mean of {len(pooled[name])} seeds" if len(pooled[name]) > 1 else ""
-            side = "higher" if values[name] > values[first] else "lower"
-            found.append(
-                (abs(change), f"{capital(mean.title)}: {side} by {abs(change):.0%} in {name} than in {first}{seeds}.")
-            )
-    return [sentence for _, sentence in sorted(found, reverse=True)[:3]]
 
 
 def _described(model: AnalysedModel) -> str:
@@ -131,67 +107,32 @@ def with_some_checkpoints(analysis: Analysis) -> Analysis:
     return analysis.with_changes(models=[model for model in analysis.models if model.name not in left_out])
 
 
-_DEPTH_FIGURES: Mapping[Part, Sequence[tuple[str, str, str, str]]] = {
-    "units": (
-        ("density", "units-0", "Activations beyond {}, by layer", "share of the activations"),
-        ("participation", "units-1", "Effective number of units", "participation ratio"),
-        ("participation_share", "units-2", "Effective number of units over d_ff", "participation ratio / d_ff"),
-        ("dead_share", "units-3", "Units that are never active", "share of the units"),
-    ),
-    "stream": (
-        ("entropy", "entropy", "Matrix entropy", "matrix entropy / log(rank)"),
-        ("participation", "stream-participation", "Participation ratio of the stream", "participation ratio"),
-    ),
-    "logit_lens": (
-        (
-            "target_log_prob",
-            "lens-target_log_prob",
-            "Log-probability of the target",
-            "log-probability, nats",
-        ),
-        ("kl_to_next", "lens-kl_to_next", "Change to the next layer", "symmetrised KL, nats"),
-        ("entropy", "lens-entropy", "Entropy of the prediction", "entropy, nats"),
-    ),
-    "sinks": (
-        ("first_token_share", "sinks", "Attention to the first token", "share of the attention"),
-        ("norm_ratio", "norm-ratio", "Size of the first token's state", "norm / mean norm of the others"),
-    ),
-}
-"""Part of a model -> its numbers, each with the key, title and y axis of its figure."""
-
-
 def _are_differently_deep(models: Sequence[AnalysedModel]) -> bool:
     """Return True where depths are fractions of the layers."""
     return len({model.n_layers for model in models}) > 1
 
 
-def _depth_figure(
-    models: Sequence[AnalysedModel],
-    looks: Looks,
-    beyond: str,
-    part: Part,
-    number: str,
-    key: str,
-    title: str,
-    y_title: str,
-) -> Figure | None:
+def _depth_figure(models: Sequence[AnalysedModel], looks: Looks, measure: Measure, threshold: float) -> Figure | None:
     """Return one line per model; None where no model has any value."""
     is_fraction = _are_differently_deep(models)
-    x_title = "layers passed, as a share of all" if is_fraction else "layer"
-    curves, parts = {}, []
+    curves, ends = {}, {}
     for model in models:
-        values = {depth: finite(value) for depth, value in by_depth(model, part, number).items()}
+        values = measure.by_depth(model)
         depths = np.array(list(values), dtype=float) / (model.n_layers if is_fraction else 1)
         curve = Curve(depths, np.array(list(values.values()), dtype=float))
         if not curve.is_empty:
             curves[model.name] = curve
-            low, high = int(np.nanargmin(curve.y)), int(np.nanargmax(curve.y))
-            ends = [f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (low, high)]
-            parts.append(f"{shorten(model.name, 40)} from {ends[0]} to {ends[1]}")
+            lowest, highest = int(np.nanargmin(curve.y)), int(np.nanargmax(curve.y))
+            ends[model.name] = "from " + " to ".join(
+                f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (lowest, highest)
+            )
     if not curves:
         return None
-    axes = charts.x("x", x_title, format="~g"), charts.y("y", y_title)
-    return _lines(key, title.format(beyond), f"{y_title} by {x_title}. {'; '.join(parts)}.", curves, looks, *axes)
+    x_title = "layers passed, as a share of all" if is_fraction else "layer"
+    title = measure.title.format(threshold) + ", by layer" * (measure.key == "density")
+    label = charts.described(f"{measure.unit} by {x_title}.", ends)
+    axis = charts.x("x", x_title, format="~g")
+    return _lines(f"{measure.part}-{measure.key}".replace("_", "-"), title, label, curves, looks, axis, measure.unit)
 
 
 def _lines(
@@ -201,29 +142,26 @@ def _lines(
     curves: Mapping[str, Curve],
     looks: Looks,
     x: alt.X,
-    y: alt.Y,
+    y: str,
     is_small: bool = False,
 ) -> Figure:
-    """Return a line for each model, with markers but in a small figure."""
+    """Return a line for each model, with markers but in a small figure, the y axis of which goes from 0 to 1."""
     own = {name: looks[name] for name in curves}
     rows = [
         {"name": clean(name), "x": float(a), "y": float(b)}
         for name, curve in curves.items()
         for a, b in zip(curve.x, curve.y)
     ]
-    tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y['title']}")
-    base = charts.chart(rows).encode(x=x, y=y, tooltip=tip)
-    lines = base.mark_line().encode(**charts.coloured(own, "color", "strokeDash"))
+    tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y}")
     if is_small:
-        return Figure(key, title, label, lines, own, height=190, is_small=True)
-    markers = base.mark_point(size=34).encode(**charts.coloured(own, "color", "shape"))
-    return Figure(key, title, label, alt.layer(lines, markers), own)
+        return Figure(key, title, label, Plot(x, y, own, tip, (0, 1)).lines(rows), own, height=190, is_small=True)
+    plot = Plot(x, y, own, tip)
+    return Figure(key, title, label, alt.layer(plot.lines(rows), plot.points(rows, size=34)), own)
 
 
 def _exit_figure(models: Sequence[AnalysedModel], looks: Looks) -> Figure | None:
     curves = {model.name: curve for model in models if (curve := exit_curve(model)) is not None}
-    exits = [Bundle(name, looks[name], [curve], curve) for name, curve in curves.items()]
-    return curve_figure("exits", "Loss of an early exit", exits, "forward FLOPs per token", "loss, nats")
+    return curve_figure("exits", "Loss of an early exit", curves, looks, "forward FLOPs per token", "loss, nats")
 
 
 def exit_curve(model: AnalysedModel) -> Curve | None:
@@ -248,33 +186,32 @@ def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
     if not curves:
         return None
     middle = len(thresholds) // 2
-    values = "; ".join(f"{shorten(name, 40)} {fixed(float(curve.y[middle]), 3)}" for name, curve in curves.items())
-    label = f"Share of the activations beyond a threshold, from {thresholds[0]:g} to {thresholds[-1]:g}."
-    label += f" At {thresholds[middle]:g}: {values}."
+    ends = f"from {thresholds[0]:g} to {thresholds[-1]:g}. At {thresholds[middle]:g}:"
+    values = {name: fixed(float(curve.y[middle]), 3) for name, curve in curves.items()}
+    label = charts.described(f"Share of the activations beyond a threshold, {ends}", values)
     x = charts.x("x", "threshold of the magnitude", log=bool(thresholds.min() > 0), format="~g")
-    return _lines("density", "Activations beyond a threshold", label, curves, looks, x, charts.y("y", "share beyond"))
+    return _lines("density", "Activations beyond a threshold", label, curves, looks, x, "share beyond")
 
 
 def _utilisation_figures(models: Sequence[AnalysedModel], looks: Looks) -> list[Figure]:
     """Return one small picture a layer of the deepest model; of others the layer that stands there."""
     units = {model.name: {own.depth: own for own in model.units} for model in models}
     n_layers = max(model.n_layers for model in models)
-    x, y = charts.x("x", "units, the most used first", (0, 1)), charts.y("y", "share of the tokens", (0, 1))
-    figures = []
+    x, figures = charts.x("x", "units, the most used first", (0, 1)), []
     for layer in range(1, n_layers + 1):
         places = {model.name: math.ceil(layer * model.n_layers / n_layers) for model in models}
         shown = {name: units[name][place] for name, place in places.items() if place in units[name]}
         if not shown:
             continue
-        curves, parts = {}, []
+        curves, uses = {}, {}
         for name, own in shown.items():
             ranks = (np.arange(own.d_ff) + 0.5) / own.d_ff
             curves[name] = thin(Curve(ranks, np.array(own.utilisation)), N_POINTS)
             use = f"median unit {np.median(own.utilisation):.3f}, {own.dead_share:.1%} never active"
-            parts.append(f"{shorten(name, 40)}, layer {own.depth}: {use}")
+            uses[f"{shorten(name, 40)}, layer {own.depth}:"] = use
         title = _layer_title(layer, n_layers, models, shown)
-        label = f"{clean(title)}: how often each hidden unit is active. {'; '.join(parts)}."
-        figures.append(_lines(f"utilisation-{layer}", title, label, curves, looks, x, y, is_small=True))
+        label = charts.described(f"{clean(title)}: how often each hidden unit is active.", uses)
+        figures.append(_lines(f"utilisation-{layer}", title, label, curves, looks, x, "share of the tokens", True))
     return figures
 
 
@@ -292,13 +229,16 @@ def _layer_title(layer: int, n_layers: int, models: Sequence[AnalysedModel], sho
 
 
 def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
-    """Return a figure for each mean over layers, with a line for each run over the tokens of its checkpoints."""
+    """Return a figure for each number of whole models, with a line for each run over the tokens of its checkpoints."""
     figures = []
-    for i, mean in enumerate(means(analysis)):
-        bundles = []
-        for run, models in analysis.courses.items():
-            tokens = np.array([model.tokens for model in models], dtype=float)
-            curve = Curve(tokens, np.array([mean.value(model) for model in models]))
-            bundles.append(Bundle(run, looks[run], [curve], curve))
-        figures.append(curve_figure(f"course-{i}", capital(mean.title), bundles, "tokens", mean.title))
+    for measure in OF_MODELS:
+        curves = {
+            run: Curve(
+                np.array([model.tokens for model in models], dtype=float),
+                np.array([measure.of_model(model) for model in models]),
+            )
+            for run, models in analysis.courses.items()
+        }
+        title = measure.title.format(analysis.utilisation_threshold)
+        figures.append(curve_figure(f"course-{measure.key}", title, curves, looks, "tokens", title))
     return figures

@@ -1,18 +1,21 @@
-"""An analysis by layer and by model: its numbers, and tables of them for the page and the terminal."""
+"""The numbers of an analysis, declared once; its findings; and its tables, for a page and the terminal."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
-from widthwise.reports.formats import MISSING, clean, fixed, si
+from widthwise.reports.formats import MISSING, clean, fixed, si, without_seed
 from widthwise.reports.table import Table
 
 T = TypeVar("T")
-Part = Literal["units", "stream", "logit_lens", "sinks"]
-"""The lists of a model whose entries have a depth."""
+MIDDLE = (0.25, 0.75)
+"""Depths that count as the middle, as fractions of the layers."""
+RESERVATION = "Of these models on this text; another seed would give other numbers."
+N_FINDINGS = 3
 
 
 def model_columns(caption: str, models: Mapping[str, T], quantities: Mapping[str, Callable[[T], str]]) -> Table:
@@ -21,61 +24,124 @@ def model_columns(caption: str, models: Mapping[str, T], quantities: Mapping[str
     return Table(caption, ["Quantity", *map(clean, models)], rows, sortable=False)
 
 
-def by_depth(model: AnalysedModel, part: Part, key: str) -> dict[int, float | None]:
-    """Return layer or depth -> one number of a part of the model."""
-    return {each.depth: getattr(each, key) for each in sorted(getattr(model, part), key=lambda each: each.depth)}
+@dataclass(frozen=True)
+class Measure:
+    """A number that each layer of a model has, or each depth of its stream."""
 
-
-class Mean(NamedTuple):
-    """A number that an analysis gives of a model as a whole, most often a mean over its layers."""
-
-    title: str
-    short: str
-    """Its title in a table with many columns."""
-    value: Callable[[AnalysedModel], float]
-    """NaN where the model has none."""
+    part: Literal["units", "stream", "logit_lens", "sinks"]
+    """The list of the model whose entries have it."""
+    key: str
+    column: str
+    """Its title in a table with many columns. This one and `title` are formatted with the threshold of utilisation."""
     n_decimals: int = 4
+    title: str = ""
+    """Its title in other tables and of its figure; "" for neither."""
+    unit: str = ""
+    """Title of the y axis there."""
+    whole: Literal["", "mean", "middle", "last"] = ""
+    """Its value for a whole model: the mean over layers, with that over the middle half; or that of the last depth."""
 
-    def shown(self, model: AnalysedModel) -> str:
-        value = self.value(model)
-        return MISSING if np.isnan(value) else fixed(value, self.n_decimals)
+    def by_depth(self, model: AnalysedModel) -> dict[int, float]:
+        """Return layer or depth -> value, NaN where it is unknown."""
+        entries = sorted(getattr(model, self.part), key=lambda each: each.depth)
+        return {each.depth: finite(getattr(each, self.key)) for each in entries}
 
+    def of_model(self, model: AnalysedModel) -> float:
+        """Return the value for the whole model; NaN where none is known."""
+        found = self.by_depth(model)
+        if self.whole == "last":
+            return next(reversed(found.values()), np.nan)
+        first = 0 if self.part == "logit_lens" else 1  # a change to the next depth begins before the first layer
+        return _mean(value for depth, value in found.items() if depth >= first)
 
-def means(analysis: Analysis) -> list[Mean]:
-    """Return means over layers, and the prediction of the last one."""
-    beyond = f"beyond {analysis.utilisation_threshold:g}"
-    return [
-        Mean(f"activations {beyond}", beyond, _over_layers("units", "density")),
-        Mean("units never active", "never active", _over_layers("units", "dead_share")),
-        Mean("participation / d_ff", "particip. / d_ff", _over_layers("units", "participation_share")),
-        Mean("matrix entropy / log(rank)", "entropy", _over_layers("stream", "entropy")),
-        Mean("target log-prob, last layer", "log-prob", _last_prediction, 3),
-        Mean("KL to the next layer", "KL to next", _over_layers("logit_lens", "kl_to_next", first=0)),
-        Mean("attention to the first token", "first token", _over_layers("sinks", "first_token_share")),
-        Mean("norm of the first token / others", "norm ratio", _over_layers("sinks", "norm_ratio"), 3),
-    ]
+    def of_middle(self, model: AnalysedModel) -> float:
+        """Return the mean over the middle layers, which include a single layer; NaN if all of them are unknown."""
+        low, high = (fraction * model.n_layers for fraction in MIDDLE)
+        return _mean(value for depth, value in self.by_depth(model).items() if low <= depth <= max(1, high))
 
-
-def _over_layers(part: Part, key: str, first: int = 1) -> Callable[[AnalysedModel], float]:
-    """Return the mean of the known values from depth `first` on; NaN where none is known."""
-
-    def mean(model: AnalysedModel) -> float:
-        values = [finite(value) for depth, value in by_depth(model, part, key).items() if depth >= first]
-        known = [value for value in values if not np.isnan(value)]
-        return float(np.mean(known)) if known else np.nan
-
-    return mean
+    def shown(self, value: float | None) -> str:
+        return MISSING if value is None or np.isnan(value) else fixed(value, self.n_decimals)
 
 
-def _last_prediction(model: AnalysedModel) -> float:
-    return finite(next(reversed(by_depth(model, "logit_lens", "target_log_prob").values()), None))
+def _mean(values: Iterable[float]) -> float:
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else np.nan
+
+
+MEASURES = (
+    Measure("units", "d_ff", "d_ff", 0),
+    Measure("units", "density", "beyond {:g}", 4, "Activations beyond {:g}", "share of the activations", "middle"),
+    Measure("units", "dead_share", "never active", 4, "Units that are never active", "share of the units", "mean"),
+    Measure("units", "participation", "participation", 1, "Effective number of units", "participation ratio"),
+    Measure(
+        *("units", "participation_share", "/ d_ff", 4, "Effective number of units over d_ff"),
+        *("participation ratio / d_ff", "middle"),
+    ),
+    Measure("stream", "width", "coordinates", 0),
+    Measure("stream", "rank", "rank", 0),
+    Measure(
+        *("stream", "entropy", "entropy / log(rank)", 4, "Matrix entropy / log(rank)"),
+        *("matrix entropy / log(rank)", "middle"),
+    ),
+    Measure(
+        *("stream", "participation", "stream participation", 2, "Participation ratio of the stream"),
+        "participation ratio",
+    ),
+    Measure(
+        *("logit_lens", "target_log_prob", "target log-prob", 4, "Log-probability of the target"),
+        *("log-probability, nats", "last"),
+    ),
+    Measure("logit_lens", "kl_to_next", "KL to next", 4, "Change to the next layer", "symmetrised KL, nats", "mean"),
+    Measure("logit_lens", "entropy", "entropy", 4, "Entropy of the prediction", "entropy, nats"),
+    Measure("sinks", "first_token_share", "first token", 4, "Attention to the first token", "share of it", "mean"),
+    Measure("sinks", "strongest_head", "strongest head"),
+    Measure("sinks", "norm_ratio", "norm ratio", 3, "Size of the first token's state", "norm / others' mean", "mean"),
+)
+OF_MODELS = [measure for measure in MEASURES if measure.whole]
+
+
+def findings(analysis: Analysis) -> list[str]:
+    """Return a sentence for each of the largest differences between variants, each pooled over its seeds.
+
+    Variants are compared with the first one; only the last checkpoint of a run counts. Of a single run the last
+    checkpoint is compared with the first one; of a single model the numbers of its middle layers are returned.
+    """
+    threshold, last = analysis.utilisation_threshold, {model.run or model.name: model for model in analysis.models}
+    pooled: dict[str, list[AnalysedModel]] = {}
+    for name, model in last.items():
+        pooled.setdefault(without_seed(name), []).append(model)
+    if len(last) == 1 < len(analysis.models):
+        pooled = {clean(model.name): [model] for model in (analysis.models[0], analysis.models[-1])}
+    first, *others = pooled
+    if not others:
+        alone = next(iter(last.values()))
+        middle = [(each, each.of_middle(alone)) for each in OF_MODELS if each.whole == "middle"]
+        return [
+            f"{each.title.format(threshold)}: {each.shown(value)} in the middle half of the layers."
+            for each, value in middle
+            if not np.isnan(value)
+        ]
+    found = []
+    for measure in OF_MODELS:
+        values = {name: float(np.mean([measure.of_model(model) for model in own])) for name, own in pooled.items()}
+        name = max(others, key=lambda each: abs(np.nan_to_num(values[each] - values[first])))
+        if values[first] and np.isfinite(values[name] / values[first]):
+            change = abs(values[name] / values[first] - 1)
+            seeds = f", mean of {len(pooled[name])} seeds" if len(pooled[name]) > 1 else ""
+            side = "higher" if values[name] > values[first] else "lower"
+            title = measure.title.format(threshold)
+            found.append((change, f"{title}: {side} by {change:.0%} in {name} than in {first}{seeds}."))
+    return [sentence for _, sentence in sorted(found, reverse=True)[:N_FINDINGS]]
 
 
 def checkpoints_table(analysis: Analysis) -> Table:
-    """Return one row per model, its tokens and the means over its layers."""
-    shown = means(analysis)
-    rows = [[clean(model.name), si(model.tokens), *(mean.shown(model) for mean in shown)] for model in analysis.models]
-    return Table("Means over layers, by checkpoint", ["Model", "tokens", *(mean.short for mean in shown)], rows)
+    """Return one row per model, its tokens and its numbers as a whole."""
+    rows = [
+        [clean(model.name), si(model.tokens), *(measure.shown(measure.of_model(model)) for measure in OF_MODELS)]
+        for model in analysis.models
+    ]
+    header = ["Model", "tokens", *(measure.column.format(analysis.utilisation_threshold) for measure in OF_MODELS)]
+    return Table("Means over layers, by checkpoint", header, rows, note=RESERVATION)
 
 
 def summary_table(analysis: Analysis) -> Table:
@@ -84,12 +150,21 @@ def summary_table(analysis: Analysis) -> Table:
         "layers": lambda model: str(model.n_layers),
         "average width": lambda model: fixed(float(np.mean(model.widths)), 1),
         "target tokens": lambda model: si(model.n_tokens),
-        **{mean.title: mean.shown for mean in means(analysis)},
+        **dict(_of_whole_models(analysis.utilisation_threshold)),
         "lowest matrix entropy (after layer)": _lowest_entropy,
         "valley: drop, rise (after layer)": _valley,
         "target log-prob, half-way (after layer)": _half_way,
     }
-    return model_columns("Means over layers", {model.name: model for model in analysis.models}, quantities)
+    models = {model.name: model for model in analysis.models}
+    return replace(model_columns("Means over layers", models, quantities), note=RESERVATION)
+
+
+def _of_whole_models(threshold: float) -> Iterator[tuple[str, Callable[[AnalysedModel], str]]]:
+    for measure in OF_MODELS:
+        title = measure.title.format(threshold) + (", last layer" if measure.whole == "last" else "")
+        yield title, lambda model, measure=measure: measure.shown(measure.of_model(model))
+        if measure.whole == "middle":
+            yield f"{title}, middle half", lambda model, measure=measure: measure.shown(measure.of_middle(model))
 
 
 def _lowest_entropy(model: AnalysedModel) -> str:
@@ -110,30 +185,10 @@ def _half_way(model: AnalysedModel) -> str:
     return MISSING if near is None else f"{fixed(near.target_log_prob, 3)} ({near.depth})"
 
 
-_LAYER_COLUMNS: Sequence[tuple[str, Part, str, int]] = (
-    ("d_ff", "units", "d_ff", 0),
-    ("beyond {:g}", "units", "density", 4),
-    ("never active", "units", "dead_share", 4),
-    ("participation", "units", "participation", 1),
-    ("/ d_ff", "units", "participation_share", 4),
-    ("coordinates", "stream", "width", 0),
-    ("rank", "stream", "rank", 0),
-    ("entropy / log(rank)", "stream", "entropy", 4),
-    ("stream participation", "stream", "participation", 2),
-    ("target log-prob", "logit_lens", "target_log_prob", 4),
-    ("KL to next", "logit_lens", "kl_to_next", 4),
-    ("entropy", "logit_lens", "entropy", 4),
-    ("first token", "sinks", "first_token_share", 4),
-    ("strongest head", "sinks", "strongest_head", 4),
-    ("norm ratio", "sinks", "norm_ratio", 3),
-)
-"""Title of a column, and the number that it shows, with its decimals."""
-
-
 def layer_table(model: AnalysedModel, threshold: float) -> Table:
     """Return every number of a model by layer; row 0 is the stream before the first layer."""
-    columns = [(by_depth(model, part, key), n_decimals) for _, part, key, n_decimals in _LAYER_COLUMNS]
+    columns = [(measure, measure.by_depth(model)) for measure in MEASURES]
     names = [("0: embedding", MISSING), *((str(n), str(width)) for n, width in enumerate(model.widths, start=1))]
-    rows = [[*name, *(fixed(own.get(n), n_decimals) for own, n_decimals in columns)] for n, name in enumerate(names)]
-    header = ["Layer", "width", *(title.format(threshold) for title, *_ in _LAYER_COLUMNS)]
+    rows = [[*name, *(measure.shown(own.get(n)) for measure, own in columns)] for n, name in enumerate(names)]
+    header = ["Layer", "width", *(measure.column.format(threshold) for measure in MEASURES)]
     return Table(f"Layers of {clean(model.name)}", header, rows)

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,8 @@ import vl_convert
 from markupsafe import Markup
 
 from widthwise.records.estimate import Estimate
-from widthwise.reports.formats import clean, printable
+from widthwise.records.record import finite
+from widthwise.reports.formats import clean, printable, shorten
 
 _BLOCKS = re.findall(r":root \{(.*?)\}", (Path(__file__).parent / "page.css").read_text(encoding="utf-8"), re.DOTALL)
 COLOURS: Mapping[str, tuple[str, str]] = {
@@ -172,7 +174,10 @@ def shared_legend(figures: Iterable[Figure]) -> Mapping[str, Style]:
     return {name: style for figure in figures for name, style in figure.legend.items()}
 
 
-def table_of(rows: Sequence[Mapping[str, Any]]) -> alt.InlineData:
+Rows = Sequence[Mapping[str, Any]]
+
+
+def table_of(rows: Rows) -> alt.InlineData:
     """Return rows as the data of a chart, numbers with six digits; NaN is a gap."""
     return alt.InlineData(values=[{key: _number(value) for key, value in row.items()} for row in rows])
 
@@ -183,7 +188,7 @@ def _number(value: Any) -> Any:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def chart(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
+def chart(rows: Rows) -> alt.Chart:
     """Return a chart of rows, without those whose `name` the reader hid."""
     made = alt.Chart(table_of(rows))
     has_names = bool(rows) and "name" in rows[0]
@@ -214,26 +219,74 @@ def coloured(chosen: Mapping[str, Style], *channels: str) -> dict[str, Any]:
     }
 
 
-def x(
-    name: str, title: str | list[str] | None, domain: Sequence[float] | None = None, log: bool = False, **axis: Any
-) -> alt.X:
-    """Return a quantitative x axis that need not show 0. title: one or several lines."""
-    return alt.X(f"{name}:Q", title=title, scale=_scale(domain, log), axis=alt.Axis(**axis))
+def _axis(
+    kind: Any,
+    name: str,
+    title: str | list[str] | None,
+    domain: Sequence[float] | None = None,
+    log: bool = False,
+    **axis: Any,
+) -> Any:
+    """Return a quantitative axis that need not show 0. title: one or several lines."""
+    settings: dict[str, Any] = {"nice": False, "padding": 9} if domain is None else {"domain": list(domain)}
+    settings |= {"type": "log"} if log else {"zero": False}
+    return kind(f"{name}:Q", title=title, scale=alt.Scale(**settings), axis=alt.Axis(**axis))
 
 
-def y(name: str, title: str | None, domain: Sequence[float] | None = None, log: bool = False, **axis: Any) -> alt.Y:
-    """Return a quantitative y axis that need not show 0."""
-    return alt.Y(f"{name}:Q", title=title, scale=_scale(domain, log), axis=alt.Axis(**axis))
+x, y = partial(_axis, alt.X), partial(_axis, alt.Y)
 
 
-def _scale(domain: Sequence[float] | None, log: bool) -> alt.Scale:
-    settings: dict[str, Any] = {"zero": False, "nice": False, "padding": 9} if domain is None else {"zero": False}
-    if domain is not None:
-        settings["domain"] = list(domain)
-    if log:
-        settings |= {"type": "log", "base": 2}
-        del settings["zero"]
-    return alt.Scale(**settings)
+@dataclass(frozen=True)
+class Plot:
+    """Layers over common axes. Rows have `name` and `y`, those of bars and bands also `low` and `high`."""
+
+    x: alt.X
+    y_title: str
+    looks: Mapping[str, Style]
+    """Of the names that are drawn."""
+    tip: Sequence[alt.Tooltip]
+    domain: Sequence[float] | None = None
+    """Ends of the y axis; None: all that is drawn."""
+    is_log: bool = False
+    """Whether the y axis is logarithmic."""
+
+    def lines(self, rows: Rows, detail: str = "name", **mark: Any) -> alt.Chart:
+        """Return lines. detail: the column that tells lines of one name apart."""
+        made = self._encoded(chart(rows).mark_line(**mark), "y", "color", "strokeDash")
+        return made.encode(detail=f"{detail}:N")
+
+    def points(self, rows: Rows, *channels: str, **mark: Any) -> alt.Chart:
+        """Return markers."""
+        return self._encoded(chart(rows).mark_point(clip=True, **mark), "y", *(channels or ("color", "shape")))
+
+    def targets(self, rows: Rows) -> alt.Chart:
+        """Return circles that nobody sees, at which a pointer finds the values of a line."""
+        return self._encoded(chart(rows).mark_circle(size=70, opacity=0, clip=True), "y")
+
+    def bars(self, rows: Rows) -> alt.Chart:
+        """Return upright lines from low to high."""
+        made = chart(rows).mark_rule(strokeWidth=1.6, opacity=0.55, clip=True)
+        return self._encoded(made, "low").encode(y2="high:Q")
+
+    def bands(self, rows: Rows) -> alt.Chart:
+        """Return areas from low to high."""
+        made = chart(rows).mark_area(opacity=0.16, clip=True)
+        return self._encoded(made, "low", "fill").encode(y2="high:Q")
+
+    def _encoded(self, made: alt.Chart, column: str, *channels: str) -> alt.Chart:
+        axis = {"format": ".4~g"} if self.is_log else {}
+        up = y(column, self.y_title, self.domain, self.is_log, **axis)
+        return made.encode(x=self.x, y=up, tooltip=list(self.tip), **coloured(self.looks, *channels))
+
+
+def ends_of(estimate: Estimate) -> dict[str, float]:
+    """Return the columns of a mean and its interval, NaN where one is unknown."""
+    return {"y": finite(estimate.mean), "low": finite(estimate.low), "high": finite(estimate.high)}
+
+
+def described(start: str, numbers: Mapping[str, str]) -> str:
+    """Return the text alternative of a figure, which ends with a number or some of each name."""
+    return f"{start} {'; '.join(f'{shorten(name, 40)} {text}' for name, text in numbers.items())}."
 
 
 def tips(**columns: str) -> list[alt.Tooltip]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports import charts
-from widthwise.reports.charts import MUTED, Figure, Style
-from widthwise.reports.formats import clean, shorten, si
+from widthwise.reports.charts import MUTED, Figure, Plot, Style
+from widthwise.reports.formats import clean, fixed, si
 
 N_POINTS = 160
 """A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
@@ -25,6 +26,8 @@ class Curve:
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
+    ends: NDArray[np.float64] | None = None
+    """Low and high ends of a band, (2, n_points)."""
 
     @property
     def is_empty(self) -> bool:
@@ -86,11 +89,6 @@ def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
     return Curve(common, values.mean(axis=0))
 
 
-def of_seeds(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the curves of single runs."""
-    return ["an unfinished run" if run.result is None else f"seed {run.result.seed}" for run in runs]
-
-
 def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
     """Steps become training FLOPs. Tokens between two records are interpolated; steps beyond the last are left out.
 
@@ -123,74 +121,74 @@ def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
     """Averages neighbours so that at most `n_points` remain; a group with a value that is not finite becomes NaN."""
     if len(curve.x) <= n_points:
         return curve
-    groups = np.array_split(np.arange(len(curve.x)), n_points)
-    return Curve(
-        np.array([curve.x[group].mean() for group in groups]), np.array([curve.y[group].mean() for group in groups])
-    )
+    rows = np.vstack([curve.x, curve.y, *([] if curve.ends is None else curve.ends)])
+    x, y, *ends = np.array([group.mean(axis=1) for group in np.array_split(rows, n_points, axis=1)]).T
+    return Curve(x, y, np.array(ends) if ends else None)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """The curves of one variant: a thin line per seed and their mean."""
+    """The curves of one variant: thin lines by name, and a strong one."""
 
-    name: str
-    style: Style
-    seeds: Sequence[Curve]
-    mean: Curve
-    of_seeds: Sequence[str] = ()
-    """Names of the thin lines, in their order; by default seeds without their numbers."""
-    of_mean: str = ""
-    """Name of the strong line; by default their mean."""
+    seeds: Mapping[str, Curve]
+    strong: Curve | None = None
+    """By default the mean of the others."""
+    of_strong: str = ""
+
+    @property
+    def mean(self) -> Curve:
+        return mean_over_seeds([*self.seeds.values()]) if self.strong is None else self.strong
+
+
+def over_seeds(runs: Sequence[Run], event: str, key: str = "loss") -> Bundle:
+    """Return one metric of the runs of a variant over the step."""
+    names = [f"unfinished run {i}" if r.result is None else f"seed {r.result.seed}" for i, r in enumerate(runs, 1)]
+    return Bundle({name: by_step(run, event, key) for name, run in zip(names, runs)})
 
 
 def curve_figure(
     key: str,
     title: str,
-    bundles: Sequence[Bundle],
+    curves: Mapping[str, Curve | Bundle],
+    looks: Mapping[str, Style],
     x_title: str,
     y_title: str,
     crop: bool = False,
     growths: Sequence[float] = (),
+    level: float | None = None,
 ) -> Figure | None:
     """Return curves over what is counted, or None where none has a value.
 
     crop: lets the first steep tenth run off the top. growths: where on the x axis models grew, marked by dashed lines.
+    level: a value that the y axis shows with a line across.
     """
-    drawn = [bundle for bundle in bundles if not all(curve.is_empty for curve in bundle.seeds)]
+    bundles = {name: each if isinstance(each, Bundle) else Bundle({"": each}, each) for name, each in curves.items()}
+    drawn = {name: each for name, each in bundles.items() if not all(curve.is_empty for curve in each.seeds.values())}
     if not drawn:
         return None
-    look = {bundle.name: bundle.style for bundle in drawn}
-    domain = _late_range([curve for bundle in drawn for curve in bundle.seeds]) if crop else None
-    axes = {
-        "x": charts.x("x", x_title, format="~s"),
-        "y": charts.y("y", y_title, domain),
-        "tooltip": charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}"),
-    }
-    thin_rows = [row for bundle in drawn if len(bundle.seeds) > 1 for row in _seed_rows(bundle)]
-    mean_rows = [row for bundle in drawn for row in _rows(bundle.name, _mean_name(bundle), bundle.mean)]
+    own = {name: looks[name] for name in drawn}
+    domain = _late_range([curve for each in drawn.values() for curve in each.seeds.values()], level) if crop else None
+    thin_rows, rows = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name, each in drawn.items():
+        n_seeds = len(each.seeds)
+        if n_seeds > 1:
+            thin_rows += [row for line, curve in each.seeds.items() for row in _rows(name, line, curve)]
+        strong = each.of_strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(each.seeds)))
+        rows += _rows(name, strong, each.mean)
+    banded = [row for row in rows if "low" in row]
+    ends = {"low": ".4f", "high": ".4f"} if banded else {}
+    tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **ends)
+    plot = Plot(charts.x("x", x_title, format="~s"), y_title, own, tip, domain)
     layers = [charts.line_at(at, "x", (4, 3), MUTED) for at in growths]
-    if thin_rows:
-        thin_look = charts.coloured(look, "color")
-        layers.append(
-            charts.chart(thin_rows).mark_line(strokeWidth=0.9, opacity=0.6).encode(**axes, **thin_look, detail="line:N")
-        )
-    strong = charts.chart(mean_rows).encode(**axes, **charts.coloured(look, "color", "strokeDash"))
-    layers += [strong.mark_line(), strong.mark_circle(size=70, opacity=0)]  # the circles make a target for the pointer
-    last = "; ".join(f"{shorten(bundle.name, 40)} {si(bundle.mean.last)}" for bundle in drawn)
-    label = f"{y_title} over {x_title}. Last mean value of each line: {last}."
-    if growths:
-        label += f" A model grew at {', '.join(map(si, growths))}."
-    return Figure(key, title, label, alt.layer(*layers), look)
-
-
-def _mean_name(bundle: Bundle) -> str:
-    n_seeds = len(bundle.seeds)
-    return bundle.of_mean or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.of_seeds), ""))
-
-
-def _seed_rows(bundle: Bundle) -> list[dict[str, Any]]:
-    names = bundle.of_seeds or [f"seed number {i}" for i in range(1, len(bundle.seeds) + 1)]
-    return [row for name, curve in zip(names, bundle.seeds) for row in _rows(bundle.name, name, curve)]
+    layers += [charts.line_at(level, "y")] if level is not None else []
+    layers += [plot.bands(banded)] if banded else []
+    layers += [plot.lines(thin_rows, "line", strokeWidth=0.9, opacity=0.6)] if thin_rows else []
+    layers += [plot.lines(rows), plot.targets(rows)]
+    subject, show = (y_title, si) if level is None else (f"{title}, {y_title},", partial(fixed, n_decimals=4))
+    last = {name: show(each.mean.last) for name, each in drawn.items()}
+    label = charts.described(f"{subject} over {x_title}. Last mean value of each line:", last)
+    label += f" A model grew at {', '.join(map(si, growths))}." if growths else ""
+    return Figure(key, title, label, alt.layer(*layers), own)
 
 
 def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
@@ -198,10 +196,17 @@ def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
     n_each = math.ceil(len(curve.x) / N_POINTS)
     line += f" (mean of {n_each} neighbouring values)" if n_each > 1 else ""
     shown = thin(curve)
-    return [{"name": clean(name), "line": line, "x": float(x), "y": float(y)} for x, y in zip(shown.x, shown.y)]
+    rows = [{"name": clean(name), "line": line, "x": float(x), "y": float(y)} for x, y in zip(shown.x, shown.y)]
+    ends = curve.ends
+    return rows if ends is None else [row | {"low": low, "high": high} for row, low, high in zip(rows, *ends.tolist())]
 
 
-def _late_range(curves: Sequence[Curve]) -> tuple[float, float] | None:
-    """Return the range of the values behind the first tenth."""
+def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, float] | None:
+    """Return the range of the level, and of the values behind the first tenth."""
     end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
-    return charts.span([float(value) for curve in curves for value in curve.y[curve.x >= 0.1 * end]])
+    parts = [
+        part[curve.x >= 0.1 * end]
+        for curve in curves
+        for part in (curve.y, *(() if curve.ends is None else curve.ends))
+    ]
+    return charts.span([*([] if level is None else [level]), *(float(each) for part in parts for each in part)])

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 
-import altair as alt
 import numpy as np
 
 from widthwise.experiments.statistics import seed_interval, verdict
@@ -17,11 +16,11 @@ from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports import answers, charts
+from widthwise.reports import answers
 from widthwise.reports.charts import Figure, styles
+from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import capital, clean, counted, fixed, ratio, sequence, shown, si, with_interval
 from widthwise.reports.page import Code, Link, Page, in_words, note, section
-from widthwise.reports.shapes import layer_ticks
 from widthwise.reports.table import Table
 from widthwise.reports.tables import environment_table, settings_table
 
@@ -47,14 +46,9 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
     has_comparison = discovery.comparison is not None and (compared / Outcome.file_name).is_file()
     comparison = Outcome.read(compared) if has_comparison else None
     recipe, matched = folder / f"{DISCOVERED}.yaml", TITLES.get(discovery.match, clean(discovery.match))
-    told, own = [answer(discovery)], comparison and _discovered(comparison)
-    if comparison and own and own.difference:
-        said = BESIDE.get(own.verdict or "cannot tell", "has no verdict beside")
-        told.append(f"Retrained, it {said} {clean(str(comparison.baseline))} ({_apart(own.difference)} nats).")
     rivals = comparison and section(
         "Against its rivals",
-        cost_table(discovery, comparison),
-        rivals_table(comparison),
+        rivals_table(discovery, comparison),
         note("rivals", matched=matched),
         Link("The whole comparison", f"{discovery.comparison}/report.html"),
     )
@@ -62,7 +56,7 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
     return Page(
         "discovery",
         f"Discovery for {clean(discovery.title)}",
-        told,
+        [answer(discovery), *(answers.answer(comparison)[:1] if comparison else ())],
         lead=f"Which layers should be wide, at {si(discovery.budget)} {matched}?",
         first=_profile_figures(discovery),
         sections=(
@@ -103,32 +97,23 @@ def _sizes(discovery: Discovery) -> dict[str, str]:
     return SIZES if discovery.found.stages[-1].layers[0].blocks is None else SIZES | BLOCKS
 
 
-def _profile_figures(discovery: Discovery) -> list[Figure]:
+def _profile_figures(discovery: Discovery) -> list[Figure | None]:
     """Return a figure of each size: layers at a few moments of the search, from the first to the last.
 
     They are where they are in the model that was found, so that one which was added later leaves a gap.
     """
     stages, places = discovery.found.stages, discovery.found.places()
-    last = len(stages) - 1
+    last, figures = len(stages) - 1, []
     numbers = np.unique(np.linspace(0, last, min(N_LINES, last + 1)).round().astype(int))
     names = {number: "found" if number == last else f"after step {stages[number].step:,}" for number in numbers}
-    looks, figures = styles(names.values()), []
-    across = charts.x("layer", "layer (1 reads the tokens)", values=layer_ticks(len(places[-1])), format="d")
     for key, title in _sizes(discovery).items():
-        rows = [
-            {"name": name, "layer": float(place + 1), "size": float(layer[key])}
+        curves = {
+            name: Curve(1.0 + np.array(places[number]), np.array([finite(each[key]) for each in stages[number].layers]))
             for number, name in names.items()
-            for place, layer in zip(places[number], stages[number].layers)
-        ]
-        unit = "of the hourglass" if key in BLOCKS else "channels"
-        up = charts.y("size", f"{title}, {unit}", (0, 1.06 * max(row["size"] for row in rows)))
-        base = charts.chart(rows).encode(x=across, y=up, tooltip=charts.tips(name="|moment", layer=".0f", size=".1f"))
-        layers = alt.layer(
-            base.mark_line().encode(**charts.coloured(looks, "color", "strokeDash")),
-            base.mark_point(size=40).encode(**charts.coloured(looks, "color", "shape")),
-        )
-        label = f"{capital(title)} of each layer at {len(names)} moments of the search."
-        figures.append(Figure(f"profile-{key}", capital(title), label, layers, looks))
+        }
+        x_title, y_title = "layer (1 reads the tokens)", "of the hourglass" if key in BLOCKS else "channels"
+        looks, name = styles(names.values()), f"profile-{key}"
+        figures.append(curve_figure(name, capital(title), curves, looks, x_title, y_title, level=0.0))
     return figures
 
 
@@ -145,31 +130,19 @@ def sizes_table(discovery: Discovery) -> Table:
     return Table("Sizes of the layers at the end of the search", header, rows, words={"added after"})
 
 
-def cost_table(discovery: Discovery, comparison: Outcome) -> Table:
-    """Return every rival with its loss and its cost, the search included in that of what was found."""
-    rows = []
+def rivals_table(discovery: Discovery, comparison: Outcome) -> Table:
+    """Return each rival: its loss, its differences, and its cost, with that of the search for what was found."""
+    rows, differences = [], _minus_rivals(comparison)
     for variant in comparison.variants:
         flops, search = _flops(variant), discovery.found.flops if variant.name == DISCOVERED else 0.0
-        own = [si(flops), si(search) if search else "", si(None if flops is None else flops + search)]
-        name, loss = clean(variant.name), shown(variant.val_loss.mean, LOSS)
-        rows.append([name, loss, _apart(variant.difference), variant.verdict or "", *own])
-    header = [
-        "",
-        LOSS.title,
-        f"minus {clean(str(comparison.baseline))}",
-        "verdict",
-        FLOPS.brief_title,
-        "search",
-        "together",
-    ]
-    return Table("Retrained from scratch, FLOPs of one seed", header, rows, words={"verdict"})
-
-
-def rivals_table(comparison: Outcome) -> Table | None:
-    """Return the found shape minus each rival but the baseline, with a verdict; None where there is none."""
-    rows = [[name, _apart(difference), verdict(difference)] for name, difference in _minus_rivals(comparison).items()]
-    caption = f"{capital(LOSS.title)} of {DISCOVERED} minus that of its other rivals, paired by seed"
-    return Table(caption, ["", f"{DISCOVERED} minus it", "verdict"], rows, words={"verdict"}) if rows else None
+        name, loss, own = clean(variant.name), shown(variant.val_loss.mean, LOSS), differences.get(clean(variant.name))
+        beside = [_apart(variant.difference), variant.verdict or "", _apart(own), verdict(own) if own else ""]
+        together = None if flops is None else flops + search
+        rows.append([name, loss, *beside, si(flops), si(search) if search else "", si(together)])
+    minus, verdicts = [f"minus {clean(str(comparison.baseline))}", f"{DISCOVERED} minus it"], ["verdict", "its verdict"]
+    header = ["", LOSS.title, *(title for pair in zip(minus, verdicts) for title in pair), FLOPS.brief_title]
+    caption = "Retrained from scratch, paired by seed; FLOPs of one seed"
+    return Table(caption, [*header, "search", "together"], rows, words=verdicts)
 
 
 def _minus_rivals(comparison: Outcome) -> dict[str, Estimate]:
@@ -178,10 +151,6 @@ def _minus_rivals(comparison: Outcome) -> dict[str, Estimate]:
     own = losses.pop(DISCOVERED, ())
     pairs = {name: zip(map(finite, own), map(finite, other)) for name, other in losses.items() if own and other}
     return {name: seed_interval([a - b for a, b in each], comparison.confidence) for name, each in pairs.items()}
-
-
-def _discovered(comparison: Outcome) -> Variant | None:
-    return next((each for each in comparison.variants if each.name == DISCOVERED), None)
 
 
 def _apart(difference: Estimate | None) -> str:

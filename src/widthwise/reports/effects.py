@@ -12,11 +12,22 @@ from widthwise.records.estimate import Effects, EqualLoss, Estimate
 from widthwise.records.outcome import Variant
 from widthwise.records.quantities import TITLES
 from widthwise.reports import charts
-from widthwise.reports.charts import CARD, Figure, limits_of, styles
-from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, signed
+from widthwise.reports.charts import CARD, Figure, Plot, limits_of, styles
+from widthwise.reports.formats import (
+    MISSING,
+    clean,
+    counted,
+    fixed,
+    interval,
+    percentage,
+    sequence,
+    shorten,
+    signed,
+    with_interval,
+)
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.scales import Scales, sentences, sign, signs, words, worth
-from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows, escaped_row, latex_table
+from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
 from widthwise.reports.tables import text_key, text_words
 
 PHRASES = {
@@ -98,37 +109,30 @@ def effect_figures(scales: Scales) -> list[Figure]:
     ends = limits_of([each for effect in scales.effects for each in effect.measured], [0.0])
     room = (max(ticks) / min(ticks)) ** 0.15 if len(ticks) > 1 else 2.0
     across = charts.x("x", x_title, (min(ticks) / room, max(ticks) * room), True, values=ticks, format=".3~s")
-    up, bottom = (charts.y(name, "difference in nats", ends) for name in ("mean", "low"))
-    tip = charts.tips(name="|line", x=f",.0f|{x_title}", mean="+.4f", low="+.4f", high="+.4f", seeds="")
-    hollow = alt.condition("datum.sure == 'yes'", alt.value(1), alt.value(0))
+    tip = charts.tips(name="|line", x=f",.0f|{x_title}", y="+.4f|mean", low="+.4f", high="+.4f", seeds="")
+    plot = Plot(across, "difference in nats", looks, tip, ends)
+    is_sure = {"fillOpacity": alt.condition("datum.sure", alt.value(1), alt.value(0))}
     figures = []
     for i, effect in enumerate(scales.effects):
-        rows: list[dict[str, Any]] = []
-        missing, described = [], []
+        rows, missing, described = list[dict[str, Any]](), [], []
         for scale, each in zip(scales.each, effect.differences):
             at, line = (scale.tokens, scale.params) if is_over_tokens else (scale.params, scale.tokens)
-            row = {"name": names[line], "x": float(at), "seeds": scale.seeds}
+            known = Estimate(mean=None) if each is None else each
+            row = {"name": names[line], "x": float(at), "seeds": scale.seeds, "sure": sign(known) != 0}
+            rows.append(row | charts.ends_of(known))
             if each is None:
-                rows.append(row | {"mean": None, "low": None, "high": None, "sure": "no"})
                 missing.append(f"{scales.sizes[scale.params]}, {scales.lengths[scale.tokens]}")
                 described.append(f"not measured at {scales.name(scale)}")
             else:
-                sure = "yes" if sign(each) else "no"
-                rows.append(row | {"mean": each.mean, "low": each.low, "high": each.high, "sure": sure})
-                ends_of_each = interval(each, 4, True) or "no interval"
-                described.append(f"{signed(each.mean, 4)} ({ends_of_each}) at {scales.name(scale)}")
-        base = charts.chart(sorted(rows, key=lambda row: row["x"])).encode(x=across, tooltip=tip)
-        bars = base.mark_rule(strokeWidth=1.6, opacity=0.55, clip=True)
-        ground = base.mark_point(fill=CARD, size=62, stroke=None, clip=True)
-        rim = base.mark_point(fill=None, size=62, strokeWidth=1.5, clip=True)
-        full = base.mark_point(size=62, clip=True)
+                described.append(f"{with_interval(each, 4)} at {scales.name(scale)}")
+        rows.sort(key=lambda row: row["x"])
         layers = alt.layer(
             charts.line_at(0, "y"),
-            base.mark_line(strokeWidth=1.3).encode(y=up, **charts.coloured(looks, "color", "strokeDash")),
-            bars.encode(y=bottom, y2="high:Q", **charts.coloured(looks)),
-            ground.encode(y=up, shape=charts.coloured(looks, "shape")["shape"]),
-            full.encode(y=up, fillOpacity=hollow, **charts.coloured(looks, "fill", "shape")),
-            rim.encode(y=up, **charts.coloured(looks, "stroke", "shape")),
+            plot.lines(rows, strokeWidth=1.3),
+            plot.bars(rows),
+            plot.points(rows, "shape", fill=CARD, stroke=None),
+            plot.points(rows, "fill", "shape").encode(**is_sure),
+            plot.points(rows, "stroke", "shape", fill=None, strokeWidth=1.5),
         )
         title = clean(effect.name) + (f" (not at {'; '.join(missing)} tokens)" if missing else "")
         pair = f"{shorten(effect.name, 40)} minus that of {shorten(scales.baseline, 40)}"
@@ -166,7 +170,10 @@ def _ratio_table(caption: str, scales: Scales, ratios: Mapping[str, Sequence[Est
 
 
 def _titles(scales: Scales) -> list[str]:
-    return [f"{scales.name(scale)}, {scale.seeds}" for scale in scales.each]
+    return [
+        f"{scales.sizes[scale.params]} parameters\n{scales.lengths[scale.tokens]} tokens\n{scale.seeds}"
+        for scale in scales.each
+    ]
 
 
 def _cell(estimate: Estimate | None, n_decimals: int, is_signed: bool = False, mark: str = "") -> str:
@@ -205,19 +212,6 @@ def csv_text(scales: Scales) -> str:
 
 
 def latex_text(scales: Scales) -> str:
-    r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding.
-
-    Parameters, tokens and seeds stand below each other, and intervals below their differences, because columns side by
-    side must be narrow.
-    """
+    """Return the table of a paper."""
     table = effect_table(scales)
-    titles = [
-        (f"{scales.sizes[scale.params]} parameters", f"{scales.lengths[scale.tokens]} tokens", scale.seeds)
-        for scale in scales.each
-    ]
-    head = [escaped_row([*line]) for line in zip(("Variant", "", ""), *titles, (SIGN, "", ""))]
-    body = []
-    for row in table.rows:
-        values, _, details = zip(*(cell.partition("\n") for cell in row))
-        body += [escaped_row(line) for line in (values, details) if any(line)]
-    return latex_table(f"{table.caption}.", "r" * len(scales.each) + "l", head, body)
+    return table.latex(f"{table.caption}.")

@@ -13,8 +13,7 @@ from widthwise.reports import experiment_figures as figures
 from widthwise.reports import main_table, tables
 from widthwise.reports.answers import answer, badges, question
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Style, styles
-from widthwise.reports.curves import Bundle, Curve, against_flops, by_step, curve_figure, mean_over_seeds, of_seeds
-from widthwise.reports.dynamic_width import dynamic_width_section
+from widthwise.reports.curves import Bundle, against_flops, curve_figure, over_seeds
 from widthwise.reports.formats import (
     MISSING,
     capital,
@@ -36,7 +35,7 @@ from widthwise.reports.page import Code, Page, Section, Text, note, section
 from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
-from widthwise.reports.virtual_width import virtual_width_section
+from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 from widthwise.run_dir import RunDir
 from widthwise.runs.listing import listed_run, planned_run
 
@@ -103,7 +102,10 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
                 "Loss curves",
                 *curves,
                 note("point-curves") if found.axes else note("seeds-and-means" * (len(found.seeds) > 1), "loss-curves"),
-                tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(here)).folded
+                tables.curve_table(
+                    "Held-out loss by step, mean over seeds",
+                    {name: over_seeds(own, "validation").mean for name, own in here.items()},
+                ).folded
                 if has_name
                 else None,
             )
@@ -234,10 +236,6 @@ def _cost_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
     return section("Costs", figures.part_figure(found.variants), figures.ratio_figure(found, looks), costs, *layers)
 
 
-def _mean_curves(runs: Runs) -> dict[str, Curve]:
-    return {name: mean_over_seeds([by_step(run, "validation", "loss") for run in own]) for name, own in runs.items()}
-
-
 def _curves(found: Outcome, runs: Runs, looks: Mapping[str, Style]) -> list[Figure]:
     """Return losses of named variants over steps and training FLOPs; of a family, size by size over FLOPs."""
     panels: dict[str, list[Variant]] = {}
@@ -247,26 +245,25 @@ def _curves(found: Outcome, runs: Runs, looks: Mapping[str, Style]) -> list[Figu
     drawn: list[Figure | None] = []
     for number, (size, variants) in enumerate(panels.items()):
         every = [run for each in variants for run in runs[each.name]]
-        words = ("training FLOPs",) if size else ("step", "training FLOPs")
         for event, title in _LOSSES:
-            for over in words:
-                by_flops = over != "step"
-                bundles = [_bundle(each, runs[each.name], looks[each.name], event, by_flops) for each in variants]
-                key = f"{event}-{'flops' if by_flops else 'step'}{f'-{number}' if size else ''}"
-                name = f"{clean(size)}: {title.lower()}" if size else f"{title} by {over}"
-                grown = (growth_flops if by_flops else growth_steps)(every)
-                drawn.append(curve_figure(key, name, bundles, over, title.lower(), True, grown))
+            if not size:
+                bundles = {each.name: over_seeds(runs[each.name], event) for each in variants}
+                name, grown = f"{title} by step", growth_steps(every)
+                drawn.append(curve_figure(f"{event}-step", name, bundles, looks, "step", title.lower(), True, grown))
+            bundles = {each.name: _over_flops(each, runs[each.name], event) for each in variants}
+            key, name = (
+                f"{event}-flops{f'-{number}' * bool(size)}",
+                f"{clean(size)}: {title.lower()}" if size else f"{title} by training FLOPs",
+            )
+            grown = growth_flops(every)
+            drawn.append(curve_figure(key, name, bundles, looks, "training FLOPs", title.lower(), True, grown))
     return [figure for figure in drawn if figure is not None]
 
 
-def _bundle(variant: Variant, runs: Sequence[Run], style: Style, event: str, by_flops: bool) -> Bundle:
-    seeds = [by_step(run, event, "loss") for run in runs]
-    mean = mean_over_seeds(seeds)
-    if by_flops:
-        flops = _flops_per_token(runs[0], variant)
-        mean = against_flops(mean, runs[0], flops)
-        seeds = [against_flops(curve, run, flops) for curve, run in zip(seeds, runs)]
-    return Bundle(variant.name, style, seeds, mean, of_seeds(runs))
+def _over_flops(variant: Variant, runs: Sequence[Run], event: str) -> Bundle:
+    flops, by_steps = _flops_per_token(runs[0], variant), over_seeds(runs, event)
+    seeds = {name: against_flops(curve, run, flops) for (name, curve), run in zip(by_steps.seeds.items(), runs)}
+    return Bundle(seeds, against_flops(by_steps.mean, runs[0], flops))
 
 
 def _flops_per_token(run: Run, variant: Variant) -> float:
@@ -299,7 +296,7 @@ def _equal_loss_section(found: Outcome, looks: Mapping[str, Style]) -> Section |
     return section(
         "Tokens at equal loss",
         *shown,
-        *(each for name in OF_HELD_OUT for each in figures.course_figures(name, drawn, looks, words)),
+        *(each for name in OF_HELD_OUT for each in figures.gap_figures(name, drawn, looks, words)),
         Text(told.lines, is_quiet=bool(shown)),
     )
 
@@ -374,17 +371,17 @@ def _training_flops(found: Outcome, results: Mapping[str, RunResult]) -> tuple[d
     return {point.name: point.cost.flops_per_token.training for point in found.variants}, "training FLOPs per token"
 
 
-def _point_curves(found: Outcome, runs: Runs, looks: Mapping[str, Style]) -> Figure | None:
+def _point_curves(found: Outcome, runs: Runs, of_groups: Mapping[str, Style]) -> Figure | None:
     """Return a thin line for each point of a group, a thick one for its best."""
-    bundles, curves = [], _mean_curves(runs)
+    bundles: dict[str, Bundle] = {}
     for group in found.groups:
-        own = {point.name for point in found.of_group(group)}
-        means = {name: curve for name, curve in curves.items() if name in own}
-        if means:
-            name = group or "all points"
-            best = next(iter(means))
-            bundles.append(Bundle(name, looks[group], list(means.values()), means[best], list(means), best))
-    return curve_figure("points-step", "Held-out loss by step", bundles, "step", "held-out loss", crop=True)
+        names = [point.name for point in found.of_group(group) if point.name in runs]
+        if names:
+            means = {name: over_seeds(runs[name], "validation").mean for name in names}
+            bundles[group or "all points"] = Bundle(means, means[names[0]], names[0])
+    looks = {group or "all points": style for group, style in of_groups.items()}
+    title = "Held-out loss by step"
+    return curve_figure("points-step", title, bundles, looks, "step", "held-out loss", crop=True)
 
 
 def _axis_table(found: Outcome) -> Table | None:
@@ -473,11 +470,19 @@ def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) ->
             begun[each.variant].append(read_run(path, each.path))
     looks = styles(begun, planned.baseline)
     grown = growth_steps([run for own in begun.values() for run in own])
-    drawn = []
-    for event, title in _LOSSES:
-        found = {name: [by_step(run, event, "loss") for run in own] for name, own in begun.items() if own}
-        bundles = [Bundle(name, looks[name], curves, mean_over_seeds(curves)) for name, curves in found.items()]
-        drawn.append(curve_figure(f"{event}-loss", title, bundles, "step", title.lower(), True, grown))
+    drawn = [
+        curve_figure(
+            f"{event}-loss",
+            title,
+            {name: over_seeds(own, event) for name, own in begun.items() if own},
+            looks,
+            "step",
+            title.lower(),
+            True,
+            grown,
+        )
+        for event, title in _LOSSES
+    ]
     return Page(
         "experiment, not finished",
         planned.title,

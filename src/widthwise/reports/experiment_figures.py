@@ -1,9 +1,9 @@
 """Figures of an experiment: differences, costs, losses over shapes, over what a sweep varies and over a trend."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
@@ -14,11 +14,13 @@ from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Trend, 
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITIES, TITLES
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Style, areas, limits_of, styles
+from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Plot, Style, areas, limits_of, styles
+from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import (
     MISSING,
     capital,
     clean,
+    counted,
     fixed,
     interval,
     plain,
@@ -31,55 +33,53 @@ from widthwise.reports.formats import (
 
 _ROW = 30
 """Pixels of a row."""
+_LOSS = "held-out loss"
 
 
 def difference_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
     """Return a forest plot: per variant the difference of each seed, its mean, and its interval where seeds suffice.
 
-    None where nothing is outcome.
+    None where nothing is compared.
     """
-    found = [(each, each.difference) for each in outcome.variants if each.difference is not None and each.name in looks]
+    found = {
+        each.name: (each.difference, each.verdict)
+        for each in outcome.variants
+        if each.difference is not None and each.name in looks
+    }
     if not found:
         return None
-    own = {each.name: looks[each.name] for each, _ in found}
-    names = [{"name": clean(each.name)} for each, _ in found]
-    with_ends = len(found[0][1].per_seed) >= FEWEST_SEEDS
+    own = {name: looks[name] for name in found}
+    with_ends = all(len(difference.per_seed) >= FEWEST_SEEDS for difference, _ in found.values())
     baseline = shorten(outcome.baseline_words or "its baseline", 30)
-    means = [
-        {
-            **name,
-            "mean": finite(each.mean),
-            "low": finite(each.low),
-            "high": finite(each.high),
-            "verdict": variant.verdict,
-        }
-        for name, (variant, each) in zip(names, found)
-    ]
+    means = [{"name": clean(name), "verdict": word, **charts.ends_of(each)} for name, (each, word) in found.items()]
     seeds = [
-        {**name, "seed": seed, "difference": finite(value)}
-        for name, (_, each) in zip(names, found)
-        for seed, value in zip(outcome.seeds, each.per_seed)
+        {"name": clean(name), "seed": seed, "difference": finite(value)}
+        for name, (difference, _) in found.items()
+        for seed, value in zip(outcome.seeds, difference.per_seed)
     ]
     title = [f"nats above {baseline}: left of 0 is better", *([] if with_ends else ["too few seeds for intervals"])]
-    along = charts.x("mean", title, format="+.3~f", grid=True)
-    rows: dict[str, Any] = {"y": alt.Y("name:N", sort=None, title=None), **charts.coloured(own, "color")}
-    layers = [charts.line_at(0, "x")]
-    if with_ends:
-        ends = charts.chart(means).mark_rule(strokeWidth=2.6)
-        layers.append(ends.encode(x=charts.x("low", title), x2="high:Q", **rows))
-    tip = charts.tips(name="|variant", seed="", difference="+.4f")
-    layers.append(
-        charts.chart(seeds).mark_tick(thickness=1.4, size=11, yOffset=8).encode(x="difference:Q", tooltip=tip, **rows)
+    rows: dict[str, Any] = {"y": alt.Y("name:N", sort=None, title=None), **charts.coloured(own)}
+    ends, ticks, points = (
+        charts.chart(means).mark_rule(strokeWidth=2.6).encode(x=charts.x("low", title), x2="high:Q", **rows),
+        charts.chart(seeds)
+        .mark_tick(thickness=1.4, size=11, yOffset=8)
+        .encode(x="difference:Q", tooltip=charts.tips(name="|variant", seed="", difference="+.4f"), **rows),
+        charts.chart(means)
+        .mark_point(size=95)
+        .encode(
+            x=charts.x("y", title, format="+.3~f", grid=True),
+            tooltip=charts.tips(name="|variant", y="+.4f|mean", low="+.4f", high="+.4f", verdict=""),
+            **rows | charts.coloured(own, "color", "shape"),
+        ),
     )
-    tip = charts.tips(name="|variant", mean="+.4f", low="+.4f", high="+.4f", verdict="")
-    points = charts.chart(means).mark_point(size=95)
-    layers.append(points.encode(x=along, tooltip=tip, shape=charts.coloured(own, "shape")["shape"], **rows))
-    numbers = "; ".join(
-        f"{shorten(each.name, 40)} {signed(difference.mean, 4)} ({interval(difference, 4, True) or 'no interval'})"
-        for each, difference in found
+    label = charts.described(
+        f"Difference in held-out loss to {baseline}:",
+        {
+            name: f"{signed(each.mean, 4)} ({interval(each, 4, True) or 'no interval'})"
+            for name, (each, _) in found.items()
+        },
     )
-    label = f"Difference in held-out loss to {baseline}: {numbers}."
-    chart = alt.layer(*layers)
+    chart = alt.layer(charts.line_at(0, "x"), *([ends] if with_ends else []), ticks, points)
     return Figure("differences", f"Held-out loss minus that of {baseline}", label, chart, own, 40 + _ROW * len(found))
 
 
@@ -103,8 +103,8 @@ def part_figure(variants: Sequence[Variant]) -> Figure:
             **charts.coloured(looks, "fill"),
         )
     )
-    totals = "; ".join(f"{shorten(v.name, 40)} {si(v.cost.params['total'])}" for v in variants)
-    label = f"Parameters by part of the model. Totals: {totals}."
+    totals = {each.name: si(each.cost.params["total"]) for each in variants}
+    label = charts.described("Parameters by part of the model. Totals:", totals)
     return Figure("parts", "Parameters by part", label, chart, looks, 40 + 26 * len(variants))
 
 
@@ -115,7 +115,7 @@ def ratio_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
         for variant in outcome.variants
         if variant.name in looks and (other := outcome.baseline_of(variant)) is not None and other.name != variant.name
     ]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": clean(variant.name), "quantity": each.bare_title, "ratio": value}
         for each in QUANTITIES
         if each.has_ratio and not each.is_loss
@@ -137,51 +137,65 @@ def ratio_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
             **charts.coloured(own, "color", "shape"),
         )
     )
-    by_name: dict[str, list[str]] = {}
+    numbers: dict[str, str] = {}
     for row in rows:
-        by_name.setdefault(str(row["name"]), []).append(f"{row['quantity']} {ratio(float(row['ratio'] or 0)) or '?'}")
-    numbers = "; ".join(f"{shorten(name, 40)}: {', '.join(each)}" for name, each in by_name.items())
-    label = f"Costs and speed relative to {baseline}. {numbers}."
+        before = f"{numbers[row['name']]}, " if row["name"] in numbers else ""
+        numbers[row["name"]] = f"{before}{row['quantity']} {ratio(row['ratio']) or '?'}"
+    label = charts.described(f"Costs and speed relative to {baseline}.", numbers)
     chart = alt.layer(charts.line_at(1, "x"), points)
     n_rows = len({row["quantity"] for row in rows})
     return Figure("ratios", f"Costs relative to {baseline}", label, chart, own, 40 + n_rows * max(26, 9 * len(own)))
 
 
-def estimate_layers(
-    rows: Sequence[tuple[str, str, Any, Estimate]],
+class Point(NamedTuple):
+    """A mean with its interval, over what points differ in."""
+
+    series: str
+    name: str
+    x: float | str
+    loss: Estimate
+    line: str | None = None
+    """The points of a series that have the same one are joined; None: it is not joined to others."""
+
+
+def point_figure(
+    key: str,
+    title: str,
+    points: Sequence[Point],
     looks: Mapping[str, Style],
-    across: Callable[[], alt.X],
-    y_title: str,
-    marks: Sequence[float] = (),
-) -> list[alt.Chart]:
+    across: alt.X,
+    words: tuple[str, str],
+    level: tuple[str, float] | None = None,
+) -> Figure:
     """Return means as markers with their intervals as upright lines.
 
-    rows: series, point, place on the x axis (column `x`), estimate. marks: what else the y axis must show.
+    words: titles of the axes. level: name and value of what the points are compared with.
     """
-    shown = [
-        {
-            "name": clean(name),
-            "point": clean(point),
-            "x": at,
-            "mean": finite(e.mean),
-            "low": finite(e.low),
-            "high": finite(e.high),
-        }
-        for name, point, at, e in rows
+    known = [each for each in points if each.loss.mean is not None]
+    at, show = [] if level is None else [level[1]], signed if level and level[1] == 0 else fixed
+    rows: list[dict[str, Any]] = [
+        {"name": clean(each.series), "point": clean(each.name), "x": each.x, "line": each.line}
+        | charts.ends_of(each.loss)
+        for each in points
     ]
-    domain = limits_of([e for *_, e in rows], marks) if rows else None
-    tip = charts.tips(name="|series", point="", mean=".4f", low=".4f", high=".4f")
-    own = {"x": across(), "tooltip": tip}
-    ends = charts.chart(shown).mark_rule(strokeWidth=1.6, opacity=0.55, clip=True)
-    points = charts.chart(shown).mark_point(clip=True)
-    return [
-        ends.encode(y=charts.y("low", y_title, domain), y2="high:Q", **own, **charts.coloured(looks)),
-        points.encode(y=charts.y("mean", y_title, domain), **own, **charts.coloured(looks, "color", "shape")),
-    ]
+    tip = charts.tips(name="|series", point="", y=".4f|mean", low=".4f", high=".4f")
+    plot = Plot(across, words[1], looks, tip, limits_of([each.loss for each in points], at) if known or at else None)
+    joined = [row for row in rows if row["line"] is not None]
+    layers = [charts.line_at(each, "y", BASELINE_STYLE.dash, MUTED) for each in at]
+    layers += [plot.lines(joined, "line", strokeWidth=1.4)] if joined else []
+    layers += [plot.bars(rows), plot.points(rows)]
+    label = f"{capital(words[1])} over {words[0]}, a marker for each of {counted(len(points), 'point')}."
+    if known:
+        best = min(known, key=lambda each: finite(each.loss.mean))
+        where = best.x if isinstance(best.x, str) else tick(round(best.x, 3))
+        of = ", ".join(shorten(name, 40) for name in dict.fromkeys((best.name, best.series)))
+        label += f" The lowest is {show(best.loss.mean, 4)} at {where}, of {of}."
+    if level is not None:
+        label += f" The dashed line is {shorten(level[0], 40)} at {show(level[1], 4)}."
+    return Figure(key, title, label, alt.layer(*layers), looks)
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(NamedTuple):
     """A model whose layers all have the same sizes, with its loss."""
 
     name: str
@@ -192,41 +206,35 @@ class Stack:
     loss: Estimate
     """Where there is a baseline its loss and the difference to it, whose interval is the narrower."""
 
-    @property
-    def ratio(self) -> float:
-        return self.d_hidden / self.d_model
-
-    @property
-    def aspect(self) -> float:
-        return self.d_model / self.n_layers
-
 
 def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     """Return figures 3 and 4 of the hourglass paper, arXiv:2602.06471, of the variants `names`, which have one budget.
 
-    None of them where no line has two.
+    The first joins models of one depth, the second the best of each depth. None of them where no line has two.
     """
     baseline = outcome.baseline_variant
     zero = None if baseline is None else baseline.val_loss.mean
     others = [each for each in outcome.variants if each is not baseline and each.name in names]
     stacks = [stack for each in others if (stack := _stack(each, zero)) is not None]
-    by_depth: dict[tuple[int, int], list[Stack]] = {}
-    lowest: dict[tuple[int, int], Stack] = {}
-    for stack in sorted(stacks, key=lambda stack: -finite(stack.loss.mean)):
-        by_depth.setdefault((stack.n_blocks, stack.n_layers), []).append(stack)
-        lowest[stack.n_blocks, stack.n_layers] = stack
-    by_blocks: dict[tuple[int, int], list[Stack]] = {}
-    for stack in lowest.values():
-        by_blocks.setdefault((stack.n_blocks, 0), []).append(stack)
+    stacks.sort(key=lambda stack: -finite(stack.loss.mean))
+    lowest = {(stack.n_blocks, stack.n_layers): stack for stack in stacks}
     looks = styles([f"K = {k}" for k in sorted({stack.n_blocks for stack in stacks})])
-    reference = None if baseline is None or zero is None else (baseline.name, zero)
-    return [
-        _shape_figure(key, words, lines, stacks, at, looks, reference)
-        for key, words, lines, at in (
-            ("shape-ratio", "d_hidden / d_model", by_depth, lambda stack: stack.ratio),
-            ("shape-aspect", "d_model / n_layers", by_blocks, lambda stack: stack.aspect),
+    level = None if baseline is None or zero is None else (baseline.name, zero)
+    by_ratio, by_aspect = list[Point](), list[Point]()
+    for each in stacks:
+        point = Point(
+            f"K = {each.n_blocks}", each.name, each.d_hidden / each.d_model, each.loss, f"L = {each.n_layers}"
         )
-        if any(len(line) > 1 for line in lines.values())
+        by_ratio.append(point)
+        line = "" if each in lowest.values() else None
+        by_aspect.append(point._replace(x=each.d_model / each.n_layers, line=line))
+    return [
+        point_figure(key, f"Held-out loss over {words}", points, looks, charts.x("x", words), (words, _LOSS), level)
+        for key, words, points in (
+            ("shape-ratio", "d_hidden / d_model", by_ratio),
+            ("shape-aspect", "d_model / n_layers", by_aspect),
+        )
+        if max(Counter((p.series, p.line) for p in points if p.line is not None).values(), default=0) > 1
     ]
 
 
@@ -253,45 +261,6 @@ def moved(estimate: Estimate, by: float) -> Estimate:
     return Estimate(mean=mean, low=low, high=high)
 
 
-def _shape_figure(
-    key: str,
-    words: str,
-    lines: Mapping[tuple[int, int], Sequence[Stack]],
-    stacks: Sequence[Stack],
-    at: Callable[[Stack], float],
-    looks: Mapping[str, Style],
-    reference: tuple[str, float] | None,
-) -> Figure:
-    """lines: (number of blocks, depth or 0) -> models. reference: name and loss of the baseline."""
-    marks = [] if reference is None else [reference[1]]
-    rows = [(f"K = {each.n_blocks}", each.name, at(each), each.loss) for each in stacks]
-    joined = [
-        {"name": f"K = {k}", "line": f"L = {depth}" if depth else "", "x": at(each), "y": finite(each.loss.mean)}
-        for (k, depth), line in lines.items()
-        for each in sorted(line, key=at)
-    ]
-
-    def across() -> alt.X:
-        return charts.x("x", words)
-
-    lines_drawn = charts.chart(joined).mark_line(strokeWidth=1.4)
-    y_axis = charts.y("y", "held-out loss", limits_of([each.loss for each in stacks], marks))
-    layers = [
-        lines_drawn.encode(x=across(), y=y_axis, detail="line:N", **charts.coloured(looks, "color", "strokeDash"))
-    ]
-    layers += [charts.line_at(mark, "y", BASELINE_STYLE.dash, MUTED) for mark in marks]
-    layers += estimate_layers(rows, looks, across, "held-out loss", marks)
-    best = min(stacks, key=lambda stack: finite(stack.loss.mean))
-    label = (
-        f"Held-out loss over {words}, a marker for each of {len(stacks)} shapes, lines by number of blocks K. The "
-        f"lowest is {fixed(best.loss.mean, 4)} at {tick(round(at(best), 3))}, of {shorten(best.name, 40)}, "
-        f"K = {best.n_blocks}."
-    )
-    if reference is not None:
-        label += f" The dashed line is {shorten(reference[0], 40)} at {fixed(reference[1], 4)}."
-    return Figure(key, f"Held-out loss over {words}", label, alt.layer(*layers), looks)
-
-
 def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[str, Style]) -> Figure:
     """Return losses over the logarithm of a quantity, with the fitted line and the band of its slope.
 
@@ -305,87 +274,52 @@ def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[st
     turn = np.log2(values) - np.log2(values).mean()
     low, high = (line + (finite(end) - finite(trend.slope.mean)) * turn for end in (trend.slope.low, trend.slope.high))
     title, own = TITLES.get(trend.of, clean(trend.of)), {p.variant: looks[p.variant] for p in points}
-    ends = charts.span([*line.tolist(), *low.tolist(), *high.tolist(), *shifted.ravel().tolist()])
-
-    def across() -> alt.X:
-        ticks = {"values": values.tolist(), "format": "~s"}
-        return charts.x("x", f"{clean(trend.over)}, on a logarithmic axis", None, True, **ticks)
-
-    fitted = alt.Chart(
-        charts.table_of(
-            [{"x": v, "line": f, "low": a, "high": b} for v, f, a, b in zip(values.tolist(), line, low, high)]
-        )
-    )
+    over = clean(trend.over)
+    across = charts.x("x", f"{over}, on a logarithmic axis", None, True, values=values.tolist(), format="~s")
+    tip = charts.tips(name="|variant", x=f",.4~s|{over}", y=f".4f|{title}")
+    domain = charts.span([*line.tolist(), *low.tolist(), *high.tolist(), *shifted.ravel().tolist()])
+    plot, fit = Plot(across, title, own, tip, domain), Plot(across, title, {"line": Style(INK)}, tip, domain)
+    fitted = [
+        {"name": "line", "x": float(x), "y": float(y), "low": float(a), "high": float(b)}
+        for x, y, a, b in zip(values, line, low, high)
+    ]
     seeds = [
-        {"name": clean(p.variant), "x": p.value, "loss": float(each)}
-        for p, losses_of in zip(points, shifted)
-        for each in losses_of
+        {"name": clean(p.variant), "x": p.value, "y": float(each)} for p, own in zip(points, shifted) for each in own
     ]
-    means = [{"name": clean(p.variant), "x": p.value, "mean": float(s.mean())} for p, s in zip(points, shifted)]
-    tip = charts.tips(name="|variant", x=f",.4~s|{clean(trend.over)}", mean=f".4f|{title}")
+    means = [{"name": clean(p.variant), "x": p.value, "y": float(each.mean())} for p, each in zip(points, shifted)]
     layers = [
-        fitted.mark_area(fill=MUTED, opacity=0.16).encode(x=across(), y=charts.y("low", title, ends), y2="high:Q"),
-        fitted.mark_line(color=INK, strokeWidth=1.4).encode(x=across(), y=charts.y("line", title, ends)),
-        charts.chart(seeds)
-        .mark_point(shape="stroke", size=130, filled=False, strokeWidth=1.4)
-        .encode(x=across(), y=charts.y("loss", title, ends), stroke=charts.coloured(own)["color"]),
-        charts.chart(means)
-        .mark_point()
-        .encode(x=across(), y=charts.y("mean", title, ends), tooltip=tip, **charts.coloured(own, "color", "shape")),
+        fit.bands(fitted),
+        fit.lines(fitted),
+        plot.points(seeds, "stroke", shape="stroke", size=130, filled=False, strokeWidth=1.4),
+        plot.points(means),
     ]
-    numbers = "; ".join(
-        f"{shorten(p.variant, 40)} at {tick(p.value)}: {fixed(losses[p.variant].mean, 4)}, line {fixed(p.line, 4)}"
-        for p in points
-    )
+    numbers = {
+        p.variant: f"at {tick(p.value)}: {fixed(losses[p.variant].mean, 4)}, line {fixed(p.line, 4)}" for p in points
+    }
     slope = f"{signed(trend.slope.mean, 4)} with each doubling ({interval(trend.slope, 4, True) or 'no interval'})"
-    label = f"{capital(title)} over {clean(trend.over)}: {slope}. {numbers}."
-    return Figure("trend", f"{capital(title)} over {clean(trend.over)}", label, alt.layer(*layers), own)
+    label = charts.described(f"{capital(title)} over {over}: {slope}.", numbers)
+    return Figure("trend", f"{capital(title)} over {over}", label, alt.layer(*layers), own)
 
 
-def course_figures(loss: str, variants: Sequence[Variant], looks: Mapping[str, Style], baseline: str) -> list[Figure]:
+def gap_figures(
+    loss: str, variants: Sequence[Variant], looks: Mapping[str, Style], baseline: str
+) -> list[Figure | None]:
     """Return figures over tokens: the gap of a held-out loss to the baseline's, and the ratio of tokens."""
     title, other = OF_HELD_OUT[loss].title, shorten(baseline, 40)
-    gaps = {each.name: each.gap[loss] for each in variants if loss in each.gap}
-    ratios = {each.name: each.tokens_ratio[loss] for each in variants if loss in each.tokens_ratio}
-    found = [
-        _course(f"gap-{loss}", f"{capital(title)} minus that of {other}", "difference in nats", gaps, looks, 0),
-        _course(
-            f"tokens-ratio-{loss}", f"Tokens to the {title} of {other}", f"times those of {other}", ratios, looks, 1
-        ),
-    ]
-    return [figure for figure in found if figure is not None]
-
-
-def _course(
-    key: str, title: str, y_title: str, curves: Mapping[str, OverTokens], looks: Mapping[str, Style], equal: float
-) -> Figure | None:
-    """Means over tokens, with bands over seeds. equal: where nothing differs. None where none has two points."""
-    drawn = {name: curve for name, curve in curves.items() if len(curve.tokens) > 1}
-    if not drawn:
-        return None
-    rows = [
-        {"name": clean(name), "tokens": float(at), "mean": finite(mean), "low": finite(low), "high": finite(high)}
-        for name, curve in drawn.items()
-        for at, mean, low, high in zip(curve.tokens, curve.mean, curve.low, curve.high)
-    ]
-    end = max(float(row["tokens"]) for row in rows)
-    late = [row for row in rows if float(row["tokens"]) >= 0.1 * end]
-    domain = charts.span([equal, *(float(row[part]) for row in late for part in ("mean", "low", "high"))])
-    own = {name: looks[name] for name in drawn}
-    tip = charts.tips(name="|variant", tokens=",.0f", mean=".4f", low=".4f", high=".4f")
-    base = charts.chart(rows).encode(x=charts.x("tokens", "tokens", format="~s"), tooltip=tip)
-    y_axis = charts.y("mean", y_title, domain)
-    layers = [
-        charts.line_at(equal, "y"),
-        base.mark_area(opacity=0.16, clip=True).encode(
-            y=charts.y("low", y_title, domain), y2="high:Q", **charts.coloured(own, "fill")
-        ),
-        base.mark_line().encode(y=y_axis, **charts.coloured(own, "color", "strokeDash")),
-        base.mark_circle(size=70, opacity=0, clip=True).encode(y=y_axis, **charts.coloured(own)),
-    ]
-    ends = "; ".join(f"{shorten(name, 40)} {fixed(curve.mean[-1], 4)}" for name, curve in drawn.items())
-    label = f"{title}, {y_title}, over tokens. At the end of each line: {ends}."
-    return Figure(key, title, label, alt.layer(*layers), own)
+    figures = []
+    for field, key, name, y_title, equal in (
+        ("gap", "gap", f"{capital(title)} minus that of {other}", "difference in nats", 0),
+        ("tokens_ratio", "tokens-ratio", f"Tokens to the {title} of {other}", f"times those of {other}", 1),
+    ):
+        curves: dict[str, Curve] = {}
+        for each in variants:
+            found: OverTokens | None = getattr(each, field).get(loss)
+            if found is not None and len(found.tokens) > 1:
+                columns = (found.tokens, found.mean, found.low, found.high)
+                x, y, *ends = np.array([[*map(finite, column)] for column in columns])
+                curves[each.name] = Curve(x, y, np.array(ends))
+        figures.append(curve_figure(f"{key}-{loss}", name, curves, looks, "tokens", y_title, True, level=equal))
+    return figures
 
 
 def score(point: Variant, outcome: Outcome) -> Estimate:
@@ -457,40 +391,29 @@ def _losses_over(
     numeric = all(map(_is_number, spread))
     is_log = numeric and min(spread) > 0 and max(spread) > 8 * min(spread)
     is_log = axes[0].log if isinstance(axes[0], SearchedRange) else is_log
-    placed = [
-        (group or "all points", point, point.values.get(axis))
+    placed: list[tuple[str, Variant, Any]] = [
+        (group or "all points", point, point.values[axis])
         for group in groups
         for point in _finished(outcome, group)
         if axis in point.values and (not numeric or _is_number(point.values[axis]))
     ]
+    if numeric:
+        few = len(set(spread)) <= 9 and not isinstance(axes[0], SearchedRange)
+        values = sorted(set(spread)) if few else alt.Undefined
+        across = charts.x("x", title, None, is_log, values=values, format=".4~g")
+    else:
+        across = alt.X("x:N", title=title, sort=[_shown(value) for value in spread], axis=alt.Axis(labelAngle=0))
+    words, level = (title, _LOSS), None
+    if (baseline := outcome.baseline_words) is not None:
+        words, level = (title, f"loss minus that of {shorten(baseline, 30)}"), (baseline, 0.0)
+    line = "" if is_joined else None
+    points = [
+        Point(series, point.name, float(value) if numeric else _shown(value), score(point, outcome), line)
+        for series, point, value in placed
+    ]
     own = {group or "all points": looks[group] for group in groups}
-
-    def across() -> alt.X:
-        if not numeric:
-            return alt.X("x:N", title=title, sort=[_shown(value) for value in spread], axis=alt.Axis(labelAngle=0))
-        few = sorted(set(spread)) if len(set(spread)) <= 9 and not isinstance(axes[0], SearchedRange) else None
-        return charts.x("x", title, None, is_log, **({"values": few} if few else {}), format=".4~g")
-
-    y_title = f"loss minus that of {shorten(outcome.baseline_words, 30)}" if outcome.baseline_words else "held-out loss"
-    at = (lambda value: float(value)) if numeric else _shown
-    rows = [(series, point.name, at(value), score(point, outcome)) for series, point, value in placed]
-    layers = [charts.line_at(0, "y")] if outcome.baseline_words else []
-    if is_joined and rows:
-        joined = [{"name": clean(name), "x": where, "y": finite(each.mean)} for name, _, where, each in rows]
-        domain = limits_of([each for *_, each in rows], [0.0] if outcome.baseline_words else [])
-        line = charts.chart(joined).mark_line(strokeWidth=1.5)
-        layers.append(
-            line.encode(x=across(), y=charts.y("y", y_title, domain), **charts.coloured(own, "color", "strokeDash"))
-        )
-    layers += estimate_layers(rows, own, across, y_title, [0.0] if outcome.baseline_words else [])
-    known = [(finite(each.mean), name, where) for name, _, where, each in rows if each.mean is not None]
-    label = f"{capital(y_title)} over {title}."
-    if known:
-        low, series, where = min(known, key=lambda each: each[0])
-        of = f" of {shorten(series, 40)}" if series != "all points" else ""
-        label += f" Lowest: {shown_score(low, outcome)} at {_shown(where)}{of}."
     shown_groups = ", ".join(clean(group) for group in groups if group) or "All points"
-    return Figure(key, f"{shown_groups}: {title}", label, alt.layer(*layers), own)
+    return point_figure(key, f"{shown_groups}: {title}", points, own, across, words, level)
 
 
 _MOST_MEDIANS = 4.0
@@ -576,8 +499,8 @@ def compute_figure(
     """
     baseline = outcome.baseline_variant
     zero = finite(baseline.val_loss.mean) if baseline else 0.0
-    found = [
-        (
+    points = [
+        Point(
             group or "all points",
             each.name,
             flops[each.name],
@@ -587,21 +510,11 @@ def compute_figure(
         for each in _finished(outcome, group)
         if each is not baseline
     ]
-    if not found:
+    if not points:
         return None
-    own = {group or "all points": style for group, style in looks.items()}
-    layers = [charts.line_at(zero, "y", BASELINE_STYLE.dash, MUTED)] if baseline else []
+    own, level = {group or "all points": style for group, style in looks.items()}, None
     if baseline:
-        own = own | {baseline.name: BASELINE_STYLE}
-        found.append((baseline.name, baseline.name, flops[baseline.name], Estimate(mean=zero)))
-    layers += estimate_layers(found, own, lambda: charts.x("x", x_title, format="~s"), "held-out loss")
-    lowest = next((point for point in outcome.variants if point.val_loss.mean is not None), None)
-    label = f"Held-out loss over {x_title}, a marker for each of {len(found) - bool(baseline)} points."
-    if baseline:
-        label += (
-            f" The dashed line is {shorten(baseline.name, 40)} at {fixed(zero, 4)}, {si(flops[baseline.name])} FLOPs."
-        )
-    if lowest:
-        name = shorten(lowest.name, 40)
-        label += f" The lowest loss is {fixed(lowest.val_loss.mean, 4)}, of {name} with {si(flops[lowest.name])} FLOPs."
-    return Figure("shapes", f"Loss over {x_title}", label, alt.layer(*layers), own)
+        own, level = own | {baseline.name: BASELINE_STYLE}, (baseline.name, zero)
+        points.append(Point(baseline.name, baseline.name, flops[baseline.name], Estimate(mean=zero)))
+    across, words = charts.x("x", x_title, format="~s"), (x_title, _LOSS)
+    return point_figure("shapes", f"Loss over {x_title}", points, own, across, words, level)

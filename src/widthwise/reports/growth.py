@@ -7,14 +7,13 @@ from typing import NamedTuple
 import altair as alt
 import numpy as np
 
-from widthwise.records.certificate import Certificate
 from widthwise.records.record import finite
 from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, Style
-from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, mean_over_seeds, of_seeds
-from widthwise.reports.formats import MISSING, TIMES, capital, clean, fixed, ratio, sequence, shorten, si, signed
-from widthwise.reports.page import Section, note, section
+from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, over_seeds
+from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, shorten, si, signed
+from widthwise.reports.page import Code, Section, note, section
 from widthwise.reports.table import Table
 
 SHARE_SHOWN = 0.1
@@ -57,10 +56,10 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Mapping[str, Style]
     return section(
         "Growth",
         note("growth"),
-        *(figure for step in steps for figure in _figures(step, _lines(step, runs, growths, looks))),
+        *(figure for step in steps for figure in _figures(step, _lines(step, runs, growths), looks)),
         _table(growths),
         *(
-            _certificate_table(f"{name}, {run.path}", run.certificate)
+            Code("\n".join(run.certificate.lines()), f"Certificate of {clean(name)}, {clean(run.path)}")
             for name, own in runs.items()
             for run in own
             if run.certificate
@@ -140,36 +139,10 @@ def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
     return Table(caption, [*header, "largest change"], rows, words={"event"})
 
 
-def _certificate_table(name: str, found: Certificate) -> Table:
-    before, after = found.before, found.after
-    rows = [
-        ["largest logit", f"{found.largest_logit:.4g}", MISSING],
-        ["largest difference of logits", f"{found.logit_difference:.1e}", f"{found.logit_bound:.0e}"],
-        ["the same as stored in fp32", f"{found.stored_logit_difference:.1e}", f"{found.stored_logit_bound:.0e}"],
-        [
-            "largest difference of old gradients, over the largest gradient",
-            f"{found.gradient_difference:.1e}",
-            f"{found.gradient_bound:.0e}",
-        ],
-        ["function", "preserved" if found.is_preserved else "CHANGED", MISSING],
-        ["new entries", f"{found.total('n_new'):,}{', all 0: padding' if found.is_padding else ''}", MISSING],
-        ["of these: learn", f"{found.total('n_alive'):,}", MISSING],
-        ["had no gradient", f"{found.total('n_dead'):,}", MISSING],
-        ["of tokens and positions not seen", f"{found.total('n_unjudged'):,}", MISSING],
-        ["parameters", f"{_to(before.params, after.params)}", MISSING],
-        ["forward FLOPs per token", f"{_to(before.flops_per_token, after.flops_per_token)}", MISSING],
-    ]
-    tokens = f"{found.n_sequences} {TIMES} {found.n_tokens} random tokens, {clean(found.dtype)}"
-    return Table(f"Certificate of {clean(name)}: {tokens}", ["Measured", "Value", "Bound"], rows)
-
-
-def _to(before: float, after: float) -> str:
-    return f"{before:,.0f} to {after:,.0f} ({ratio(after / before)})" if before else f"{before:,.0f} to {after:,.0f}"
-
-
 class _Line(NamedTuple):
     """A variant near a growth."""
 
+    name: str
     bundle: Bundle
     """Training loss by step."""
     losses: tuple[float, float] | None
@@ -180,7 +153,6 @@ def _lines(
     step: int,
     runs: Mapping[str, Sequence[Run]],
     growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]],
-    looks: Mapping[str, Style],
 ) -> list[_Line]:
     """Return the variants that grew at a step, and those that kept the size they had before it."""
     sizes = {growth.record.params_before for own in growths.values() for growth in own.get(step, ())}
@@ -190,14 +162,13 @@ def _lines(
         cost = own[0].cost
         if not here and (growths[name] or cost is None or cost.params["total"] not in sizes):
             continue
-        curves = [by_step(run, "train", "loss") for run in own]
-        reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves))
-        near = [np.abs(curve.x - step) <= reach for curve in curves]
-        seeds = [Curve(curve.x[kept], curve.y[kept]) for curve, kept in zip(curves, near)]
+        curves = over_seeds(own, "train").seeds
+        reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves.values()))
+        near = {seed: np.abs(curve.x - step) <= reach for seed, curve in curves.items()}
+        seeds = {seed: Curve(curve.x[near[seed]], curve.y[near[seed]]) for seed, curve in curves.items()}
         # One command may follow another at the same step: the first event counts.
         first = [growth for growth in here if growth.record.event == here[0].record.event]
-        bundle = Bundle(name, looks[name], seeds, mean_over_seeds(seeds), of_seeds(own))
-        lines.append(_Line(bundle, mean_losses(first) if first else None))
+        lines.append(_Line(name, Bundle(seeds), mean_losses(first) if first else None))
     return lines
 
 
@@ -207,34 +178,38 @@ def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
     return float(np.mean(before)), float(np.mean(after))
 
 
-def _figures(step: int, lines: Sequence[_Line]) -> Iterator[Figure]:
+def _figures(step: int, lines: Sequence[_Line], looks: Mapping[str, Style]) -> Iterator[Figure]:
     """Yield the losses; and, if a model with the same seeds did not grow, their difference to its losses."""
     title, y_title = f"Loss across the growth after step {step:,}", "training loss; squares: held out"
-    yield from _figure(f"growth-{step}", title, step, lines, y_title)
-    stayed = next((line.bundle for line in lines if line.losses is None), None)
-    paired = [line for line in lines if stayed and line.bundle.of_seeds == stayed.of_seeds]
+    yield from _figure(f"growth-{step}", title, step, lines, looks, y_title)
+    stayed = next((line for line in lines if line.losses is None), None)
+    paired = [line for line in lines if stayed and [*line.bundle.seeds] == [*stayed.bundle.seeds]]
     if stayed is None or len(paired) == 1:
         return
     above = []
-    for bundle, losses in paired:
-        seeds = []
-        for own, other in zip(bundle.seeds, stayed.seeds):
+    for line_name, bundle, losses in paired:
+        seeds: dict[str, Curve] = {}
+        for seed, own in bundle.seeds.items():
+            other = stayed.bundle.seeds[seed]
             steps = np.intersect1d(own.x, other.x)
-            seeds.append(Curve(steps, own.y[np.isin(own.x, steps)] - other.y[np.isin(other.x, steps)]))
+            seeds[seed] = Curve(steps, own.y[np.isin(own.x, steps)] - other.y[np.isin(other.x, steps)])
         # Until it grew, a model was the one that stayed: the held-out loss before is that of both.
         change = losses and (0.0, losses[1] - losses[0])
-        above.append(_Line(replace(bundle, seeds=seeds, mean=mean_over_seeds(seeds)), change))
+        above.append(_Line(line_name, Bundle(seeds), change))
     name = shorten(stayed.name, 22)
     title = f"The same minus the loss of {name}"
-    yield from _figure(f"growth-{step}-above", title, step, above, f"minus that of {name}")
+    yield from _figure(f"growth-{step}-above", title, step, above, looks, f"minus that of {name}")
 
 
-def _figure(key: str, title: str, step: int, lines: Sequence[_Line], y_title: str) -> Iterator[Figure]:
+def _figure(
+    key: str, title: str, step: int, lines: Sequence[_Line], looks: Mapping[str, Style], y_title: str
+) -> Iterator[Figure]:
     """Yield the curves, with squares for the held-out losses; nothing if no curve has a value near the growth."""
-    figure = curve_figure(key, title, [line.bundle for line in lines], "step", y_title, growths=[step + 0.5])
+    curves = {line.name: line.bundle for line in lines}
+    figure = curve_figure(key, title, curves, looks, "step", y_title, growths=[step + 0.5])
     if figure is None:
         return
-    grown = [(bundle.name, losses) for bundle, losses in lines if losses is not None]
+    grown = [(name, losses) for name, _, losses in lines if losses is not None]
     chart = figure.chart
     assert isinstance(chart, alt.LayerChart)
     for i, (word, channel, fill) in enumerate((("before", "stroke", CARD), ("after", "fill", alt.Undefined))):

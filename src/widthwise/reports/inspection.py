@@ -3,31 +3,27 @@
 from typing import Any
 
 from widthwise.records.cost import CostSummary
-from widthwise.records.quantities import OF_MODELS, QUANTITY
+from widthwise.records.quantities import OF_MODELS, SHAPE_COSTS
 from widthwise.reports.formats import hidden_widths, shown, si, signed
 from widthwise.reports.table import Table
 
 SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
-COSTS = {
-    "params": QUANTITY["params"],
-    "forward_flops": QUANTITY["flops"],
-    "kv_bytes": QUANTITY["kv_bytes"],
-    "activation_bytes": QUANTITY["activation_bytes"],
-}
-"""Cost of a layer -> what it is called and how it is shown."""
+LAYER_COSTS = {"forward_flops" if each.name == "flops" else each.name: each for each in SHAPE_COSTS}
+"""Cost of a layer in an inspection -> its quantity; a row lacks those of whole models."""
 
 
 def layer_table(summary: dict[str, Any]) -> Table:
     """Return the sizes and costs of every layer, from an inspection."""
+    costs = {name: each for name, each in LAYER_COSTS.items() if name in summary["layers"][0]}
     rows = [
         [
             *(str(row[name]) for name in SIZES),
             hidden_widths(row["hidden_widths"]),
-            *(shown(row[name], quantity) for name, quantity in COSTS.items()),
+            *(shown(row[name], quantity) for name, quantity in costs.items()),
         ]
         for row in summary["layers"]
     ]
-    header = [*SIZES, "FFN hidden", *(quantity.brief_title for quantity in COSTS.values())]
+    header = [*SIZES, "FFN hidden", *(quantity.brief_title for quantity in costs.values())]
     return Table("layers (forward FLOPs and bf16 bytes per token)", header, rows)
 
 

@@ -1,7 +1,8 @@
 """The main table of an experiment as text cells, for page, terminal, CSV and LaTeX."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from widthwise.config_io import UserError, nearest_hint
@@ -21,26 +22,46 @@ from widthwise.reports.formats import (
     shown,
     signed,
 )
-from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows, escaped_row, latex_table
+from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
 
 if TYPE_CHECKING:
     from widthwise.reports.charts import Style
 
 
 class Cell(NamedTuple):
-    """A value, its interval (or "") and its ratio to the baseline (None for the baseline itself)."""
+    """The value of a quantity, with its interval, or with its ratio to the baseline if it has one."""
 
-    value: str
-    interval: str = ""
+    quantity: Quantity
+    estimate: Estimate | None
     ratio: float | None = None
+    """None for the baseline itself, and where machines were shared."""
+    is_shared: bool = False
 
     @property
-    def detail(self) -> str:
-        return self.interval or ratio(self.ratio)
+    def value(self) -> str:
+        return shown(self.estimate and self.estimate.mean, self.quantity) + "*" * self.is_shared
 
-    @property
     def text(self) -> str:
-        return f"{self.value}\n{self.detail}" if self.detail else self.value
+        """Return the value, and below it the rest, as pages and papers show it."""
+        below = self._ends(self.quantity.n_decimals) or ratio(self.ratio)
+        return f"{self.value}\n{below}" if below else self.value
+
+    def brief(self) -> str:
+        """Return the same for a terminal, with the three decimals that a narrow column has room for."""
+        times = ratio(self.ratio, sign="")
+        below = self._ends(3).replace(" to ", "…") or (f"({times})" if times else "")
+        return f"{self.value}\n{below}" if below else self.value
+
+    def in_line(self) -> str:
+        """Return the same in one line, without the interval of a loss."""
+        value, _, below = self.brief().partition("\n")
+        is_short = self.quantity.has_ratio or self.quantity.is_judged
+        return f"{value} ({below.strip('()')})" if below and is_short else value
+
+    def _ends(self, n_decimals: int | None) -> str:
+        if self.estimate is None or self.quantity.has_ratio or self.quantity.n_decimals is None or n_decimals is None:
+            return ""
+        return interval(self.estimate, n_decimals, self.quantity.is_signed)
 
 
 VERDICT_NOTE = (
@@ -115,16 +136,11 @@ def marked(variant: Variant) -> str:
 def cell_of(quantity: Quantity, variant: Variant, outcome: Outcome) -> Cell:
     """Return a value with its interval, or with its ratio if it has one; the baseline has no ratio to itself."""
     estimate, baseline = quantity.of_variant(variant), outcome.baseline_of(variant)
-    if estimate is None:
-        return Cell(MISSING)
-    if quantity.is_speed and variant.shares_machine:
-        return Cell(f"{shown(estimate.mean, quantity)}*")
-    if not quantity.has_ratio:
-        n_decimals = quantity.n_decimals
-        ends = "" if n_decimals is None else interval(estimate, n_decimals, quantity.is_signed)
-        return Cell(shown(estimate.mean, quantity), ends)
-    other = None if baseline is None or baseline.name == variant.name else baseline
-    return Cell(shown(estimate.mean, quantity), "", quantity.ratio(variant, other) if other else None)
+    if estimate is None or baseline is None or baseline.name == variant.name or not quantity.has_ratio:
+        times = None
+    else:
+        times = quantity.ratio(variant, baseline)
+    return Cell(quantity, estimate, times, quantity.is_speed and variant.shares_machine and estimate is not None)
 
 
 def main_tables(outcome: Outcome, caption: str, looks: Mapping[str, "Style"]) -> list[Table]:
@@ -137,38 +153,36 @@ def main_tables(outcome: Outcome, caption: str, looks: Mapping[str, "Style"]) ->
     losses = [each for each in columns if outcome.columns is not None or not _is_of_cost(each)]
     costs = [each for each in columns if each not in losses]
     named = ((caption, losses), ("Costs", costs))
-    tables = [_table(outcome, title, own, looks) for title, own in named if own and outcome.variants]
-    if tables:
-        tables[-1] = replace(tables[-1], notes=[*notes(outcome), *doubts(outcome)])
-    return tables
+    tables = [_table(outcome, title, own) for title, own in named if own and outcome.variants]
+    swatches = [looks[each.name].swatch for each in outcome.variants if each.name in looks]
+    if len(swatches) == len(outcome.variants):
+        tables = [replace(table, swatches=swatches) for table in tables]
+    return [*tables[:-1], *(replace(last, notes=[*notes(outcome), *doubts(outcome)]) for last in tables[-1:])]
 
 
 def _is_of_cost(quantity: Quantity) -> bool:
     return isinstance(quantity, OfModel) or quantity.is_cost or quantity.is_speed
 
 
-def _table(outcome: Outcome, caption: str, columns: Sequence[Quantity], looks: Mapping[str, "Style"]) -> Table:
-    rows = [
-        [marked(each), *(text for column in columns for text in _texts(column, each, outcome))]
-        for each in outcome.variants
-    ]
-    titles = [
-        title
-        for each in columns
-        for title in ([capital(each.title), "Verdict"] if each.is_judged else [capital(each.title)])
-    ]
-    swatches = [looks[each.name].swatch for each in outcome.variants if each.name in looks]
-    return Table(
-        caption,
-        ["Point" if outcome.axes else "Variant", *titles],
-        rows,
-        swatches=swatches if len(swatches) == len(rows) else (),
+def _table(
+    outcome: Outcome,
+    caption: str,
+    columns: Sequence[Quantity],
+    layout: Callable[[Cell], str] = Cell.text,
+    title_of: Callable[[Quantity], str] = lambda each: capital(each.title),
+    of_names: tuple[str, str] = ("Variant", "Verdict"),
+) -> Table:
+    """Return a row for each variant; the verdict stands behind the difference. of_names: titles of the words."""
+    first, verdict = of_names
+    header, rows = (
+        ["Point" if outcome.axes and first == "Variant" else first],
+        [[marked(each)] for each in outcome.variants],
     )
-
-
-def _texts(column: Quantity, variant: Variant, outcome: Outcome) -> list[str]:
-    cell = cell_of(column, variant, outcome).text
-    return [cell, shown_verdict(variant)] if column.is_judged else [cell]
+    for column in columns:
+        header += [title_of(column), *[verdict] * column.is_judged]
+        for row, variant in zip(rows, outcome.variants):
+            row += [layout(cell_of(column, variant, outcome)), *[shown_verdict(variant)] * column.is_judged]
+    return Table(caption, header, rows, words={verdict})
 
 
 def shown_verdict(variant: Variant) -> str:
@@ -212,46 +226,37 @@ _ON_TERMINALS = (
     "tokens_per_second",
 )
 """The columns of the main table for which a terminal has room."""
+_OF_SWEEPS = ("val_loss", "difference", "params", "training_flops", "kv_bytes")
+"""Those of a sweep, whose many points have a line each."""
 
 
 def comparison_table(outcome: Outcome) -> Table:
-    """Return the table of a terminal: values, and below each its interval or its ratio to the baseline."""
-    columns = [each for each in main_columns(outcome) if each.name in _ON_TERMINALS]
-    header = [
-        "variant",
-        *(title for each in columns for title in ([each.short, "verdict"] if each.is_judged else [each.short])),
-    ]
-    rows = [_terminal_row(variant, columns, outcome) for variant in outcome.variants]
-    n_essential = 1 + header.index("verdict") if "verdict" in header else None
-    note = _terminal_note(outcome)
-    return Table(clean(outcome.title), header, rows, words={"verdict"}, note=note, n_essential=n_essential)
+    """Return the table of a terminal: values, and with each its interval or its ratio to the baseline.
 
-
-def _terminal_row(variant: Variant, columns: Sequence[Quantity], outcome: Outcome) -> list[str]:
-    row = [shorten(marked(variant), 36)]
-    for column in columns:
-        cell = cell_of(column, variant, outcome)
-        text = ratio(cell.ratio, sign="")
-        below = f"({text})" if text else "" if column.has_ratio else _ends(column.of_variant(variant), column.is_signed)
-        row.append(f"{cell.value}\n{below}" if below else cell.value)
-        if column.is_judged:
-            row.append(shown_verdict(variant))
-    return row
-
-
-def _ends(estimate: Estimate | None, is_signed: bool) -> str:
-    """Return the ends of an interval with the three decimals a narrow column has room for."""
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return ""
-    show = signed if is_signed else fixed
-    return f"{show(estimate.low, 3)}…{show(estimate.high, 3)}"
-
-
-def _terminal_note(outcome: Outcome) -> str:
+    Of a sweep, points that have not finished stand below the others.
+    """
     level, baseline = percentage(outcome.confidence), shorten(outcome.baseline_words or "", 30)
+    if outcome.axes:
+        columns = [QUANTITY[name] for name in _OF_SWEEPS if _is_known(QUANTITY[name], outcome)]
+        layout, first = Cell.in_line, "point"
+        where = f"in parentheses: {level} interval of the difference, ratio to {baseline}" if baseline else ""
+    else:
+        columns = [each for each in main_columns(outcome) if each.name in _ON_TERMINALS]
+        layout, first = Cell.brief, "variant"
+        where = f"below: {level} interval, (ratio to {baseline})"
+    titles = attrgetter("brief_title")
+    table = _table(outcome, clean(outcome.title), columns, layout, titles, (first, "verdict"))
+    rows = [[shorten(name, 36), *row] for name, *row in table.rows]
+    rows += [[clean(each.name), each.state] for each in outcome.open_points]
+    n_essential = 1 + table.header.index("verdict") if "verdict" in table.header else None
     shared = any(variant.shares_machine for variant in outcome.variants)
-    lines = [f"below: {level} interval, (ratio to {baseline})", "FLOPs: forward, per token; KV B: bytes per token"]
-    return "\n".join([*lines, *([SHARED_NOTE] if shared else []), *doubts(outcome)])
+    column_notes = [
+        {first: where},
+        {} if outcome.axes else {"FLOPs": "FLOPs: forward, per token", "KV B": "KV B: bytes per token"},
+        {"tok/s": SHARED_NOTE} if shared else {},
+        *({first: doubt} for doubt in doubts(outcome)),
+    ]
+    return replace(table, rows=rows, column_notes=column_notes, n_essential=n_essential)
 
 
 def csv_text(outcome: Outcome) -> str:
@@ -281,27 +286,20 @@ def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -
 
 
 def latex_text(outcome: Outcome) -> str:
-    r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
-    columns = main_columns(outcome)
+    """Return the table of a paper."""
+    columns, title = main_columns(outcome), "title"
     if outcome.columns is None:
-        columns = [each for each in columns if each.name in _IN_PAPERS]
-    has_verdicts = outcome.baseline_words is not None and any(each.is_judged for each in columns)
-    titles = [each.title if outcome.columns else each.brief_title for each in columns]
-    header = ["", *map(capital, titles), *(["Verdict"] if has_verdicts else [])]
-    body = []
-    for variant in outcome.variants:
-        row, verdict = [cell_of(each, variant, outcome) for each in columns], [shown_verdict(variant)] * has_verdicts
-        body.append(escaped_row([variant.name, *(cell.value for cell in row), *verdict]))
-        if any(cell.detail for cell in row):
-            body.append(escaped_row(["", *(cell.detail for cell in row), *("" for _ in verdict)]))
-    return latex_table(_caption(outcome), "r" * len(columns) + "l" * has_verdicts, [escaped_row(header)], body)
+        columns, title = [each for each in columns if each.name in _IN_PAPERS], "brief_title"
+    table = _table(outcome, "", columns, title_of=lambda each: capital(getattr(each, title)))
+    return table.latex(_caption(outcome))
 
 
 def _caption(outcome: Outcome) -> str:
     seeds = ", ".join(str(seed) for seed in outcome.seeds)
     start = f"{outcome.title}. Means over seeds {seeds}. Second lines: {percentage(outcome.confidence)} intervals of"
     name = outcome.baseline_words
-    end = f" {SHARED_NOTE}." if any(variant.shares_machine for variant in outcome.variants) else ""
+    shared = [f"{SHARED_NOTE}."] if any(variant.shares_machine for variant in outcome.variants) else []
+    end = "".join(f" {line}" for line in (*shared, *doubts(outcome)))
     if name is None:
         return f"{start} losses.{end}"
     return f"{start} losses and of paired differences to {name}; otherwise the ratio to {name}.{end}"

@@ -4,7 +4,6 @@ Items are tables for the terminal, pages, and all together a Markdown page that 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from widthwise.records.paper import PaperItem, PaperLine
@@ -142,8 +141,6 @@ def _section(item: PaperItem) -> str:
 
 def item_page(item: PaperItem) -> Page:
     """Return the page of a table or figure of a paper."""
-    table = item_table(item)
-    on_one_line = [[f"{cell.replace(chr(10), ' (')})" if "\n" in cell else cell for cell in row] for row in table.rows]
     command = Code(item.experiment.command) if item.experiment else None
     scales = (Text([each], is_quiet=False) for each in item.other_scales)
     remarks = Text(list(item.remarks), is_quiet=False) if item.remarks else None
@@ -153,7 +150,7 @@ def item_page(item: PaperItem) -> Page:
         [f"The paper: {item.finds}"],
         lead=item.paper,
         sections=(
-            section("Printed, counted, measured", replace(table, rows=on_one_line), note("paper", size=size(item))),
+            section("Printed, counted, measured", item_table(item), note("paper", size=size(item))),
             section("Differences and their reasons", remarks),
             section("How to reproduce", command, *scales),
         ),

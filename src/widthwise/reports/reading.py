@@ -38,7 +38,7 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
 def _evaluations(folder: Path) -> list[Evaluation]:
     """By step; those of one step by name."""
     paths = sorted(folder.glob("step_*.json"))
-    return sorted((parse(Evaluation, read_json(path), str(path)) for path in paths), key=lambda each: each.step)
+    return sorted((parse(Evaluation, read_json(path), str(path)) for path in paths), key=lambda each: each.step or 0)
 
 
 def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, where: str) -> list[GrowthRecord]:

@@ -9,16 +9,15 @@ from widthwise.config_io import UserError
 from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Style, styles
-from widthwise.reports.curves import Bundle, Curve, by_name, by_step, curve_figure, further_heads, of_layer
-from widthwise.reports.dynamic_width import dynamic_width_section
-from widthwise.reports.evaluations import course_parts, newest_tables, task_table, text_table
+from widthwise.reports.curves import Curve, by_name, by_step, curve_figure, further_heads, of_layer
+from widthwise.reports.evaluations import course_parts, final_table, newest_tables
 from widthwise.reports.formats import clean, shorten
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.page import Code, Page, Part, Text, note, section
 from widthwise.reports.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.table import Table
-from widthwise.reports.virtual_width import virtual_width_section
+from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
 _CURVES = (
     ("validation", "loss", "Held-out loss", True),
@@ -62,7 +61,6 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
-    scores, differences = newest_tables(named)
     return Page(
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
@@ -79,13 +77,12 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
                 tables.data_table(named),
                 tables.source_table(results),
                 tables.mtp_table(results),
-                text_table(results),
-                task_table(results),
+                final_table(results),
             ),
             section("Curves", *curves, note("curves")),
             section("Norms of layers", *_norm_figures(named), note("norms-of-layers")),
             section("Samples", *_samples(named)),
-            section("Evaluated", scores, differences, differences and note("evaluated")),
+            section("Evaluated", *newest_tables(named), note("evaluated")),
             section("Evaluations over training", *course_parts(named, looks)),
             growth_section({name: [run] for name, run in named.items()}, looks),
             dynamic_width_section(results, looks),
@@ -151,9 +148,8 @@ def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
 
 def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Figure | None]:
     def over_steps(key: str, title: str, curves: Mapping[str, Curve], crop: bool = True) -> Figure | None:
-        bundles = [Bundle(name, looks[name], [curve], curve) for name, curve in curves.items()]
         grown = growth_steps(named[name] for name in curves)
-        return curve_figure(key, title, bundles, "step", title[:1].lower() + title[1:], crop, grown)
+        return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop, grown)
 
     for event, key, title, crop in _CURVES:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
@@ -177,10 +173,9 @@ def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
         for key, title in _NORMS.items():
             n_layers = max((len(record.get(key) or ()) for record in norms), default=0)
             curves = {f"layer {n}": of_layer(run, "norms", key, n) for n in (layer_ticks(n_layers) if n_layers else ())}
-            looks = styles(curves)
-            bundles = [Bundle(layer, looks[layer], [curve], curve) for layer, curve in curves.items()]
             shown, grown = title if len(named) == 1 else f"{name}: {title.lower()}", growth_steps([run])
-            yield curve_figure(f"{key.replace('_', '-')}-{i}", shown, bundles, "step", title.lower(), growths=grown)
+            key = f"{key.replace('_', '-')}-{i}"
+            yield curve_figure(key, shown, curves, styles(curves), "step", title.lower(), growths=grown)
 
 
 def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:

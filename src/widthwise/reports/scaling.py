@@ -1,6 +1,7 @@
 """The page of fitted laws, with `fits.csv` and `savings.csv`."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -8,10 +9,10 @@ import numpy as np
 from widthwise.experiments.laws import LAWS
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
-from widthwise.records.scaling import Saving, ScalingGroup, ScalingLaws
+from widthwise.records.scaling import ScalingGroup, ScalingLaws
 from widthwise.reports import charts
-from widthwise.reports.charts import INK, Figure, Style, styles
-from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage, sequence, shorten, si, tick
+from widthwise.reports.charts import INK, Figure, Plot, Style, styles
+from widthwise.reports.formats import MISSING, capital, clean, fixed, minus, percentage, sequence, shorten, si, tick
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.table import Table, csv_cell, csv_rows
 
@@ -40,10 +41,10 @@ def scaling_page(scaling: ScalingLaws) -> Page:
         lead=question,
         first=(law_figure(scaling, styles(names, baseline)),),
         sections=(
-            section("Savings", _saving_table(scaling), note("savings", y=y, level=level)),
+            section("Savings", saving_table(scaling), note("savings", y=y, level=level)),
             section(
                 "Fitted laws",
-                *_law_tables(scaling),
+                *law_tables(scaling),
                 note("fitted-laws", "bands" * has_bands, "arrows" * bool(scaling.arrows), level=level, y=y, x=x),
                 in_words(sentences),
             ),
@@ -59,61 +60,50 @@ def scaling_page(scaling: ScalingLaws) -> Page:
     )
 
 
-def _saving_table(scaling: ScalingLaws) -> Table | None:
-    """Savings by curve and by point side by side, one row for each group and law."""
-    if not scaling.savings:
-        return None
-    pairs: dict[tuple[str, str, str], dict[str, Saving]] = {}
-    for saving in scaling.savings:
-        pairs.setdefault((saving.group, saving.baseline, saving.fit), {})[saving.kind] = saving
+def saving_table(scaling: ScalingLaws) -> Table | None:
+    """Return savings by curve and by point, a row for each group and law."""
     rows = []
-    for (group, baseline, law), kinds in pairs.items():
-        star = " *" if any(map(scaling.is_drawn, kinds.values())) else ""
-        cells = [cell for kind in ("curve", "point") for cell in _saving_cells(kinds[kind])]
-        rows.append([clean(group), clean(baseline), law + star, *cells])
-    header = ["Group", "baseline", "law", "curve against curve", "interval", f"at {clean(scaling.y)}"]
-    header += ["point against curve", "interval", f"at {clean(scaling.y)}"]
-    caption = (
-        f"{clean(scaling.x)} for the same {clean(scaling.y)}, relative to the baseline; rows with a star are drawn"
-    )
-    return Table(caption, header, rows, words={"baseline", "law"})
+    for each in scaling.savings:
+        ratio, law = each.ratio, each.fit + " *" * scaling.is_drawn(each)
+        needs = percent(ratio.mean) + " (extrapolated)" * (each.is_extrapolated and ratio.mean is not None)
+        known = ratio.low is not None and ratio.high is not None
+        ends = f"{percent(ratio.low)} to {percent(ratio.high)}" if known else MISSING
+        words = [clean(each.group), law, f"the {each.kind}"]
+        rows.append([*words, needs, ends, fixed(each.at.y, 4), clean(each.at.name)])
+    x, y = clean(scaling.x), clean(scaling.y)
+    header = ["Group", "law", "against", "needs", "interval", f"at {y}", "of"]
+    caption = f"{x} for the {y} of {clean(scaling.baseline or '')}; rows with a star are drawn"
+    return Table(caption, header, rows, words={"law", "against", "of"}) if rows else None
 
 
-def _saving_cells(saving: Saving) -> list[str]:
-    ratio, at = saving.ratio, fixed(saving.at.y, 4)
-    if ratio.mean is None:
-        return [MISSING, MISSING, at]
-    ends = MISSING if ratio.low is None or ratio.high is None else f"{percent(ratio.low)} to {percent(ratio.high)}"
-    return [percent(ratio.mean) + (" (extrapolated)" if saving.is_extrapolated else ""), ends, at]
-
-
-def _law_tables(scaling: ScalingLaws) -> list[Table | None]:
-    """The fits of all groups, and the values of their symbols, if any law could be fitted."""
-    fits = [
-        (clean(group.name), law + " *" * (law == group.chosen), fit)
-        for group in scaling.groups
-        for law, fit in group.fits.items()
-    ]
-    quality = [
-        [name, law, clean(fit.form), fixed(fit.rms, 5), fixed(fit.r_squared, 4), clean(fit.reason or "") or MISSING]
-        for name, law, fit in fits
-    ]
-    values = [
-        [name, law, symbol, _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
-        for name, law, fit in fits
-        for symbol, each in fit.parameters.items()
-    ]
-    header, words = ["Group", "law", "form", "rms", "R²", "note"], {"law", "form", "note"}
-    symbols = ["Group", "law", "symbol", "value", "interval"]
+def law_tables(scaling: ScalingLaws) -> list[Table]:
+    """Return the fits of all groups, and the values of their symbols, if any law could be fitted."""
+    quality, values = [], []
+    for group in scaling.groups:
+        for law, fit in group.fits.items():
+            names = [clean(group.name), law + " *" * (law == group.chosen)]
+            errors = [fixed(each, 5) for each in (fit.rms, fit.leave_one_out_rms)]
+            note = clean(fit.reason or "") or MISSING
+            quality.append([*names, *errors, fixed(fit.r_squared, 4), clean(fit.form), note])
+            values += [
+                [*names, symbol, _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
+                for symbol, each in fit.parameters.items()
+            ]
+    header = ["Group", "law", "rms", "left out", "R²", "form", "note"]
+    caption = "Fitted laws; those with a star are drawn"
+    left_out = "left out: rms at each point of the curve through the others"
+    symbols = ["Group", "law", "symbol", "value", f"{percentage(scaling.confidence)} interval"]
     return [
-        Table("Fitted laws; those with a star are drawn", header, quality, words=words),
-        Table("Values of the fitted laws", symbols, values, words={"law", "symbol"}) if values else None,
+        Table(
+            caption, header, quality, {"law", "form", "note"}, note=left_out, notes=[capital(left_out)], n_essential=5
+        ),
+        *([Table("Values of the fitted laws", symbols, values, {"law", "symbol"})] if values else []),
     ]
 
 
 def _digits(value: float | None) -> str:
-    """Symbols differ by many orders of magnitude: four significant digits each."""
-    return MISSING if value is None else minus(f"{value:.4g}")
+    """Symbols differ by many orders of magnitude: five significant digits each."""
+    return MISSING if value is None else minus(f"{value:.5g}")
 
 
 def fits_csv(scaling: ScalingLaws) -> str:
@@ -146,31 +136,19 @@ def _ends(estimate: Estimate) -> tuple[float | None, ...]:
 def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
     """Return points and chosen curves on logarithmic axes; arrows lead from the baseline's curve to the others."""
     x_title, y_title = clean(scaling.x), clean(scaling.y)
-    log = alt.Scale(type="log", nice=False)
-    axes = {
-        "x": alt.X("x:Q", title=x_title, scale=log, axis=alt.Axis(format=".3~s")),
-        "y": alt.Y("y:Q", title=y_title, scale=log, axis=alt.Axis(format=".4~g")),
-    }
     ends = {saving.group: saving.at.x * finite(saving.ratio.mean) for saving in scaling.arrows}
-    points, curves, bands = [], [], []
+    points, curves, bands = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     for group in scaling.groups:
         name, band = {"name": clean(group.name)}, group.chosen_fit.band
         points += [name | {"point": clean(each.name), "x": float(each.x), "y": each.y} for each in group.points]
         curves += [name | {"x": x, "y": y} for x, y in _curve(group, ends.get(group.name))]
         if band:
             rows = zip(band.x, map(finite, band.low), map(finite, band.high))
-            bands += [name | {"x": x, "y": low, "high": high} for x, low, high in rows]
-    layers: list[alt.Chart] = []
-    if bands:
-        area = charts.chart(bands).mark_area(opacity=0.14)
-        layers.append(area.encode(**axes, y2="high:Q", **charts.coloured(looks, "fill")))
-    if curves:
-        line = charts.chart(curves).mark_line(strokeWidth=1.6)
-        layers.append(line.encode(**axes, **charts.coloured(looks, "color", "strokeDash")))
+            bands += [name | {"x": x, "low": low, "high": high} for x, low, high in rows]
     tip = charts.tips(name="|group", point="", x=f".4~s|{x_title}", y=f".4f|{y_title}")
-    marks = charts.chart(points).mark_point()
-    layers.append(marks.encode(**axes, tooltip=tip, **charts.coloured(looks, "color", "shape")))
-    arrows, reached = [], ""
+    plot = Plot(charts.x("x", x_title, None, True, format=".3~s"), y_title, looks, tip, is_log=True)
+    layers = [draw(rows) for draw, rows in ((plot.bands, bands), (plot.lines, curves), (plot.points, points)) if rows]
+    arrows, reached = list[dict[str, Any]](), ""
     for saving in scaling.arrows:
         share, y = percent(saving.ratio.mean), saving.at.y
         row = {"start": saving.at.x, "x": ends[saving.group], "y": y}
@@ -178,7 +156,7 @@ def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
         names = shorten(saving.group, 40), shorten(saving.baseline, 40)
         reached += f" {names[0]} reaches {fixed(y, 4)} with {share} of what {names[1]} needs."
     if arrows:
-        base = alt.Chart(charts.table_of(arrows)).encode(**axes)
+        base = alt.Chart(charts.table_of(arrows)).encode(x="x:Q", y="y:Q")
         layers += [
             base.mark_rule(strokeWidth=1.4, stroke=INK).encode(x2="start:Q", tooltip=charts.tips(share="|needs")),
             base.mark_point(shape="triangle-left", fill=INK, size=50),

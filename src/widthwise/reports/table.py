@@ -3,8 +3,9 @@
 import csv
 import io
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import zip_longest
 
 from markupsafe import Markup
 
@@ -27,6 +28,8 @@ class Table:
     """Whether the rows are things of one kind, which a page may put into another order."""
     note: str = ""
     """Shown below the table, on a terminal only."""
+    column_notes: Sequence[Mapping[str, str]] = ()
+    """Further lines there, each of notes on columns by title; those on columns that have no room are left out."""
     n_essential: int | None = None
     """Columns that a narrow terminal shows too; it leaves out as many of the further ones as it must. None: all."""
     swatches: Sequence[Markup] = ()
@@ -39,6 +42,17 @@ class Table:
     @property
     def folded(self) -> "Table":
         return replace(self, is_folded=True)
+
+    def latex(self, caption: str) -> str:
+        r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
+        layout = "".join("l" if title in self.words else "r" for title in self.header[1:])
+        head, *body = ([escaped_row(line) for line in _lines(row)] for row in (self.header, *self.rows))
+        return latex_table(caption, layout, head, [line for lines in body for line in lines])
+
+
+def _lines(row: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the lines of a row: its first, and then the details."""
+    return zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
 
 
 _LATEX = {

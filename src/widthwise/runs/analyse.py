@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from widthwise.analysis.findings import sentence
 from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import UserError, require
@@ -90,7 +89,6 @@ def analyse(
         title="-vs-".join(names if len(names) <= N_IN_TITLE else [names[0], f"{len(names) - 1}-others"]),
         command=command_line(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        sentence=sentence(_spoken_of(models), options.utilisation_threshold),
         text=AnalysedText(source=corpus.name, seq_len=reading.seq_len, n_tokens=models[0].n_tokens),
         thresholds=options.thresholds,
         utilisation_threshold=options.utilisation_threshold,
@@ -221,14 +219,6 @@ def _analysed(
         run=source.run,
         **found,
     )
-
-
-def _spoken_of(models: Sequence[AnalysedModel]) -> Sequence[AnalysedModel]:
-    """The models that words compare: of several runs at all checkpoints the last ones, of one the first and last."""
-    last = {model.run: model for model in models if model.run is not None}
-    if not last:
-        return models
-    return list(last.values()) if len(last) > 1 or len(models) == 1 else [models[0], models[-1]]
 
 
 def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:

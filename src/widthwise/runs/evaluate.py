@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from widthwise.config_io import UserError, to_data
 from widthwise.data.prepared import PreparedData
@@ -16,32 +15,30 @@ from widthwise.evaluation.paper_tasks import plan_suite
 from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
+from widthwise.records.evaluation import Evaluation, TaskAnswers
 from widthwise.runs.environment import environment
 from widthwise.runs.loaded import load_model
 from widthwise.runs.scoring import EvaluationConfig
 from widthwise.runs.trained import LoadedModel
-
-Working = Callable[[str, int, int | None, str], None]
-"""Takes what is being read, how much of it is done, of how much, and the unit."""
+from widthwise.training.observer import Observer, SilentObserver
 
 
 def evaluate_run(
     path: Path | str,
     config: EvaluationConfig | None = None,
-    say: Callable[[str], None] = lambda message: None,
+    observer: Observer | None = None,
     step: int | None = None,
-    working: Working = lambda stage, n_done, n_total, unit: None,
-) -> dict[str, Any]:
-    """The answers of a model of a run, or of a Hugging Face folder, as plain data with every block and item.
+) -> Evaluation:
+    """Return the answers of a model of a run, or of a Hugging Face folder, with every block and item.
 
-    `["bits_per_byte"]` is the number of the text, or the mean of those of several; None where none was read. Each text
-    has its metrics with standard errors in `["texts"][name]["metrics"]`, each task in `["tasks"]` or `["lm_eval"]`.
+    `bits_per_byte` is the number of the text, or the mean of those of several; None where none was read. Each text
+    has its metrics with standard errors in `texts[name].metrics`, each task in `tasks` or `lm_eval`.
 
-    say: takes messages on what is being done. step: of the checkpoint; the run's newest good one where not given.
-    working: takes the progress of each text and task. Raises UserError for a path without a model or tokenizer, and for
-    files and tasks that are unavailable, before the model reads anything but for tasks of lm-evaluation-harness.
+    step: of the checkpoint; the run's newest good one where not given. Raises UserError for a path without a model or
+    tokenizer, and for files and tasks that are unavailable, before the model reads anything but for tasks of
+    lm-evaluation-harness.
     """
-    config = config or EvaluationConfig()
+    config, observer = config or EvaluationConfig(), observer or SilentObserver()
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
@@ -50,51 +47,49 @@ def evaluate_run(
         named = [*config.texts, *config.data]
         suite = plan_suite(config.suite, config.local, named, config.tasks, config.limit, config.partial)
         for part in suite.missing:
-            say(f"{config.suite}: without {part}")
+            observer.message(f"{config.suite}: without {part}")
     loaded = load_model(path, config.device, step)
     for damage in loaded.damages:
-        say(str(damage))
+        observer.message(str(damage))
     scorer = loaded.scorer(config)
     suite_files = [] if suite is None else suite.files
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
     texts, readings = {}, _texts(loaded, scorer, config)
     for name, score in readings.items():
-        say(f"reading {name}")
-        _report(scorer, name, working)
+        _begin(name, f"reading {name}", scorer, observer)
         texts[name] = score().record()
-    tasks = _local_results(scorer, encoded, say, working)
-    of_suite = _local_results(scorer, encoded_suite, say, working)
+    tasks, of_suite = (_local_results(scorer, each, observer) for each in (encoded, encoded_suite))
     harness, harness_items = {}, {}
     names = [*config.tasks, *(suite.harness if suite else ())]
     if names:
         from widthwise.runs.harness import run_lm_eval
 
-        say(f"lm-evaluation-harness: {', '.join(dict.fromkeys(names))}")
+        observer.message(f"lm-evaluation-harness: {', '.join(dict.fromkeys(names))}")
         scorer.on_progress = lambda n_done, n_total: None  # the harness shows its own
         answers = run_lm_eval(scorer, list(dict.fromkeys(names)), config.num_fewshot, config.limit)
         harness, harness_items = answers.metrics, answers.items
-    of_texts, local = ({name: each["metrics"] for name, each in found.items()} for found in (texts, of_suite))
-    means = text_means(of_texts)
-    bits = means["metrics"]["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
-    return {
-        "run": str(path),
-        "step": loaded.step,
-        "tokens": loaded.tokens,
-        "request": to_data(config),
-        "tokenizer": loaded.tokenizer.spec,
-        "max_length": scorer.max_length,
-        "stride": config.stride or scorer.max_length,
-        "precision": loaded.precision_for(config),
-        "texts": texts,
-        "text_means": means,
-        "bits_per_byte": bits["value"] if bits else None,
-        "tasks": tasks if suite is None else tasks | {suite.suite.answers(name): of_suite[name] for name in of_suite},
-        "lm_eval": harness,
-        "lm_eval_items": harness_items,
-        "suite": None if suite is None else suite.table(local, harness, of_texts),
-        "damages": [str(damage) for damage in loaded.damages],
-        "environment": environment(),
-    }
+    of_texts, local = ({name: each.metrics for name, each in found.items()} for found in (texts, of_suite))
+    means = text_means(list(of_texts.values()))
+    bits = means.metrics["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
+    return Evaluation(
+        run=str(path),
+        step=loaded.step,
+        tokens=loaded.tokens,
+        request=to_data(config),
+        tokenizer=loaded.tokenizer.spec,
+        max_length=scorer.max_length,
+        stride=config.stride or scorer.max_length,
+        precision=loaded.precision_for(config),
+        texts=texts,
+        text_means=means,
+        bits_per_byte=bits and bits.value,
+        tasks=tasks if suite is None else tasks | {suite.suite.answers(name): of_suite[name] for name in of_suite},
+        lm_eval=harness,
+        lm_eval_items=harness_items,
+        suite=suite and suite.answers(local, harness, of_texts),
+        damages=[str(damage) for damage in loaded.damages],
+        environment=environment(),
+    )
 
 
 def _texts(loaded: LoadedModel, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
@@ -127,18 +122,16 @@ def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, 
     return score_stream(scorer, data.held_out.tokens(0, n_tokens), stride, str(data.path))
 
 
-def _report(scorer: Scorer, name: str, working: Working) -> None:
-    """From here on the scorer's progress is that of a text or task."""
-    scorer.on_progress = lambda n_done, n_total: working(name, n_done, n_total, "tokens")
+def _begin(name: str, message: str, scorer: Scorer, observer: Observer) -> None:
+    """Announce a text or task, whose progress that of the scorer is from here on."""
+    observer.message(message)
+    scorer.on_progress = lambda n_done, n_total: observer.working(name, n_done, n_total, "tokens")
 
 
-def _local_results(
-    scorer: Scorer, tasks: dict[str, EncodedTask], say: Callable[[str], None], working: Working
-) -> dict[str, Any]:
+def _local_results(scorer: Scorer, tasks: dict[str, EncodedTask], observer: Observer) -> dict[str, TaskAnswers]:
     results = {}
     for name, encoded in tasks.items():
-        say(f"{name}: {len(encoded.requests)} items")
-        _report(scorer, name, working)
+        _begin(name, f"{name}: {len(encoded.requests)} items", scorer, observer)
         results[name] = score_task(scorer, encoded).record()
     return results
 
@@ -150,16 +143,16 @@ def _check_unique(key: str, names: Sequence[str]) -> None:
         raise UserError(f"{key}: {twice!r} is named twice; every text and task needs a name of its own")
 
 
-def save_evaluation(record: dict[str, Any]) -> Path:
-    """Writes an evaluation into its run: evaluations/STEP-REQUEST.json, where equal questions get equal names.
+def save_evaluation(evaluation: Evaluation) -> Path:
+    """Write an evaluation into its run: evaluations/STEP-REQUEST.json, where equal questions get equal names.
 
     Nothing that training reads. An evaluation of the same step and request is replaced, no other. Raises
     UserError where it cannot be written, and for that of a Hugging Face folder, which is not ours to write into.
     """
-    if record["step"] is None:
-        raise UserError(f"{record['run']}: is no run directory, which keeps evaluations")
-    request = json.dumps(record["request"])
-    name = f"step_{record['step']:08d}-{hashlib.sha256(request.encode()).hexdigest()[:12]}.json"
-    path = Path(record["run"]) / "evaluations" / name
-    write_atomic(path, json.dumps(record, indent=2) + "\n")
+    if evaluation.step is None:
+        raise UserError(f"{evaluation.run}: is no run directory, which keeps evaluations")
+    request = json.dumps(evaluation.request)
+    name = f"step_{evaluation.step:08d}-{hashlib.sha256(request.encode()).hexdigest()[:12]}.json"
+    path = Path(evaluation.run) / "evaluations" / name
+    write_atomic(path, evaluation.to_json() + "\n")
     return path

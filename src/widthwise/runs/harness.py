@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, require
-from widthwise.evaluation.estimate import Metrics
 from widthwise.evaluation.local_tasks import SUFFIX, local_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
+from widthwise.records.evaluation import ItemAnswers, Score, Scores
 from widthwise.yaml_io import dump_yaml
 
 N_RESAMPLES = 1000
@@ -28,11 +28,10 @@ TASKS_OPTIONS = ("--tasks", "-t")
 class HarnessAnswers:
     """Answers of a model."""
 
-    metrics: dict[str, Metrics]
+    metrics: dict[str, Scores]
     """Task or group of tasks -> its metrics."""
-    items: dict[str, dict[str, Any]]
-    """Task or group -> its `fingerprint`, equal for equal questions, and its `items`: of each metric that is a mean
-    over items the values in the order of the questions."""
+    items: dict[str, ItemAnswers]
+    """Task or group -> of each metric that is a mean over items the values in the order of the questions."""
 
 
 def run_lm_eval(
@@ -52,18 +51,18 @@ def _leaves(name: str, tasks_of: Mapping[str, Sequence[str]]) -> list[str]:
     return [leaf for part in tasks_of[name] for leaf in _leaves(part, tasks_of)] if name in tasks_of else [name]
 
 
-def _pooled(tasks: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
+def _pooled(tasks: Sequence[ItemAnswers], metrics: Scores) -> ItemAnswers:
     """The items of a group, whose metric is the mean over them if its tasks count by their size."""
     items = {
-        metric: [value for task in tasks for value in task["items"][metric]]
-        for metric in sorted(set.intersection(*(set(task["items"]) for task in tasks)))
+        metric: [value for task in tasks for value in task.items[metric]]
+        for metric in sorted(set.intersection(*(set(task.items) for task in tasks)))
     }
-    fingerprint = hashlib.sha256("".join(task["fingerprint"] for task in tasks).encode()).hexdigest()
+    fingerprint = hashlib.sha256("".join(task.fingerprint for task in tasks).encode()).hexdigest()
     means = {metric: values for metric, values in items.items() if _is_mean(values, _value(metrics, metric))}
-    return {"fingerprint": fingerprint, "items": means}
+    return ItemAnswers(fingerprint=fingerprint, items=means)
 
 
-def _items(samples: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
+def _items(samples: Sequence[dict[str, Any]], metrics: Scores) -> ItemAnswers:
     """The items of each metric that is a mean; of a perplexity, whose items are log-likelihoods, those of its logarithm
     as `nats`. samples: of each question as often as there are filters of answers."""
     ordered = sorted(samples, key=lambda sample: sample["doc_id"])
@@ -79,11 +78,11 @@ def _items(samples: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any
             items[metric] = [float(each) for each in values]
         elif value is not None and value > 0 and _is_mean(values, -math.log(value)):
             items["nats"] = [-float(each) for each in values]
-    return {"fingerprint": hashlib.sha256("".join(questions.values()).encode()).hexdigest(), "items": items}
+    return ItemAnswers(fingerprint=hashlib.sha256("".join(questions.values()).encode()).hexdigest(), items=items)
 
 
-def _value(metrics: Metrics, metric: str) -> float | None:
-    return metrics.get(metric, {}).get("value")
+def _value(metrics: Scores, metric: str) -> float | None:
+    return metrics[metric].value if metric in metrics else None
 
 
 def _is_mean(values: Sequence[Any], value: float | None) -> bool:
@@ -141,17 +140,17 @@ def harness_results(
     return dict(results)
 
 
-def metrics_of(results: dict[str, Any]) -> dict[str, Metrics]:
-    """For each task and group {metric: {value, stderr}}."""
-    metrics: dict[str, Metrics] = {}
+def metrics_of(results: dict[str, Any]) -> dict[str, Scores]:
+    """Return task or group -> its scores."""
+    metrics: dict[str, Scores] = {}
     for task, found in results["results"].items():
-        estimates: dict[str, dict[str, float | None]] = {}
+        scores: dict[str, Score] = {}
         for key, value in found.items():
             metric, comma, name = key.partition(",")
             if comma and not metric.endswith("_stderr"):
-                estimate = {"value": _number(value), "stderr": _number(found.get(f"{metric}_stderr,{name}"))}
-                estimates[_shown(metric, name)] = estimate
-        metrics[task] = estimates
+                stderr = _number(found.get(f"{metric}_stderr,{name}"))
+                scores[_shown(metric, name)] = Score(value=_number(value), stderr=stderr)
+        metrics[task] = scores
     return metrics
 
 
@@ -161,12 +160,11 @@ def _shown(metric: str, filter_name: str) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """None for "N/A", and for what JSON does not know."""
+    """None for "N/A"."""
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
         return None
-    return number if math.isfinite(number) else None
 
 
 def harness_command_line(arguments: Sequence[str]) -> None:

@@ -13,8 +13,9 @@ from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.analysis import TokenWidths
+from widthwise.records.evaluation import TaskResult
 from widthwise.records.record import finite
-from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
+from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TextResult
 from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.state import inherited
@@ -45,7 +46,9 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
             for name, text in validation.texts.items()
         }
         or None,
-        "val_tasks": {name: TaskResult.model_validate(task.record()) for name, task in validation.tasks.items()}
+        "val_tasks": {
+            name: TaskResult.model_validate(task.record().to_data()) for name, task in validation.tasks.items()
+        }
         or None,
         "token_widths": analyses.get("token_widths"),
         "expert_loads": validation.expert_loads,

@@ -77,7 +77,7 @@ class Validation:
             record["val_texts"] = {name: text.numbers() for name, text in self.texts.items()}
         if self.tasks:
             record["val_tasks"] = {
-                name: {metric: estimate.record()["value"] for metric, estimate in task.metrics().items()}
+                name: {metric: estimate.score.value for metric, estimate in task.metrics().items()}
                 for name, task in self.tasks.items()
             }
         return record

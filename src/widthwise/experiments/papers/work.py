@@ -211,7 +211,7 @@ class EvaluationWork(Work):
         questions = write_questions(documents, self.n_items, folder)
         asked = EvaluationConfig(texts=(str(folder / TEXT),), task_files=tuple(map(str, questions)))
         paths, baseline = {key: str(models / run_path(*key)) for key in plan.order}, str(plan.baseline)
-        evaluations = [evaluate_run(path, asked, observer.message) for path in paths.values()]
+        evaluations = [evaluate_run(path, asked, observer) for path in paths.values()]
         beside = {path: paths[baseline, seed] for (name, seed), path in paths.items() if name != baseline}
         differences = all_differences(evaluations, beside, by_step=False)
         models_table(evaluations, differences, command_line()).write(folder)

@@ -1,0 +1,291 @@
+"""Widths that trained models use: those that tokens chose in dynamic-width layers, and the slots of a virtual width."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import altair as alt
+import numpy as np
+from numpy.typing import NDArray
+
+from widthwise.records.analysis import AnalysedModel, SiteSlots, TokenWidths, VirtualWidth
+from widthwise.records.record import finite
+from widthwise.records.run import RunResult
+from widthwise.reports import charts
+from widthwise.reports.analysis_tables import model_columns
+from widthwise.reports.charts import BASELINE_STYLE, CARD, INK, Figure, Style
+from widthwise.reports.curves import Curve, curve_figure
+from widthwise.reports.formats import MISSING, TIMES, clean, fixed, shorten, si
+from widthwise.reports.page import Section, note, section
+from widthwise.reports.shapes import layer_ticks
+from widthwise.reports.table import Table
+
+Grid = NDArray[np.float64]
+Models = Mapping[str, RunResult | AnalysedModel]
+Looks = Mapping[str, Style]
+
+
+def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
+    """Return figures and tables for the models that have dynamic-width layers; None if there is none."""
+    found = {name: model.token_widths for name, model in models.items() if model.token_widths}
+    if not found:
+        return None
+    quantities: dict[str, Callable[[TokenWidths], str]] = {
+        "mean fraction of d_ff": lambda widths: fixed(widths.mean_fraction, 4),
+        "share of the variance between tokens": lambda widths: fixed(widths.token_variance_share, 3),
+        **{f"feed-forward FLOPs per token, {kind}": partial(_flops, kind) for kind in _FLOPS},
+        "held-out tokens looked at": lambda widths: si(widths.n_tokens),
+    }
+    return section(
+        "Dynamic width",
+        note("dynamic-width"),
+        *(_histograms(f"dynamic-width-{i}", name, each, looks[name]) for i, (name, each) in enumerate(found.items())),
+        note("dynamic-width-flops"),
+        model_columns("Dynamic width", found, quantities),
+        *(_layer_table(name, widths).folded for name, widths in found.items()),
+        *(table.folded for table in _token_tables(found)),
+    )
+
+
+def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Figure:
+    """Return one row of bins per layer, layer 1 at the bottom."""
+    bins = [
+        {"layer": layer.layer, "low": i / n, "high": (i + 1) / n, "share": share, "shade": share / max(layer.histogram)}
+        for layer in widths.layers
+        if (n := len(layer.histogram))
+        for i, share in enumerate(layer.histogram)
+        if share > 0
+    ]
+    means = [{"layer": layer.layer, "mean": layer.mean} for layer in widths.layers]
+    order = [layer.layer for layer in reversed(widths.layers)]
+    up = alt.Y("layer:O", sort=order, title="layer")
+    across = charts.x("low", "fraction of d_ff used by a token", (0, 1), grid=True)
+    opacity = alt.Opacity("shade:Q", scale=alt.Scale(domain=[0, 1], range=[0.12, 1]), legend=None)
+    bars = alt.Chart(charts.table_of(bins)).mark_bar(fill=style.colour, height=alt.RelativeBandSize(0.8))
+    dots = alt.Chart(charts.table_of(means)).mark_point(fill=INK, stroke=CARD, size=34)
+    of_bins = charts.tips(layer="", low=".2f", high=".2f", share=".3f")
+    layers = alt.layer(
+        bars.encode(x=across, x2="high:Q", y=up, opacity=opacity, tooltip=of_bins),
+        dots.encode(x="mean:Q", y=up, tooltip=charts.tips(layer="", mean=".3f|mean fraction of d_ff")),
+    )
+    shown = ", ".join(f"layer {layer.layer} {layer.mean:.2f}" for layer in widths.layers)
+    label = f"Hidden width chosen by tokens in {shorten(name, 60)}. Mean fraction of d_ff: {shown}."
+    return Figure(key, clean(name), label, layers, height=50 + 22 * len(order), is_small=True)
+
+
+_FLOPS = ("full", "asked", "bucketed", "executed")
+
+
+def _flops(kind: str, widths: TokenWidths) -> str:
+    value, full = widths.flops_per_token.get(kind), widths.flops_per_token.get("full")
+    return MISSING if value is None else si(value) + (f" ({value / full:.3f})" if full and kind != "full" else "")
+
+
+_LAYER_COLUMNS = {"floor_share": "at floor", "ceiling_share": "at ceiling", "dead_share": "dead units"}
+"""Number of a layer -> its title, where that is not its name."""
+
+
+def _layer_table(name: str, widths: TokenWidths) -> Table:
+    numbers = ("mean", "sd", "min", "max", *_LAYER_COLUMNS, "gain", "bias", "temperature")
+    rows = [[str(layer.layer), *(fixed(layer[number], 3) for number in numbers)] for layer in widths.layers]
+    header = ["Layer", *(_LAYER_COLUMNS.get(number, number) for number in numbers)]
+    return Table(f"Dynamic width of {clean(name)} by layer", header, rows)
+
+
+def _token_tables(found: Mapping[str, TokenWidths]) -> Iterator[Table]:
+    """Yield losses at forced widths, and mean widths by kind of token, of which there are any; one column per model."""
+    forced, kinds = [], []
+    for widths in found.values():
+        forced.append({f"{fixed(each.fraction, 3)} of d_ff": each.loss for each in widths.forced})
+        deciles = enumerate(widths.by_frequency_decile, start=1)
+        by_class = {clean(kind): mean for kind, mean in widths.by_token_class.items()}
+        kinds.append({f"frequency decile {i}": mean for i, mean in deciles} | by_class)
+    for caption, row_title, columns in (
+        ("Held-out loss at forced widths", "every token uses", forced),
+        ("Mean fraction of d_ff by kind of token; decile 1 are the most frequent", "tokens", kinds),
+    ):
+        names = dict.fromkeys(name for column in columns for name in column)
+        if rows := [[name, *(fixed(column.get(name), 4) for column in columns)] for name in names]:
+            yield Table(caption, [row_title, *map(clean, found)], rows)
+
+
+def virtual_width_section(models: Models, looks: Looks) -> Section | None:
+    """Return figures and tables for the models that have hyper-connections; None if there is none."""
+    found = {name: model.virtual_width for name, model in models.items() if model.virtual_width}
+    if not found:
+        return None
+    top = float(max(np.nanmax(_proportions(each)) for each in found.values()))
+    quantities: dict[str, Callable[[VirtualWidth], str]] = {
+        f"slots {TIMES} slot width": lambda width: f"{width.n_slots} {TIMES} {width.slot_width}",
+        "mean distance in layers": partial(_mean, "mean_distance"),
+        "mean distance with equal weights": partial(_mean, "plain_distance"),
+        "weight of the embedding / mean of the row, mean over sublayers": lambda width: fixed(
+            float(np.mean(_proportions(width)[:, 0])), 3
+        ),
+        "weight of the last n_slots writers / weight of all, mean over sublayers (hard window)": partial(
+            _mean, "window_share"
+        ),
+        "distance of carries and writes from 0 or 1, mean (0: hard routing)": partial(_mean, "gate_distance"),
+        "spectral radius of a carry, mean over sublayers": partial(_mean, "radius"),
+        "spectral radius, norm of the product of all carries": lambda width: ", ".join(
+            fixed(_of_site(width.sites[-1], number), 3) for number in ("product_radius", "product_norm")
+        ),
+        "standard deviation of a weight between tokens / its mean": _variation,
+        "held-out tokens looked at": lambda width: si(width.n_tokens),
+    }
+    even = {"equal weights": _curve("plain_distance", max(found.values(), key=lambda width: len(width.sites)))}
+    distances = even | {name: _curve("mean_distance", width) for name, width in found.items()}
+    of_distances = {"equal weights": BASELINE_STYLE, **looks}
+    title, up = "Distance over which sublayers read", "mean distance in layers"
+    return section(
+        "Virtual width",
+        note("virtual-width"),
+        *(_reach_figure(f"reach-{i}", name, each, looks[name], top) for i, (name, each) in enumerate(found.items())),
+        curve_figure("reach-distance", title, distances, of_distances, "layer that reads", up),
+        *(
+            curve_figure(key, title, {name: _curve(number, own) for name, own in found.items()}, looks, "layer", up)
+            for key, number, title, up in (
+                ("carry", "radius", "Carries of single sublayers", "spectral radius"),
+                (
+                    "carry-product",
+                    "product_radius",
+                    "Carries of all sublayers so far",
+                    "spectral radius of the product",
+                ),
+            )
+        ),
+        note("reach"),
+        model_columns("Use of the stream", found, quantities),
+        note("slots"),
+        *(
+            _slot_figure(f"slots-{i}-{part}", name, each, looks[name], part)
+            for i, (name, each) in enumerate(found.items())
+            for part in _SLOT_MAPS
+        ),
+        *(_site_table(name, each).folded for name, each in found.items()),
+    )
+
+
+def _proportions(width: VirtualWidth) -> Grid:
+    """(sites, sources): weights over the mean weight of their row, of which a sublayer's norm leaves nothing else.
+
+    Sources are the embedding and the sites; NaN where the source is not before the site.
+    """
+    grid = np.full((len(width.sites), len(width.sites)), np.nan)
+    for row, site in enumerate(width.sites):
+        grid[row, : row + 1] = np.array(site.reach) / (np.mean(site.reach) or 1.0)
+    return grid
+
+
+def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: float) -> Figure:
+    grid = _proportions(width)
+    across, up = ["embedding", *_labels(width.sites[:-1])], _labels(width.sites)
+    # By roots: where one source outweighs the others by far, these still differ.
+    scale = alt.Scale(type="sqrt", domain=[0, top], range=[0, 1])
+    chart = _shade(grid, across, up, style, scale, "weight / mean of the row").encode(
+        x=alt.X("across:O", sort=across, title="layer that wrote (0: embedding)", axis=_layer_axis(width, 1)),
+        y=alt.Y("up:O", sort=up[::-1], title="layer that reads", axis=_layer_axis(width)),
+    )
+    label = (
+        f"Weights with which the sublayers of {shorten(name, 60)} read the embedding and the sublayers before them, "
+        f"over the mean of the row, from {np.nanmin(grid):.2f} to {np.nanmax(grid):.2f}. The last one reads the "
+        f"embedding with {grid[-1, 0]:.2f} and the sublayer before it with {grid[-1, -1]:.2f}."
+    )
+    return Figure(key, clean(name), label, chart, height=280, is_small=True)
+
+
+def _labels(sites: Sequence[SiteSlots]) -> list[str]:
+    return [clean(site.name) for site in sites]
+
+
+def _layer_axis(width: VirtualWidth, n_before: int = 0) -> alt.Axis:
+    """Return an axis that numbers layers, from 1, at the first of their sublayers; 0 is the embedding before them."""
+    firsts: dict[str, str] = {}
+    for site in width.sites:
+        firsts.setdefault(site.name.rpartition(".")[0], clean(site.name))
+    numbers: dict[str, int] = {"embedding": 0} if n_before else {}
+    for n, name in enumerate(firsts.values(), start=1):
+        if n in layer_ticks(len(firsts)) and not (n_before and n == 1):  # 1 would stand too close to 0
+            numbers[name] = n
+    text = "".join(f"datum.value == {name!r} ? '{number}' : " for name, number in numbers.items()) + "''"
+    return alt.Axis(values=list(numbers), labelExpr=text, labelAngle=0, grid=False)
+
+
+_SLOT_MAPS = {"read": "read from slots", "write": "written to slots", "carry": "moved between slots"}
+"""Table of a site -> what its map shows."""
+
+
+def _slot_figure(key: str, name: str, width: VirtualWidth, style: Style, part: str) -> Figure:
+    """Return one row per slot, slot 1 at the bottom; one column per sublayer."""
+    kept = np.eye(width.n_slots) if part == "carry" else 0.0
+    grid = np.stack([np.linalg.norm(np.array(site[part]) - kept, axis=1) for site in width.sites], axis=1)
+    across, up = _labels(width.sites), [str(slot) for slot in range(1, len(grid) + 1)]
+    scale = alt.Scale(type="linear", domain=[0, float(grid.max()) or 1.0], range=[0, 1])
+    ticks = list(map(str, layer_ticks(width.n_slots)))
+    chart = _shade(grid, across, up, style, scale, "norm of the coefficients").encode(
+        x=alt.X("across:O", sort=across, title="layer", axis=_layer_axis(width)),
+        y=alt.Y("up:O", sort=up[::-1], title="slot", axis=alt.Axis(values=ticks, grid=False)),
+    )
+    title = _SLOT_MAPS[part]
+    label = f"{title}, {shorten(name, 60)}: norms of the mean coefficients, from {grid.min():.2f} to {grid.max():.2f}."
+    return Figure(key, f"{clean(name)}: {title}", label, chart, height=60 + 20 * width.n_slots, is_small=True)
+
+
+def _shade(
+    grid: Grid, across: Sequence[str], up: Sequence[str], style: Style, scale: alt.Scale, words: str
+) -> alt.Chart:
+    """Return one cell per number, from transparent to the full colour; NaN is left out."""
+    cells = [
+        {"across": across[column], "up": up[row], "value": float(value)}
+        for (row, column), value in np.ndenumerate(grid)
+        if np.isfinite(value)
+    ]
+    made = alt.Chart(charts.table_of(cells)).mark_rect(fill=style.colour)
+    tip = charts.tips(up="|reader", across="|at", value=f".3f|{words}")
+    return made.encode(opacity=alt.Opacity("value:Q", scale=scale, legend=None), tooltip=tip)
+
+
+_SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
+
+
+def _of_site(site: SiteSlots, number: str) -> float | None:
+    """Return a number of a sublayer, or of the spectrum of its carry; None if unknown."""
+    if number in _SPECTRUM:
+        return None if site.spectrum is None else site.spectrum[number]
+    return site[number]
+
+
+def _curve(number: str, width: VirtualWidth) -> Curve:
+    values = [finite(_of_site(site, number)) for site in width.sites]
+    return Curve(1 + np.arange(len(values)) / 2, np.array(values))
+
+
+def _mean(number: str, width: VirtualWidth) -> str:
+    known = [value for site in width.sites if (value := _of_site(site, number)) is not None]
+    return fixed(float(np.mean(known)) if known else None, 3)
+
+
+def _variation(width: VirtualWidth) -> str:
+    weights = sum(sum(site.reach) for site in width.sites)
+    return fixed(sum(sum(site.reach_sd) for site in width.sites) / weights if weights else None, 3)
+
+
+def _site_table(name: str, width: VirtualWidth) -> Table:
+    header = ["Sublayer", "embedding", "sublayer before", "largest", "distance", "with equal weights"]
+    header += [f"sd of {part}" for part in _SLOT_MAPS]
+    numbers = ("window_share", "gate_distance", *_SPECTRUM) if width.sites[0].spectrum is not None else ()
+    if numbers:
+        header += ["last n_slots / all", "distance from 0 or 1", "radius of the carry", "norm"]
+        header += ["radius of the product so far", "norm of it"]
+    rows = [
+        [
+            clean(site.name),
+            *(fixed(weight, 3) for weight in (site.reach[0], site.reach[-1], max(site.reach))),
+            *(fixed(distance, 2) for distance in (site.mean_distance, site.plain_distance)),
+            *(fixed(max(site.sd.get(part, []), default=None), 3) for part in _SLOT_MAPS),
+            *(fixed(_of_site(site, number), 3) for number in numbers),
+        ]
+        for site in width.sites
+    ]
+    words = "weights of what they read; sd: of the slot that differs most between tokens"
+    carries = "; spectral radius and norm of their carries, how hard windows and gates are" * bool(numbers)
+    return Table(f"Sublayers of {clean(name)}: {words}{carries}", header, rows)
