@@ -120,10 +120,7 @@ def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(runs: list[Path],
     assert steps == [f"{run} {at}" for run in ("run1", "run2", "run2-run1") for at in ("2 192", "3 288")]
     assert all(len(list((run / "evaluations").iterdir())) == 2 for run in runs)
     assert widthwise("report", *runs, "--out", folder / "both")[0] == 0
-    assert (
-        "acc of cloze over tokens. Last mean value of each line: run1"
-        in (folder / "both/report.html").read_text()
-    )
+    assert "acc of cloze over tokens. Last mean value of each line: run1" in (folder / "both/report.html").read_text()
     (runs[0] / "checkpoints/step_00000002/model.safetensors").write_bytes(b"torn")
     code, out, err = widthwise("eval", runs[0], *asked, "--json")
     assert [each["step"] for each in json.loads(out)["runs"]] == [3]
