@@ -11,6 +11,7 @@ from widthwise.cli.main import app
 from widthwise.config_io import parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.recipe.recipe import Recipe
+from widthwise.records.outcome import Outcome
 from widthwise.runs.train import train
 from widthwise.yaml_io import merge, parse_yaml, read_recipe, to_yaml
 
@@ -67,12 +68,21 @@ def test_a_comparison_is_matched(path: Path) -> None:
     assert len(read_plan([path]).recipes) >= 2
 
 
-def test_readme_names_only_what_exists() -> None:
+def test_readme_names_every_verb_and_only_what_exists() -> None:
     text = (ROOT / "README.md").read_text()
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
     verbs |= {group.name for group in app.registered_groups}
-    assert set(re.findall(r"`widthwise (\w+)", text)) == verbs
+    commands = text.split("## Commands\n")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"`(\w+)`", commands)) == sorted(verbs)
     for named in re.findall(r"(?:configs|docs|benchmarks)/[\w./-]*\w", text):
         assert (ROOT / named).exists(), named
     rules = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"make ([\w-]+)", text)) <= {target for rule in rules for target in rule.split()}
+
+
+def test_differences_in_the_readme_are_those_of_the_records_that_their_rows_cite() -> None:
+    rows = re.findall(r"^\| \[.*?\]\((.*?)/outcome\.json\) \| (.*?) \|", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) == 5
+    for folder, printed in rows:
+        differences = [each.difference for each in Outcome.read(ROOT / folder).variants if each.difference is not None]
+        assert printed in [f"{d.mean:+.3f} ({d.low:+.3f} to {d.high:+.3f})" for d in differences], folder
