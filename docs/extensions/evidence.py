@@ -155,9 +155,10 @@ def table(header: tuple[str, ...] | list[str], rows: list[Any]) -> str:
 def index(found: Mapping[str, Path]) -> str:
     """The page that lists all results."""
     return (
-        "# Evidence\n\nEvery number in the documents comes from a file below. Each page names the command, the machine and "
-        "the commit that made it, so that it can be repeated. [Results](/results.md) sums them up; those that contradict the "
-        "papers are reported like those that agree.\n\n```{toctree}\n:maxdepth: 1\n\n" + "\n".join(found) + "\n```\n"
+        "# Evidence\n\nEvery number in the documents comes from a file below. Each page names the command, the machine "
+        "and the commit that made it, so that it can be repeated. [Results](/results.md) sums them up; those that "
+        "contradict the papers are reported like those that agree.\n\n"
+        "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(found) + "\n```\n"
     )
 
 
