@@ -1,4 +1,4 @@
-"""A feed-forward of one's own: config, template and module in one file; it is then designed, counted and trained."""
+"""A custom feed-forward: config, template and module in one file; it is then designed, counted and trained."""
 
 from typing import Literal
 

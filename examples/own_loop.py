@@ -1,4 +1,4 @@
-"""A training loop of one's own, saved as a run that every command of widthwise takes."""
+"""Your own training loop, saved as a run that every command of widthwise takes."""
 
 import torch
 

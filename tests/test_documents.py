@@ -13,6 +13,7 @@ from widthwise.cli.main import app
 from widthwise.config_io import parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.recipe.recipe import Recipe
+from widthwise.records.outcome import Outcome
 from widthwise.runs.train import train
 from widthwise.yaml_io import merge, parse_yaml, read_recipe, to_yaml
 
@@ -69,11 +70,12 @@ def test_a_comparison_is_matched(path: Path) -> None:
     assert len(read_plan([path]).recipes) >= 2
 
 
-def test_readme_names_only_what_exists() -> None:
+def test_readme_names_every_verb_and_only_what_exists() -> None:
     text = (ROOT / "README.md").read_text()
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
     verbs |= {group.name for group in app.registered_groups}
-    assert set(re.findall(r"`widthwise (\w+)", text)) == verbs
+    commands = text.split("## Commands\n")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"`(\w+)`", commands)) == sorted(verbs)
     for named in re.findall(r"(?:configs|docs|benchmarks)/[\w./-]*\w", text):
         assert (ROOT / named).exists(), named
     rules = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -83,3 +85,11 @@ def test_readme_names_only_what_exists() -> None:
 def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (widthwise.__version__, "Apache-2.0")
+
+
+def test_differences_in_the_readme_are_those_of_the_records_that_their_rows_cite() -> None:
+    rows = re.findall(r"^\| \[.*?\]\((.*?)/outcome\.json\) \| (.*?) \|", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) == 5
+    for folder, printed in rows:
+        differences = [each.difference for each in Outcome.read(ROOT / folder).variants if each.difference is not None]
+        assert printed in [f"{d.mean:+.3f} ({d.low:+.3f} to {d.high:+.3f})" for d in differences], folder

@@ -153,24 +153,12 @@ def table(header: tuple[str, ...] | list[str], rows: list[Any]) -> str:
 
 
 def index(found: Mapping[str, Path]) -> str:
-    """The page that lists all results, after what the README concludes from them."""
-    readme = '```{include} ../../README.md\n:start-after: "## %s"\n:end-before: "## %s"\n```'
+    """The page that lists all results."""
     return (
-        "\n\n".join(
-            [
-                "# Evidence",
-                "Every number in the documents comes from a file below. Each page says which command made it, on "
-                "which machine and at which commit, so that it can be repeated. Results that contradict the papers are "
-                "reported like those that agree.",
-                "## What was measured",
-                readme % ("Measured", "Where things are"),
-                "## Numbers of the papers, recomputed",
-                readme % ("The papers' numbers", "Measured"),
-                "## All results",
-                "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(found) + "\n```",
-            ]
-        )
-        + "\n"
+        "# Evidence\n\nEvery number in the documents comes from a file below. Each page names the command, the machine "
+        "and the commit that made it, so that it can be repeated. [Results](/results.md) sums them up; those that "
+        "contradict the papers are reported like those that agree.\n\n"
+        "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(found) + "\n```\n"
     )
 
 

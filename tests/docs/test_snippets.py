@@ -115,7 +115,10 @@ def test_the_commands_of_a_page_run_in_order(
         assert block.of_ours, f"{block}: marked bash, but nothing in it runs"
         for arguments in block.of_ours:
             try:
-                call(*arguments)
+                if arguments[0] == "explore":  # serves a page until Ctrl-C
+                    check_arguments(arguments)
+                else:
+                    call(*arguments)
             except BaseException as error:
                 raise AssertionError(f"{block}: widthwise {' '.join(arguments)}") from error
 
