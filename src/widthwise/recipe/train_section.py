@@ -187,9 +187,7 @@ class TrainConfig(Config):
 
     def flops_per_token(self, model: ModelConfig, seq_len: int) -> float:
         """Training FLOPs of a step for each of its tokens, with every pass over it."""
-        if self.nested is None:
-            return model.cost().training_flops(seq_len)
-        return self.nested.flops_per_token(model, seq_len)
+        return self.n_passes * model.cost().training_flops(seq_len)
 
     @property
     def n_passes(self) -> int:
