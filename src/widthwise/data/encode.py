@@ -99,13 +99,12 @@ class SplitShards:
     def fill(self, batches: Iterable[EncodedBatch], has_added: Callable[[], object] = lambda: None) -> None:
         """Appends batches until it is full; `has_added` is called after each."""
         for batch in batches:
-            self.add(batch)
+            self._add(batch)
             has_added()
             if self.is_full:
                 break
 
-    def add(self, batch: EncodedBatch) -> None:
-        """Appends the documents of a batch until it is full."""
+    def _add(self, batch: EncodedBatch) -> None:
         is_trained_on = np.array([entry.split == "train" for entry in batch.entries], dtype=bool)
         n_kept = self._n_that_fit(np.where(is_trained_on, batch.lengths, 0))
         entries, lengths = batch.entries[:n_kept], batch.lengths[:n_kept]

@@ -24,7 +24,7 @@ from widthwise.training.growth_step import EntryRates, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import ALWAYS_OPEN, Gate
-from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record, watched_layers
+from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record
 
 WHOLE_UPDATES = nullcontext()
 """Lets the optimizer move all entries as it would."""
@@ -197,7 +197,7 @@ class TrainState:
             batch, every = batch.to(self.device), self._config.norms_every
             is_watched = every is not None and step % every == 0
             moving = WHOLE_UPDATES if self._rates is None else self._rates.applied(step)
-            with watched_layers(self.model, is_watched) as watch:
+            with LayerWatch(self.model) if is_watched else nullcontext() as watch:
                 return optimizer_step(
                     self.model,
                     self.optimizer,
