@@ -66,9 +66,9 @@ class PackingConfig(Config):
     """Options for rows that hold several documents, in training and validation."""
 
     mask_documents: bool = False
-    """Whether attention stays within a document: no token sees one of another document of its row."""
+    """Keep attention within a document: no token sees one of another document of its row."""
     reset_positions: bool = False
-    """Whether positions, rotary and learned, begin at 0 in each document of a row."""
+    """Begin positions, rotary and learned, at 0 in each document of a row."""
 
     def boundaries(self, data: OpenedData) -> Boundaries:
         """Return the boundaries that these options ask for, checked against opened data.
@@ -198,7 +198,7 @@ class HeldOut:
     """Largest number of target tokens; None: all."""
     precision: Precision
     boundaries: Boundaries = NO_BOUNDARIES
-    """What the model is told of the documents in a window."""
+    """Documents in a window, as the model is told of them."""
 
     def check(self) -> None:
         """Raises UserError if the text holds not even one window: before a long training, not after it."""

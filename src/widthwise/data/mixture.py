@@ -234,7 +234,7 @@ class SourceUse:
     share: float
     """The share of the windows that training reads, between 0 and 1."""
     n_epochs: float
-    """How often training reads each window of the source, on average."""
+    """Average number of times that training reads each window of the source."""
 
 
 class MixedData:
@@ -270,4 +270,4 @@ class MixedData:
 
 
 OpenedData = PreparedData | MixedData
-"""What the data section of a recipe gives."""
+"""Data of the data section of a recipe."""

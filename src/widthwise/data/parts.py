@@ -54,7 +54,7 @@ class PartRecord(Config):
     n_left_out: int
     """Documents that were equal to a held-out one."""
     is_cut: bool
-    """Whether it alone has more training tokens than the whole may have, and was left before its end."""
+    """True if it alone has more training tokens than the whole may have, and was left before its end."""
 
     @property
     def found(self) -> Scan:

@@ -61,7 +61,7 @@ class SourceFile(NamedTuple):
 
     path: Path
     name: str
-    """What its documents are called after."""
+    """Name, after which its documents are called."""
     reader: Reader
 
     def read(self, field: str, document_bytes: int | None = None) -> Iterator[Document]:
