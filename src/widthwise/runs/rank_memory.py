@@ -25,6 +25,7 @@ from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.shards import block_entries, sharded_units
 from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.optimizers import hidden_matrices
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import RankMemory, StepTraffic
@@ -112,7 +113,7 @@ class ShardedModel:
         self._root = self.units[-1]
         self._packing, self._learns_apart = packing, learns_apart
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
-        self.hidden_matrices = set(optimizer.hidden_matrices(model))
+        self.hidden_matrices = hidden_matrices(optimizer, model)
         """Parameters of which the optimizer keeps one number for each entry, not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
         self.cast_matrices = matrices - {model.head.weight}

@@ -58,9 +58,9 @@ class HyperConnectionOptions(Config):
     `slice`: the first ones. `tail_cyclic`: its own and those that no layer owns; the same as `cyclic` if all widths are
     equal. If they are not, `cyclic` is refused: blocks would land where wider layers read others."""
     embedding: Literal["direct", "expand", "slot", "pad", "copies"] = "direct"
-    """Filling of the slots by a token. `direct`: an embedding table as wide as the stream. The others start from a table
-    of width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros, `copies` repeats
-    the row."""
+    """Filling of the slots by a token. `direct`: an embedding table as wide as the stream. The others start from a
+    table of width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros, `copies`
+    repeats the row."""
     reduce: Literal["full", "slot", "sum"] = "full"
     """Reduction of the slots to d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1), `sum`
     by adding all groups of d_model coordinates up, without parameters."""
