@@ -227,16 +227,6 @@ def windows_of(tokens: TokenFile | TokenMixture, seq_len: int) -> Windows:
     return MixedWindows(tokens, seq_len) if isinstance(tokens, TokenMixture) else FileWindows(tokens, seq_len)
 
 
-@dataclass(frozen=True)
-class SourceUse:
-    """Share of one source in training, and how often it is repeated."""
-
-    share: float
-    """The share of the windows that training reads, between 0 and 1."""
-    n_epochs: float
-    """Average number of times that training reads each window of the source."""
-
-
 class MixedData:
     """The prepared data of several sources. `train` and `held_out` are mixtures of their token files."""
 
@@ -259,14 +249,14 @@ class MixedData:
         """Raises UserError if the tokenizer available now is not the one that made the data."""
         return next(iter(self.sources.values())).tokenizer
 
-    def use(self, seq_len: int, n_windows: int) -> dict[str, SourceUse]:
-        """Source -> its use by a training that reads n_windows windows of seq_len tokens."""
+    def use(self, seq_len: int, n_windows: int) -> dict[str, tuple[float, float]]:
+        """Return the use of each source by a training that reads n_windows windows of seq_len tokens.
+
+        Its share of the windows, between 0 and 1, and the average number of times that it reads each of its own.
+        """
         windows = MixedWindows(self.train, seq_len)
         counts = windows.counts(n_windows)
-        return {
-            name: SourceUse(counts[name] / n_windows, counts[name] / source.n_windows)
-            for name, source in windows.sources.items()
-        }
+        return {name: (counts[name] / n_windows, counts[name] / own.n_windows) for name, own in windows.sources.items()}
 
 
 OpenedData = PreparedData | MixedData

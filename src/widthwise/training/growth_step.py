@@ -110,7 +110,7 @@ class EntryRates:
     @contextmanager
     def applied(self, step: int) -> Iterator[None]:
         """Scale what the block moves the weights by to their rates at this step."""
-        new, old = self.pace.of_new(step), self.pace.of_old(step)
+        new, old = self.pace.apart(step)
         if new == old == 1.0:
             yield
             return

@@ -12,8 +12,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
-from widthwise.recipe.train_section import TrainConfig
-from widthwise.recipe.width_training import WidthBudgetConfig
+from widthwise.recipe.train_section import TrainConfig, WidthBudgetConfig
 from widthwise.training.step_statistics import ChoiceMeans
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -182,16 +182,13 @@ class ValidationSets:
         found = validate(model, self.held_out, processes)
         with uncompiled(model):  # a graph for each length of a question would take longer, and run into Dynamo's limit
             texts = {name: validate(model, text, processes) for name, text in self.texts.items()}
-            return replace(found, texts=texts, tasks=dict(self._scores(model)))
-
-    def _scores(self, model: Decoder) -> Iterator[tuple[str, TaskScores]]:
-        if not self.tasks:
-            return
-        torch.clear_autocast_cache()  # as `kernels.precision.autocast` says
-        scorer = _scorer(model, self.held_out)
-        for name, encoded in self.tasks.items():
-            yield name, score_task(scorer, encoded)
-        reshard(model)
+            tasks: dict[str, TaskScores] = {}
+            if self.tasks:
+                torch.clear_autocast_cache()  # as `kernels.dispatch.autocast` says
+                scorer = _scorer(model, self.held_out)
+                tasks = {name: score_task(scorer, encoded) for name, encoded in self.tasks.items()}
+                reshard(model)
+            return replace(found, texts=texts, tasks=tasks)
 
 
 def _scorer(model: Decoder, held_out: HeldOut) -> Scorer:
