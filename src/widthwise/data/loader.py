@@ -101,6 +101,12 @@ def unended(tokens: TokenFile, eos_id: int) -> int | None:
     return next((int(index) for index in indices if tokens.document(index)[-1:].tolist() not in ([], [eos_id])), None)
 
 
+def _tensor(rows: np.ndarray) -> "Tensor":
+    import torch  # late: verbs that only count read recipes, and these options with them
+
+    return torch.from_numpy(rows)
+
+
 class Loader:
     """Training batches; `batch(step)` depends only on its argument, iteration only remembers the step.
 
@@ -135,7 +141,7 @@ class Loader:
         Inputs are `[:, :-1]`, targets `[:, 1:]`. An epoch may end within a batch; the next one begins in the row after.
         """
         first = step * self.batch_size + self._rank * self._n_rows
-        return self._windows.read(np.arange(first, first + self._n_rows, dtype=np.uint64), self.seed)
+        return _tensor(self._windows.read(np.arange(first, first + self._n_rows, dtype=np.uint64), self.seed))
 
     def __iter__(self) -> Self:
         return self
@@ -232,7 +238,7 @@ class HeldOut:
         n_windows = self.n_windows if max_tokens is None else min(self.n_windows, max_tokens // self.seq_len)
         for first in range(0, n_windows, self.batch_size):
             rows = np.arange(first, min(first + self.batch_size, n_windows), dtype=np.uint64)
-            yield self._windows.read(rows)
+            yield _tensor(self._windows.read(rows))
 
     @cached_property
     def _windows(self) -> Windows:

@@ -94,6 +94,12 @@ class PreparedData:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
 
+    def check_tokenizer(self, own: Tokenizer) -> None:
+        """Raises UserError if the tokenizer of a run is not the one that made the data."""
+        if self.tokenizer.id != own.id:
+            other = self.tokenizer.spec
+            raise UserError(f"{self.path}: was tokenised by {other}, not by the tokenizer of the run ({own.spec})")
+
     def documents(self, split: Split) -> Iterator[tuple[str, int]]:
         """The name of each document of a split and its tokens, in order, the end-of-text token included.
 

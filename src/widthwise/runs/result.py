@@ -37,7 +37,8 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
     of_last_model = _since(records, ("growth", *DESCENTS))
-    step_seconds = [[r["step_seconds"] for r in part if r["event"] == "train"] for part in (of_last_model, records)]
+    seconds = [[r["step_seconds"] for r in part if r["event"] == "train"] for part in (of_last_model, records)]
+    step_seconds = seconds[0] or seconds[1]
     found = {
         "best_step": loop.retention.best(map(step_of, checkpoint_paths(loop.run.checkpoints))),
         "val_losses": validation.losses_by_source or None,
@@ -74,7 +75,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         val_bits_per_byte=validation.bits_per_byte,
         val_window_losses=validation.window_losses,
         data=_counts(loop.data),
-        tokens_per_second=recipe.tokens_per_step / statistics.median(step_seconds[0] or step_seconds[1]),
+        tokens_per_second=recipe.tokens_per_step / statistics.median(step_seconds),
         wall_seconds=state.wall_seconds,
         peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in _since(records, DESCENTS)), default=0)
         or None,
