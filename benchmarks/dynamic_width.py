@@ -12,11 +12,11 @@ from harness import Part, cpu_parser, interleave, run_parts, summarise
 from kernels import with_backward
 from torch import Tensor
 from torch.nn.functional import linear
-from widthwise.kernels.precision import autocast
 from workloads import DTYPES
 
 from widthwise.computing import Precision
 from widthwise.kernels import bucketed_units, sliced_swiglu, swiglu
+from widthwise.kernels.dispatch import autocast
 from widthwise.kernels.sliced_swiglu import reference_sliced_swiglu
 
 TRAINING = {"n_tokens": 4096, "d_model": 512, "d_ff": 1536}

@@ -7,7 +7,7 @@ DEEPER = "{d_model: 24, n_layers: 5}"
 WIDER_FFN = "{ffn: {kind: swiglu, ratio: 6}}"
 TWICE = f"growth=[{{at_step: 4, model: {WIDER_AND_DEEPER}}}, {{at_step: 7, model: {WIDER_FFN}, new_layers: copied}}]"
 DYNAMIC = "model.ffn={kind: dynamic, ratio: 4, score: {kind: linear}, mask: {kind: ste}}"
-BUDGET = "train.width_budget={kind: lagrangian, target: 0.6, scope: layer, rate: 0.05}"
+BUDGET = "train.width_budget={kind: lagrangian, target: 0.6, rate: 0.05}"
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
 
 APART = (

@@ -216,7 +216,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises UserError where `folder` is not free, and for an OSError of the block.
     """
     check_free(folder)
-    _clear_leftovers(folder)
+    for path, name, is_ours in leftovers(folder.parent):
+        if is_ours and name == folder.name:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_dir():
+            sure = "it can" if is_ours else "unless one is at work on it on another host, it can"
+            warnings.warn(f"{path}: was left by a process that was killed; {sure} be deleted", stacklevel=3)
     partial = _temporary(folder)
     try:
         partial.mkdir(parents=True)
@@ -228,16 +233,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # there is none after the rename
-
-
-def _clear_leftovers(folder: Path) -> None:
-    """Removes what was left on this host under a folder's name, and names the rest."""
-    for path, name, is_ours in leftovers(folder.parent):
-        if is_ours and name == folder.name:
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.is_dir():
-            sure = "it can" if is_ours else "unless one is at work on it on another host, it can"
-            warnings.warn(f"{path}: was left by a process that was killed; {sure} be deleted", stacklevel=2)
 
 
 def fsync_file(path: Path) -> None:

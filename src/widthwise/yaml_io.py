@@ -156,19 +156,17 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
     They are one change: a source of data that they name replaces what the recipe says of its own, as in `merge`, but
     nothing that they say themselves.
     """
-    changes = [_parsed_override(override) for override in overrides]
+    changes: list[tuple[list[str], Any, str]] = []
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise UserError(f"override {override!r}: expected path.to.key=value")
+        changes.append((keys, parse_yaml(text, f"override {override!r}"), override))
     for keys, value, _ in changes:
         _remove_replaced(data, keys, value)
     for keys, value, override in changes:
         _set(data, keys, value, override)
-
-
-def _parsed_override(override: str) -> tuple[list[str], Any, str]:
-    path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
-        raise UserError(f"override {override!r}: expected path.to.key=value")
-    return keys, parse_yaml(text, f"override {override!r}"), override
 
 
 def _remove_replaced(data: dict[str, Any], keys: list[str], value: Any) -> None:

@@ -175,7 +175,7 @@ MISTAKES = {
     "data": [
         ("data prepare missing.txt --out out", "no such file"),
         ("data prepare points.csv --out out --held-out 0.1 --held-out-from points.csv", "got 0.1 beside --held-out"),
-        ("data prepare points.csv --out out --workers 2 --processes 2", "processes: got 2 beside workers; give one of"),
+        ("data prepare a.txt --out out --workers 0", "workers: got 0; expected at least 1"),
         ("data prepare a.txt --out out --held-out 0.000001 --tokenizer bytes", "(on the command line --held-out), or"),
         ("data adopt --train x --out out --tokenizer bytes", "--held-out"),
     ],

@@ -147,7 +147,10 @@ def test_what_cannot_be_adopted_is_refused_by_name_and_leaves_nothing(theirs, tm
         ({"train": "cut"}, rf"^{theirs}/cut\.bin: has \d+ bytes where its index asks for"),
         ({"held_out": "c"}, r"c\.idx: cannot be read"),
         ({"held_out": "../theirs/a"}, "is given as train and as held-out"),
-        ({"tokenizer": "bpe-300"}, r"'bpe-300': would be trained anew; name the tokenizer\.json that made the tokens"),
+        (
+            {"tokenizer": "bpe-300"},
+            r"'bpe-300': is trained on a corpus; name bytes, tiktoken:NAME or",
+        ),
         ({"tokenizer": "gpt"}, "allowed: bytes"),
         ({"tokenizer": "missing.json"}, r"missing\.json: cannot be read"),
         ({"out": "theirs"}, "in use by other files"),

@@ -24,7 +24,7 @@ def write(folder: Path, batches: list[list[Document]], max_tokens: int | None = 
     with SplitShards(folder, tokenizer, max_tokens) as shards:
         for batch in batches:
             entries = [(document, division.entry(document)) for document in batch]
-            shards.fill(encode(entries, tokenizer, tokenizer.save(folder), 1))
+            shards.fill(encode(entries, tokenizer))
     return shards
 
 

@@ -88,8 +88,8 @@ def test_a_plan_is_read_as_it_was_written_and_its_tokenizer_is_trained_once(sour
         begin(plan, tmp_path / "parts", lambda stage, *_: stages.append(stage))
     assert stages == ["training the tokenizer"]
     assert read_plan(tmp_path / "parts") == plan
-    tokenizer, path = planned_tokenizer(plan, tmp_path / "parts")
-    assert (tokenizer.spec, tokenizer.vocab_size, path.parent) == ("bpe-300", 300, tmp_path / "parts")
+    tokenizer = planned_tokenizer(plan, tmp_path / "parts")
+    assert (tokenizer.spec, tokenizer.vocab_size) == ("bpe-300", 300)
     with pytest.raises(UserError, match="holds the parts of another preparation"):
         planned(source, tmp_path / "parts", held_out=0.1)
 

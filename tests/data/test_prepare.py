@@ -63,35 +63,22 @@ def n_documents_below(max_tokens: int, held_out: float) -> int:
     raise AssertionError("the corpus is too small")
 
 
-@pytest.mark.parametrize("n_processes", [1, 2])
-def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_behind_them(
-    tmp_path, monkeypatch, n_processes
-):
-    """On any number of processes, of which each has batches that wait for it."""
+def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_behind_them(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "BATCH_BYTES", 500)
-    monkeypatch.setattr(encode, "WAITING_BATCHES_PER_PROCESS", 8)
-    n_read, read_before_the_first = 0, []
+    n_read = 0
 
     def read() -> Iterator[Document]:
         nonlocal n_read
         for n_read, document in enumerate(SYNTHETIC, start=1):  # noqa: B007 (counted outside)
             yield document
 
-    def progress(stage: str, n_bytes: int, total: int | None) -> None:
-        if stage == "tokenizing" and not read_before_the_first:
-            read_before_the_first.append(sum(len(each.text.encode()) for each in islice(SYNTHETIC, n_read)))
-
     options = {"tokenizer": "bytes", "held_out": 0.2}
     counted = Corpus("synthetic", read)
-    cut = prepare(
-        counted, tmp_path / "cut", max_tokens=20_011, n_processes=n_processes, progress=progress, **options
-    ).manifest
+    cut = prepare(counted, tmp_path / "cut", max_tokens=20_011, **options).manifest
     n_documents = n_documents_below(20_011, 0.2)
     first = Corpus("synthetic", lambda: islice(SYNTHETIC, n_documents))
     assert cut == prepare(first, tmp_path / "same", **options).manifest
     assert n_documents <= n_read < n_documents + 60
-    if n_processes > 1:
-        assert read_before_the_first[0] >= 500 * 8 * n_processes
     n_tokens = cut.splits.train.n_tokens  # may be reached exactly, and one less is a document less
     for less in (0, 1):
         data = prepare(SYNTHETIC, tmp_path / str(less), max_tokens=n_tokens - less, **options)
@@ -167,7 +154,6 @@ def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
         (Corpus("growing", read), {}, "changed while it was being read"),
         (SYNTHETIC, {"max_tokens": 3}, "max_tokens: got 3"),
         (unreadable, {"max_tokens": 0}, "max_tokens: got 0"),
-        (unreadable, {"n_processes": 0}, "processes: got 0"),
         (unreadable, {"tokenizer": "gpt5"}, "tokenizer 'gpt5'"),
     ):
         with pytest.raises(UserError, match=message):

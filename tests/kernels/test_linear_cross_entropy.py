@@ -1,4 +1,4 @@
-"""The loss of a linear head in chunks, with and without a teacher, against the reference."""
+"""The loss of a linear head in chunks against the reference."""
 
 from importlib import import_module
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from thinned import in_turn
 
-from widthwise.kernels import Teacher
 from widthwise.kernels.linear_cross_entropy import fused_linear_cross_entropy as fused
 from widthwise.kernels.linear_cross_entropy import reference_linear_cross_entropy as reference
 
@@ -20,8 +19,8 @@ def inputs(shape=(3, 5), d_model=7, vocab_size=11, dtype=torch.float64, weight_d
     return hidden, weight, torch.randint(vocab_size, shape, generator=generator)
 
 
-def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale=1.0, teacher=None):
-    objective, loss, log_normaliser = op(hidden, weight, targets, multiplier, z_coefficient, teacher)
+def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale=1.0):
+    objective, loss, log_normaliser = op(hidden, weight, targets, multiplier, z_coefficient)
     return objective, loss, log_normaliser, *torch.autograd.grad(scale * objective, (hidden, weight))
 
 
@@ -34,39 +33,6 @@ def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coeff
     arguments = (*inputs(), multiplier, z_coefficient, 2.5)
     for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
-
-
-def teacher(hidden, share=0.3, temperature=1.7):
-    states = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    return Teacher(states.to(hidden.dtype), share, temperature)
-
-
-def test_what_a_teacher_adds_is_the_literal_divergence():
-    hidden, weight, targets = inputs()
-    taught = teacher(hidden)
-    logits, aims = (0.7 * states @ weight.T for states in (hidden, taught.hidden))
-    narrow, wide = ((each / 1.7).softmax(dim=-1) for each in (logits, aims.detach()))
-    divergence = (wide * (wide / narrow).log()).sum(dim=-1)
-    losses = -logits.log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
-    expected = (0.7 * losses + 0.3 * 1.7**2 * divergence + 0.2 * logits.logsumexp(dim=-1).square()).mean()
-    gradients = torch.autograd.grad(expected, (hidden, weight))
-    for form in (fused, reference):
-        objective, loss, _, *found = result(form, hidden, weight, targets, 0.7, 0.2, teacher=taught)
-        torch.testing.assert_close(objective, expected, rtol=1e-12, atol=0)
-        torch.testing.assert_close(loss, losses.detach(), rtol=1e-12, atol=1e-13)
-        for ours, truth in zip(found, gradients):
-            torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("n_rows", "dtype", "tolerance"), [(1, torch.float64, 1e-12), (7, torch.float32, 1e-5), (16, torch.float64, 1e-12)]
-)
-def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, tolerance):
-    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: n_rows)
-    arguments = inputs(dtype=dtype)
-    options = {"multiplier": 0.5, "z_coefficient": 0.01, "scale": 2.5, "teacher": teacher(arguments[0])}
-    for ours, truth in zip(result(fused, *arguments, **options), result(reference, *arguments, **options)):
-        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
 @in_turn(

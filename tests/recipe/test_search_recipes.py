@@ -90,7 +90,7 @@ def test_a_recipe_with_explicit_layers_is_refused(tmp_path) -> None:
 
 def test_a_width_budget_of_the_base_is_not_asked_of_an_hourglass(tmp_path) -> None:
     dynamic = {"ffn": {"kind": "dynamic", "d_ff": 60}}
-    asked = ("train.width_budget={kind: penalty, weight: 1.0}", "train.nested={}")
+    asked = ("train.width_budget={target: 0.5}", "train.nested={}")
     _, _, paths = written(tmp_path, dynamic, {}, asked)
     assert load_recipe(paths[0]).train.width_budget is not None
     for path in paths[1:]:

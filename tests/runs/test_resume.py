@@ -23,13 +23,12 @@ DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
 
 KINDS = {
     "further heads": ("model.mtp={n_depths: 2, final_coefficient: 0.1}", SLOTS),
-    "prices": (DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.5, rate: 0.1, scope: layer}"),
-    "nested": (DYNAMIC, "train.nested={sandwich: true}"),
-    "distilled": (DYNAMIC, "train.nested={sandwich: true, distill: {weight: 0.7, temperature: 2.0}}"),
+    "prices": (DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.5, rate: 0.1}"),
+    "nested": (DYNAMIC, "train.nested={}"),
     "scores afterwards": (
         "model.ffn={kind: dynamic, min_fraction: 0.25, ratio: 9.0, mask: {kind: none}}",
         "growth=[{at_step: 4, model: {ffn: {mask: {kind: ste}}}, freeze_steps: 5, rewarmup_steps: 0}]",
-        "train.width_budget={kind: penalty, weight: 5.0}",
+        "train.width_budget={target: 0.3, damping: 5.0}",
     ),
     "norms": ("train.norms_every=3",),
 }

@@ -143,7 +143,7 @@ def test_a_mistake_is_found_before_the_first_step(tmp_path, monkeypatch) -> None
             {"texts": {"t": {"source": "short.txt", "max_tokens": 5}}},
             "texts.t.max_tokens: got 5; must be at least seq_len = 17",
         ),
-        ({"texts": {"t": {"source": "other"}}}, r"texts.t: other was tokenised by bpe-280, not by .* \(bytes\)"),
+        ({"texts": {"t": {"source": "other"}}}, r"texts.t: other: was tokenised by bpe-280, not by .* \(bytes\)"),
         ({"tasks": {"t": {"file": "nowhere.jsonl"}}}, "validation.tasks.t: nowhere.jsonl: cannot be read"),
         ({"tasks": {"t": {"file": "long.jsonl"}}}, "tasks.t: long.jsonl: line 1: an answer has 31 tokens"),
         ({"texts": {"a b": {"source": "short.txt"}}}, "validation.texts.a b"),

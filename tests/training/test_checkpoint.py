@@ -38,14 +38,14 @@ def trained(seed: int, *overrides: str):
 
 def saved(folder: Path, *steps: int) -> list[Path]:
     model, optimizer = trained(1)
-    return [checkpoint.save(folder, step, model, optimizer, {"step": step}) for step in steps]
+    return [checkpoint.write(folder, step, checkpoint.Snapshot.of(model, optimizer), {"step": step}) for step in steps]
 
 
 @pytest.mark.parametrize(("tie", "optimizers"), [("false", ()), ("true", (MUON,))])
 def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, tie, optimizers):
     model, optimizer = trained(1, f"model.tie_embeddings={tie}", *optimizers)
     state = RunState(window_steps=3, step=7, unlogged_losses=[0.1, 1 / 3], recent_losses=deque([2 / 3]))
-    path = checkpoint.save(tmp_path, 7, model, optimizer, state.as_data())
+    path = checkpoint.write(tmp_path, 7, checkpoint.Snapshot.of(model, optimizer), state.as_data())
     drawn = torch.rand(3)
     other, other_optimizer = trained(2, f"model.tie_embeddings={tie}", *optimizers)
     assert checkpoint.load(path, other, other_optimizer) == state
@@ -61,7 +61,7 @@ def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, ti
 def test_names_of_the_tensors_are_those_of_the_parameters_and_of_what_each_optimizer_keeps_of_them(tmp_path):
     for matrix, overrides in (({"exp_avg", "exp_avg_sq", "step"}, ()), ({"momentum_buffer"}, (MUON,))):
         model, optimizer = trained(1, *overrides)
-        path = checkpoint.save(tmp_path, 7, model, optimizer, {})
+        path = checkpoint.write(tmp_path, 7, checkpoint.Snapshot.of(model, optimizer), {})
         names = {name for name, _ in model.named_parameters()}
         expected = {
             f"{name}.{part}"
@@ -232,7 +232,9 @@ WRONG = (
 def test_a_right_manifest_of_wrong_content_is_refused(tmp_path, name):
     for edit in (edit for of, edit in WRONG if of == name):
         model, optimizer = trained(1)
-        path = checkpoint.save(tmp_path, 7, model, optimizer, RunState(window_steps=1, step=7).as_data())
+        path = checkpoint.write(
+            tmp_path, 7, checkpoint.Snapshot.of(model, optimizer), RunState(window_steps=1, step=7).as_data()
+        )
         edit(path / name)
         vouch_for(path)
         assert checkpoint_folder.latest_valid(tmp_path) == (path, [])

@@ -11,7 +11,7 @@ from tiny_runs import Listener, outcome, step_config, tiny_recipe, unfinished_co
 
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
-from widthwise.recipe.width_training import LagrangianBudget, PenaltyBudget
+from widthwise.recipe.train_section import WidthBudgetConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
@@ -189,23 +189,12 @@ def test_the_optimizer_forgets_what_the_event_says(reset: str) -> None:
         assert bool(squares[d_ff:].any()) == (reset == "none")
 
 
-def test_layers_keep_their_prices_and_added_ones_start_at_the_mean() -> None:
-    growth = "growth=[{at_step: 4, model: {n_layers: 5}, layers: [null, 0, 1, 2, null]}]"
-    plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, growth).phases[1].growth.plan
-    layerwise, shared, penalty, none = (
-        step_config(width_budget=each)
-        for each in (
-            LagrangianBudget(target=0.5, scope="layer"),
-            LagrangianBudget(target=0.5, scope="model"),
-            PenaltyBudget(weight=1.0),
-            None,
-        )
-    )
-    assert carried_state([1.0, 2.0, 6.0], layerwise, layerwise, plan) == [3.0, 1.0, 2.0, 6.0, 3.0]
-    assert carried_state([2.0], shared, shared, plan) == [2.0]
-    for other in (shared, penalty, none):
-        assert carried_state([9.0], other, layerwise, plan) == [0.0] * 5
-    assert carried_state([2.0], shared, none, plan) == []
+def test_a_budget_keeps_its_price_and_a_new_one_starts_at_0() -> None:
+    plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, f"growth=[{{at_step: 4, model: {DEEPER}}}]").phases[1].growth.plan
+    priced, free = (step_config(width_budget=each) for each in (WidthBudgetConfig(target=0.5), None))
+    assert carried_state([2.0], priced, priced, plan) == [2.0]
+    assert carried_state([], free, priced, plan) == [0.0]
+    assert carried_state([2.0], priced, free, plan) == []
 
 
 def test_what_was_split_learns_at_the_rate_of_its_factor() -> None:
@@ -237,7 +226,7 @@ def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 PLAIN = "model.ffn={kind: dynamic, min_fraction: 0.25, ratio: 9.0, mask: {kind: none}}"
 AFTERWARDS = (
     "growth=[{at_step: 4, model: {ffn: {mask: {kind: ste}}}, freeze_steps: 5, rewarmup_steps: 0}]",
-    "train.width_budget={kind: penalty, weight: 5.0}",
+    "train.width_budget={target: 0.3, damping: 5.0}",
 )
 CHOICE = ("ffn.score.v.weight", "ffn.score.log_gain.weight", "ffn.bias.weight")
 

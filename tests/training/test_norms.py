@@ -17,7 +17,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training import train_state as train_state_module
 from widthwise.training.objective import Objective
-from widthwise.training.step_statistics import norms_record, watched_layers
+from widthwise.training.step_statistics import LayerWatch, norms_record
 from widthwise.training.train_state import optimizer_step
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
@@ -54,7 +54,7 @@ def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: st
     weights = [norm(list(layer.parameters())) for layer in model.layers]
     before = [[parameter.detach().clone() for parameter in layer.parameters()] for layer in model.layers]
     usual = model.recompute
-    with watched_layers(model, is_due=True) as watch:
+    with LayerWatch(model) as watch:
         objective = Objective(config, model.config, BATCH.device)
         found = optimizer_step(model, recipe.optimizer.build(model), BATCH, objective, config, watch=watch)
     assert model.recompute is usual

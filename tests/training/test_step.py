@@ -5,7 +5,7 @@ from tiny_runs import step_config, tiny_recipe
 
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.width_training import NestedConfig, PenaltyBudget
+from widthwise.recipe.train_section import NestedConfig, WidthBudgetConfig
 from widthwise.training.objective import Objective
 from widthwise.training.step_statistics import ChoiceMeans
 from widthwise.training.train_state import optimizer_step
@@ -100,7 +100,7 @@ def test_a_model_without_dynamic_widths_has_one_pass_to_which_nothing_is_added()
 
 def test_the_budget_joins_the_passes_in_which_tokens_choose_their_widths():
     model = build(tiny_recipe(DYNAMIC).explicit_model, seed=1)
-    config = step_config(width_budget=PenaltyBudget(weight=0.7), nested=NestedConfig(sandwich=True))
+    config = step_config(width_budget=WidthBudgetConfig(target=0.1), nested=NestedConfig())
     objective = Objective(config, model.config, CPU)
     assert objective.draw_passes()[:2] == [None, 1.0]
     free, forced = loss_of(model), loss_of(model, 0.5)

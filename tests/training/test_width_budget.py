@@ -1,13 +1,11 @@
 import pytest
 import torch
-from thinned import in_turn
 from tiny_runs import step_config, tiny_recipe
 
 from widthwise.config_io import UserError, parse
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.train_section import TrainConfig
-from widthwise.recipe.width_training import LagrangianBudget, PenaltyBudget
+from widthwise.recipe.train_section import TrainConfig, WidthBudgetConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training.objective import Objective, WidthBudget
@@ -35,31 +33,12 @@ def shares():
     return flops / flops.sum()
 
 
-LITERAL = {
-    ("penalty", "model"): lambda means, own, price: 0.7 * own @ means,
-    ("quadratic", "model"): lambda means, own, price: 0.7 * max(0.0, own @ means - 0.4) ** 2,
-    ("quadratic", "layer"): lambda means, own, price: 0.7 * own @ (means - 0.4).clamp(min=0) ** 2,
-    ("lagrangian", "model"): lambda means, own, price: price[0] * (own @ means - 0.4),
-    ("lagrangian", "layer"): lambda means, own, price: own @ (means.new_tensor(price) * (means - 0.4)),
-}
-
-
-@in_turn(
-    (("kind", "scope"), LITERAL),
-    ("spread", [0.0, 0.3]),
-)
-def test_term_and_gradient_are_the_formula_with_layers_weighted_by_flops(kind, scope, spread):
-    settings = {"kind": kind, "spread": spread}
-    settings |= {"weight": 0.7} if kind != "lagrangian" else {"damping": 0.0}
-    settings |= {"target": 0.4, "scope": scope} if kind != "penalty" else {}
-    budget = budget_of(tiny_recipe(DYNAMIC), **settings)
-    price = [0.3, 0.0, 0.2][: len(budget.prices.tolist())]
-    budget.load_state(price)
+def test_term_and_gradient_are_the_formula_with_layers_weighted_by_flops():
+    budget = budget_of(tiny_recipe(DYNAMIC), target=0.4, damping=0.0)
+    budget.price = torch.tensor([0.3], dtype=torch.float64)
     fractions, twins = random_fractions(), random_fractions()
     found = budget.term([{"width_fraction": fraction} for fraction in fractions])
-    means = torch.stack([twin.mean() for twin in twins])
-    variances = torch.stack([((twin - twin.mean()) ** 2).mean() for twin in twins])
-    expected = LITERAL[kind, scope](means, shares(), price) - spread * shares() @ variances
+    expected = 0.3 * (shares() @ torch.stack([twin.mean() for twin in twins]) - 0.4)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     found.backward()
     expected.backward()
@@ -67,28 +46,20 @@ def test_term_and_gradient_are_the_formula_with_layers_weighted_by_flops(kind, s
         torch.testing.assert_close(fraction.grad, twin.grad, rtol=1e-10, atol=1e-14)
 
 
-def test_the_budget_of_a_layer_below_its_target_is_free():
-    budget = budget_of(tiny_recipe(DYNAMIC), kind="quadratic", target=0.99, weight=5.0)
-    assert budget.term([{"width_fraction": fraction} for fraction in random_fractions()]) == 0
-
-
-@pytest.mark.parametrize("scope", ["model", "layer"])
-def test_the_price_moves_once_a_step_by_rate_times_excess_and_not_below_zero(scope):
-    budget = budget_of(tiny_recipe(DYNAMIC), kind="lagrangian", target=0.5, rate=0.1, scope=scope)
-    expected = [0.0] if scope == "model" else [0.0, 0.0, 0.0]
+def test_the_price_moves_once_a_step_by_rate_times_excess_and_not_below_zero():
+    budget = budget_of(tiny_recipe(DYNAMIC), target=0.5, rate=0.1)
+    expected = 0.0
     for means in ([0.9, 0.6, 0.7], [0.8, 0.1, 0.3], [0.3, 0.3, 0.3], [0.4, 0.9, 0.4]):
-        budget.end_step([torch.tensor(mean) for mean in means])
-        excess = [sum(shares().tolist()[i] * means[i] for i in range(3)) - 0.5] if scope == "model" else None
-        excess = excess or [mean - 0.5 for mean in means]
-        expected = [max(0.0, price + 0.1 * over) for price, over in zip(expected, excess)]
-        assert budget.prices.tolist() == pytest.approx(expected, abs=1e-7)
-    assert budget.record() == {"width_price": budget.prices.tolist() if scope == "layer" else budget.prices.tolist()[0]}
+        budget.end_step([{"width_fraction": torch.tensor(mean)} for mean in means])
+        excess = sum(share * mean for share, mean in zip(shares().tolist(), means)) - 0.5
+        expected = max(0.0, expected + 0.1 * excess)
+        assert budget.price.item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_damping_adds_to_the_price_while_the_mean_is_above_the_target():
-    budget = budget_of(tiny_recipe(DYNAMIC), kind="lagrangian", target=0.5, damping=2.0)
+    budget = budget_of(tiny_recipe(DYNAMIC), target=0.5, damping=2.0)
     for level, price in ((0.8, 0.1 + 2.0 * 0.3), (0.48, 0.1 - 2.0 * 0.02), (0.3, 0.0)):
-        budget.load_state([0.1])
+        budget.price = torch.tensor([0.1], dtype=torch.float64)
         fractions = [torch.full((1, 3), level, dtype=torch.float64, requires_grad=True) for _ in range(3)]
         budget.term([{"width_fraction": fraction} for fraction in fractions]).backward()
         assert sum(float(fraction.grad.sum()) for fraction in fractions) == pytest.approx(price, abs=1e-9)
@@ -109,26 +80,25 @@ def step_of(budget, micro_batch_size, mask="ste"):
     return model, optimizer_step(model, AdamWConfig(lr=0.01).build(model), BATCH, objective, config)
 
 
-PRICED = (LagrangianBudget(target=0.5, damping=0.0), [0.4])
-"""A budget, and the prices it starts from."""
-PENALTY = (PenaltyBudget(weight=0.4), [0.0])
+PRICED = (WidthBudgetConfig(target=0.5, damping=0.0), [0.4])
+"""A budget, and the price it starts from."""
 
 
-@pytest.mark.parametrize(("budget", "micro_batch_size"), [(PRICED, 1), (PENALTY, 4)], ids=["lagrangian", "penalty"])
-def test_linear_terms_do_not_depend_on_micro_batches(float64, budget, micro_batch_size):
-    (whole, _), (split, _) = step_of(budget, 6), step_of(budget, micro_batch_size)
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_a_linear_term_does_not_depend_on_micro_batches(float64, micro_batch_size):
+    (whole, _), (split, _) = step_of(PRICED, 6), step_of(PRICED, micro_batch_size)
     for (name, one), other in zip(whole.named_parameters(), split.parameters()):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-9, atol=1e-13, msg=name)
 
 
 def test_the_budget_is_not_part_of_the_reported_loss_but_of_the_gradient():
-    (model, with_budget), (plain, without) = step_of(PENALTY, 6), step_of(None, 6)
+    (model, with_budget), (plain, without) = step_of(PRICED, 6), step_of(None, 6)
     assert with_budget.loss == without.loss
     assert model.layers[0].ffn.bias.weight.grad != plain.layers[0].ffn.bias.weight.grad
 
 
 def test_a_hard_mask_leaves_the_budget_its_gradient():
-    model, _ = step_of(PENALTY, 6, mask="hard")
+    model, _ = step_of(PRICED, 6, mask="hard")
     plain, _ = step_of(None, 6, mask="hard")
     assert all(layer.ffn.bias.weight.grad > 0 for layer in model.layers)
     assert all(not layer.ffn.bias.weight.grad for layer in plain.layers)
@@ -136,20 +106,12 @@ def test_a_hard_mask_leaves_the_budget_its_gradient():
 
 def test_a_budget_that_cannot_work_is_refused_before_anything_is_written(tmp_path):
     for overrides, message in (
-        (["train.width_budget={kind: penalty, weight: 1.0}"], "no layer of the model chooses its width"),
+        (["train.width_budget={target: 0.5}"], "no layer of the model chooses its width"),
         (
-            ["train.width_budget={kind: penalty, weight: 1.0}", "model.ffn={kind: dynamic, mask: {kind: none}}"],
+            ["train.width_budget={target: 0.5}", "model.ffn={kind: dynamic, mask: {kind: none}}"],
             "no layer of the model chooses its width",
         ),
         ([DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.25}"], r"target: got 0.25; must be above 0.25"),
-        (
-            [
-                DYNAMIC,
-                "train.width_budget={kind: quadratic, target: 0.5, weight: 1.0, scope: layer}",
-                "model.layers={1: {ffn: {min_fraction: 0.6}}}",
-            ],
-            r"target: got 0.5; must be above 0.6",
-        ),
     ):
         with pytest.raises(UserError, match=f"train.width_budget.*{message}"):
             train(tiny_recipe(*overrides), tmp_path / "run")

@@ -51,10 +51,8 @@ class PrepareOptions(NewFolder):
     """Split longer texts at line ends into documents of about this size."""
     max_tokens: int | None = None
     """Stop before the document that would make more training tokens than this."""
-    processes: int = 1
-    """Encode in so many processes, for which one reads; 1 uses threads."""
     workers: int | None = None
-    """Share the files of SRC among so many processes that read and encode (extra prep)."""
+    """Share the files of SRC among so many processes that read and encode; default: one process, with threads."""
 
 
 @data_app.command("prepare", cls=Command)
@@ -89,15 +87,13 @@ def prepare_command(
             from widthwise.data.prepare import prepare
             from widthwise.data.readers import open_source
 
-            spec |= {"n_processes": options.processes, "progress": shown.preparing}
             kept = [open_source(path, **reading) for path in held_out_from] or fraction
-            prepared = prepare(open_source(source, **reading), options.out, held_out=kept, **spec)
+            corpus = open_source(source, **reading)
+            prepared = prepare(corpus, options.out, held_out=kept, progress=shown.preparing, **spec)
         else:
             from widthwise.data.prepare import make_plan
             from widthwise.data.workers import prepare_with_workers
 
-            if options.processes != 1:
-                raise UserError(f"processes: got {options.processes} beside workers; give one of them")
             plan = make_plan(source, held_out=held_out_from or fraction, **reading, **spec)
             prepared = prepare_with_workers(plan, options.out, options.workers, shown.preparing)
     _show(prepared.manifest, options.out, as_json)

@@ -42,7 +42,7 @@ class OneSource(Config):
     held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
     """The fraction of documents kept for validation."""
     verify: Literal["full", "sizes"] = "full"
-    """What is checked whenever a run starts: `full` reads every byte; `sizes` trusts files of the right size."""
+    """Check at every start of a run: `full` reads every byte; `sizes` trusts files of the right size."""
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -125,7 +125,7 @@ def scan(entries: Iterable[tuple[Document, Entry]], progress: ProgressCallback =
 
 
 def train_texts(entries: Iterable[tuple[Document, Entry]]) -> Iterator[str]:
-    """The texts of the training split, in order."""
+    """Yield the texts of the training split, in order."""
     return (document.text for document, entry in entries if entry.split == "train")
 
 

@@ -1,12 +1,7 @@
-"""Documents become tokens, in this process or in several with the same result, and these the shards of both splits."""
+"""Documents become tokens, and these the shards of both splits."""
 
-import multiprocessing
-import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,14 +10,11 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
-from widthwise.config_io import UserError
 from widthwise.data.documents import Document, Entry, Scan, Scanner
-from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.manifest import SplitRecord, Splits
 from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 
-WAITING_BATCHES_PER_PROCESS = 2
 BATCH_BYTES = 2**20
 """Documents are encoded in batches of about this much text."""
 APPENDED_TOKENS_AT_ONCE = 2**24
@@ -39,80 +31,29 @@ class EncodedBatch:
     """int64 (n_documents,), the end-of-text tokens included."""
 
 
-def encode(
-    entries: Iterable[tuple[Document, Entry]], tokenizer: Tokenizer, tokenizer_path: Path, n_processes: int
-) -> Generator[EncodedBatch, None, None]:
-    """The documents' tokens, in order. Other processes load the tokenizer from its file."""
-    batches = _batches(entries)
-    if n_processes > 1:
-        return _in_processes(batches, n_processes, tokenizer.spec, tokenizer_path)
-    return (EncodedBatch(batch, *_tokens_of(texts, tokenizer)) for batch, texts in batches)
+def encode(entries: Iterable[tuple[Document, Entry]], tokenizer: Tokenizer) -> Iterator[EncodedBatch]:
+    """Tokenize documents, in order."""
+    dtype = token_dtype(tokenizer.vocab_size)
+    for batch in _batches(entries):
+        texts = ["" if entry.split is None else document.text for document, entry in batch]
+        documents = tokenizer.encode_batch(texts)
+        for ids in documents:
+            ids.append(tokenizer.eos_id)
+        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
+        tokens = np.fromiter(chain.from_iterable(documents), dtype=dtype, count=lengths.sum())
+        yield EncodedBatch([entry for _, entry in batch], tokens, lengths)
 
 
-def _batches(entries: Iterable[tuple[Document, Entry]]) -> Iterator[tuple[list[Entry], list[str]]]:
-    """Documents that are encoded in one call; the text of one that is left out is empty."""
-    batch: list[Entry] = []
-    texts: list[str] = []
+def _batches(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple[Document, Entry]]]:
+    batch: list[tuple[Document, Entry]] = []
     n_bytes = 0
     for document, entry in entries:
-        batch.append(entry)
-        texts.append("" if entry.split is None else document.text)
+        batch.append((document, entry))
         n_bytes += entry.n_bytes
         if n_bytes >= BATCH_BYTES:
-            yield batch, texts
-            batch, texts, n_bytes = [], [], 0
-    yield batch, texts
-
-
-def _tokens_of(texts: list[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and lengths, as in an EncodedBatch."""
-    documents = tokenizer.encode_batch(texts)
-    for ids in documents:
-        ids.append(tokenizer.eos_id)
-    lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-    dtype = token_dtype(tokenizer.vocab_size)
-    return np.fromiter(chain.from_iterable(documents), dtype=dtype, count=lengths.sum()), lengths
-
-
-def _in_processes(
-    batches: Iterator[tuple[list[Entry], list[str]]], n_processes: int, spec: str, tokenizer_path: Path
-) -> Generator[EncodedBatch, None, None]:
-    """Encoded batches in order. Only a few batches are in flight at a time, so the corpus may be larger than memory."""
-    # Not forked: a fork inherits the locks of torch's and the tokenizer's threads but not the threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(n_processes, context, _start_worker, (spec, tokenizer_path)) as pool:
-        waiting: deque[tuple[list[Entry], Future[tuple[np.ndarray, np.ndarray]]]] = deque()
-        try:
-            for batch, texts in batches:
-                waiting.append((batch, pool.submit(_encode_in_worker, texts)))
-                if len(waiting) > WAITING_BATCHES_PER_PROCESS * n_processes:
-                    yield _first_done(waiting)
-            while waiting:
-                yield _first_done(waiting)
-        except BrokenProcessPool:
-            hint = "use fewer if memory is short; a script needs an `if __name__ == '__main__':` guard"
-            raise UserError(f"processes: one of {n_processes} died; {hint}") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _first_done(waiting: deque[tuple[list[Entry], Future[tuple[np.ndarray, np.ndarray]]]]) -> EncodedBatch:
-    batch, encoded = waiting.popleft()
-    return EncodedBatch(batch, *encoded.result())
-
-
-_tokenizer_of_worker: Tokenizer | None = None
-
-
-def _start_worker(spec: str, tokenizer_path: Path) -> None:
-    global _tokenizer_of_worker
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _tokenizer_of_worker = restore_tokenizer(spec, tokenizer_path)
-
-
-def _encode_in_worker(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    assert _tokenizer_of_worker is not None
-    return _tokens_of(texts, _tokenizer_of_worker)
+            yield batch
+            batch, n_bytes = [], 0
+    yield batch
 
 
 class SplitShards:
@@ -155,19 +96,15 @@ class SplitShards:
         """Bytes of text in both splits."""
         return self._scanner.n_bytes
 
-    def fill(
-        self, batches: Generator[EncodedBatch, None, None], has_added: Callable[[], object] = lambda: None
-    ) -> None:
+    def fill(self, batches: Iterable[EncodedBatch], has_added: Callable[[], object] = lambda: None) -> None:
         """Appends batches until it is full; `has_added` is called after each."""
-        with closing(batches):
-            for batch in batches:
-                self.add(batch)
-                has_added()
-                if self.is_full:
-                    break
+        for batch in batches:
+            self._add(batch)
+            has_added()
+            if self.is_full:
+                break
 
-    def add(self, batch: EncodedBatch) -> None:
-        """Appends the documents of a batch until it is full."""
+    def _add(self, batch: EncodedBatch) -> None:
         is_trained_on = np.array([entry.split == "train" for entry in batch.entries], dtype=bool)
         n_kept = self._n_that_fit(np.where(is_trained_on, batch.lengths, 0))
         entries, lengths = batch.entries[:n_kept], batch.lengths[:n_kept]

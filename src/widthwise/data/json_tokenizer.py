@@ -29,7 +29,7 @@ END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>",
 MAX_VOCAB_SIZE = 2**24
 """A generous limit: every id up to the largest takes memory, whether it is a token or not."""
 MOST_GROWTH = 1000
-"""How many times as long the tokenizer of a stranger may make a text; the worst text grows with XLNet's 726 times."""
+"""Largest growth of a text by the tokenizer of a stranger; the worst text grows with XLNet's 726 times."""
 GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 4}
 """At most how many bytes come of one, by part of a tokenizer.json. Unicode's from its standard annex 15; ByteLevel
 writes a byte as up to two, and puts a space before it."""

@@ -66,9 +66,9 @@ class PackingConfig(Config):
     """Options for rows that hold several documents, in training and validation."""
 
     mask_documents: bool = False
-    """Whether attention stays within a document: no token sees one of another document of its row."""
+    """Keep attention within a document: no token sees one of another document of its row."""
     reset_positions: bool = False
-    """Whether positions, rotary and learned, begin at 0 in each document of a row."""
+    """Begin positions, rotary and learned, at 0 in each document of a row."""
 
     def boundaries(self, data: OpenedData) -> Boundaries:
         """Return the boundaries that these options ask for, checked against opened data.
@@ -99,6 +99,12 @@ def unended(tokens: TokenFile, eos_id: int) -> int | None:
     """A document without the end-of-text token at its end, of some that are spread over the file; None: none found."""
     indices = np.linspace(0, tokens.n_documents - 1, min(tokens.n_documents, N_CHECKED_DOCUMENTS), dtype=np.int64)
     return next((int(index) for index in indices if tokens.document(index)[-1:].tolist() not in ([], [eos_id])), None)
+
+
+def _tensor(rows: np.ndarray) -> "Tensor":
+    import torch  # late: verbs that only count read recipes, and these options with them
+
+    return torch.from_numpy(rows)
 
 
 class Loader:
@@ -135,7 +141,7 @@ class Loader:
         Inputs are `[:, :-1]`, targets `[:, 1:]`. An epoch may end within a batch; the next one begins in the row after.
         """
         first = step * self.batch_size + self._rank * self._n_rows
-        return self._windows.read(np.arange(first, first + self._n_rows, dtype=np.uint64), self.seed)
+        return _tensor(self._windows.read(np.arange(first, first + self._n_rows, dtype=np.uint64), self.seed))
 
     def __iter__(self) -> Self:
         return self
@@ -198,7 +204,7 @@ class HeldOut:
     """Largest number of target tokens; None: all."""
     precision: Precision
     boundaries: Boundaries = NO_BOUNDARIES
-    """What the model is told of the documents in a window."""
+    """Documents in a window, as the model is told of them."""
 
     def check(self) -> None:
         """Raises UserError if the text holds not even one window: before a long training, not after it."""
@@ -232,7 +238,7 @@ class HeldOut:
         n_windows = self.n_windows if max_tokens is None else min(self.n_windows, max_tokens // self.seq_len)
         for first in range(0, n_windows, self.batch_size):
             rows = np.arange(first, min(first + self.batch_size, n_windows), dtype=np.uint64)
-            yield self._windows.read(rows)
+            yield _tensor(self._windows.read(rows))
 
     @cached_property
     def _windows(self) -> Windows:

@@ -20,7 +20,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,10 +27,6 @@ from widthwise.config_io import UserError
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import torch
-
 
 N_ROUNDS = 8
 
@@ -43,7 +38,7 @@ class Windows(ABC):
     """Rows, from the first, in which no window comes twice."""
 
     @abstractmethod
-    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
+    def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
         """The windows of these rows, uint64 (n,): int64 (n, seq_len + 1).
 
         seed: of the order of training, which goes on from epoch to epoch; None: the order of the files, where a row
@@ -71,15 +66,12 @@ class FileWindows(Windows):
         self._tokens, self._seq_len = tokens, seq_len
         self.n_windows = (tokens.n_tokens - 1) // seq_len
 
-    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
+    def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
         if seed is not None:
             epochs, positions = np.divmod(rows, np.uint64(self.n_windows))
             rows = permute(positions, self.n_windows, seed, epochs)
         starts = (rows.astype(np.int64) * self._seq_len).tolist()
-        windows = [self._tokens.tokens(start, start + self._seq_len + 1) for start in starts]
-        import torch
-
-        return torch.from_numpy(np.stack(windows).astype(np.int64))
+        return np.stack([self._tokens.tokens(start, start + self._seq_len + 1) for start in starts]).astype(np.int64)
 
     def source_of(self, row: int) -> str | None:
         return None
@@ -194,9 +186,7 @@ class MixedWindows(Windows):
         self._weights, self._division = mixture.weights, divided(mixture.weights)
         self.n_windows = self._division.n_rows_within({name: each.n_windows for name, each in self.sources.items()})
 
-    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
-        import torch
-
+    def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
         indices: dict[str, list[int]] = {}
         own_rows: dict[str, list[int]] = {}
         for index, row in enumerate(rows.tolist()):
@@ -204,8 +194,8 @@ class MixedWindows(Windows):
             indices.setdefault(name, []).append(index)
             own_rows.setdefault(name, []).append(own_row)
         parts = [self.sources[name].read(np.array(own, dtype=np.uint64), seed) for name, own in own_rows.items()]
-        order = torch.tensor([index for of_source in indices.values() for index in of_source])
-        return torch.cat(parts)[order.argsort()]
+        order = [index for of_source in indices.values() for index in of_source]
+        return np.concatenate(parts)[np.argsort(order)]
 
     def source_of(self, row: int) -> str | None:
         return self._division.place(row)[0]
@@ -225,16 +215,6 @@ class MixedWindows(Windows):
 def windows_of(tokens: TokenFile | TokenMixture, seq_len: int) -> Windows:
     """The windows of a file or of a mixture. Raises UserError where a file holds not even one."""
     return MixedWindows(tokens, seq_len) if isinstance(tokens, TokenMixture) else FileWindows(tokens, seq_len)
-
-
-@dataclass(frozen=True)
-class SourceUse:
-    """Share of one source in training, and how often it is repeated."""
-
-    share: float
-    """The share of the windows that training reads, between 0 and 1."""
-    n_epochs: float
-    """How often training reads each window of the source, on average."""
 
 
 class MixedData:
@@ -259,15 +239,15 @@ class MixedData:
         """Raises UserError if the tokenizer available now is not the one that made the data."""
         return next(iter(self.sources.values())).tokenizer
 
-    def use(self, seq_len: int, n_windows: int) -> dict[str, SourceUse]:
-        """Source -> its use by a training that reads n_windows windows of seq_len tokens."""
+    def use(self, seq_len: int, n_windows: int) -> dict[str, tuple[float, float]]:
+        """Return the use of each source by a training that reads n_windows windows of seq_len tokens.
+
+        Its share of the windows, between 0 and 1, and the average number of times that it reads each of its own.
+        """
         windows = MixedWindows(self.train, seq_len)
         counts = windows.counts(n_windows)
-        return {
-            name: SourceUse(counts[name] / n_windows, counts[name] / source.n_windows)
-            for name, source in windows.sources.items()
-        }
+        return {name: (counts[name] / n_windows, counts[name] / own.n_windows) for name, own in windows.sources.items()}
 
 
 OpenedData = PreparedData | MixedData
-"""What the data section of a recipe gives."""
+"""Data of the data section of a recipe."""

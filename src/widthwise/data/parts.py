@@ -54,7 +54,7 @@ class PartRecord(Config):
     n_left_out: int
     """Documents that were equal to a held-out one."""
     is_cut: bool
-    """Whether it alone has more training tokens than the whole may have, and was left before its end."""
+    """True if it alone has more training tokens than the whole may have, and was left before its end."""
 
     @property
     def found(self) -> Scan:
@@ -102,10 +102,10 @@ def begin(plan: PreparationPlan, folder: Path, progress: ProgressCallback = igno
             raise UserError(f"{folder}: holds the parts of another preparation; delete it or choose another folder")
         return
     corpus, division = open_source(plan.name, plan.field, plan.document_bytes), plan.division
-    tokenizer, tokenizer_path = write_tokenizer(folder, plan.tokenizer, corpus, division, progress)
+    tokenizer = write_tokenizer(folder, plan.tokenizer, corpus, division, progress)
     if plan.held_out_from:
         shutil.rmtree(held_out_folder(folder), ignore_errors=True)  # of a beginning that was killed
-        _write_part(held_out_folder(folder), division.held_out_elsewhere(), tokenizer, tokenizer_path)
+        _write_part(held_out_folder(folder), division.held_out_elsewhere(), tokenizer)
     write_atomic(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
 
 
@@ -140,21 +140,20 @@ def tokenize_part(folder: Path, part: int) -> None:
             reported_at = time.monotonic()
 
     entries = _entries(plan, part, _planned_division(plan, folder))
-    _report(folder, part, _write_part(target, entries, *planned_tokenizer(plan, folder), plan.max_tokens, report))
+    _report(folder, part, _write_part(target, entries, planned_tokenizer(plan, folder), plan.max_tokens, report))
 
 
 def _write_part(
     target: Path,
     entries: Iterable[tuple[Document, Entry]],
     tokenizer: Tokenizer,
-    tokenizer_path: Path,
     max_tokens: int | None = None,
     has_added: Callable[[SplitShards], None] = lambda shards: None,
 ) -> SplitShards:
     """Tokenizes documents into a folder that appears whole; `has_added` is called after each batch."""
     with new_folder(target) as partial:
         with open(partial / KEYS, "xb") as keys, SplitShards(partial, tokenizer, max_tokens, keys) as shards:
-            shards.fill(encode(entries, tokenizer, tokenizer_path, 1), lambda: has_added(shards))
+            shards.fill(encode(entries, tokenizer), lambda: has_added(shards))
         fsync_file(partial / KEYS)
         record = PartRecord(splits=shards.splits(), n_left_out=shards.found().n_left_out, is_cut=shards.is_full)
         write_atomic(partial / RECORD, record.model_dump_json(indent=1) + "\n")
@@ -175,10 +174,9 @@ def _planned_division(plan: PreparationPlan, folder: Path) -> Division:
     return HeldOutSources([*_read_digests(held_out_folder(folder))], plan.held_out_from)
 
 
-def planned_tokenizer(plan: PreparationPlan, folder: Path) -> tuple[Tokenizer, Path]:
-    """The tokenizer that `begin` wrote, and its file."""
-    path = next(folder.glob("tokenizer*.json"))
-    return restore_tokenizer(plan.tokenizer, path), path
+def planned_tokenizer(plan: PreparationPlan, folder: Path) -> Tokenizer:
+    """Read the tokenizer that `begin` wrote."""
+    return restore_tokenizer(plan.tokenizer, next(folder.glob("tokenizer*.json")))
 
 
 def _entries(plan: PreparationPlan, part: int, division: Division) -> Iterator[tuple[Document, Entry]]:
@@ -223,7 +221,7 @@ def join_parts(folder: Path | str, out: Path | str, progress: ProgressCallback =
 def fill_from_parts(folder: Path, out: Path, progress: ProgressCallback) -> None:
     """Fills a folder as `join_parts` does, the manifest last."""
     plan = read_plan(folder)
-    tokenizer, tokenizer_path = planned_tokenizer(plan, folder)
+    tokenizer = planned_tokenizer(plan, folder)
     tokenizer.save(out)
     division = _planned_division(plan, folder)
     done = Counter(progress, "joining the parts", None)
@@ -236,7 +234,7 @@ def fill_from_parts(folder: Path, out: Path, progress: ProgressCallback) -> None
             record = _read_record(shards_folder(folder, part))
             n_tokens = shards.n_train_tokens + record.splits.train.n_tokens
             if record.is_cut or n_tokens > (plan.max_tokens or math.inf):  # the last training token lies in it
-                shards.fill(encode(_entries(plan, part, division), tokenizer, tokenizer_path, 1))
+                shards.fill(encode(_entries(plan, part, division), tokenizer))
                 break
             _append(shards, shards_folder(folder, part), record)
             done.add(record.found.n_bytes)

@@ -34,7 +34,6 @@ def prepare(
     tokenizer: str = "bpe-4096",
     held_out: float | Sequence[Corpus | Path | str] = 0.05,
     max_tokens: int | None = None,
-    n_processes: int = 1,
     reuse: bool = False,
     progress: ProgressCallback = ignore_progress,
 ) -> PreparedData:
@@ -44,16 +43,13 @@ def prepare(
     `held_out` is the fraction of documents to hold out, which the hash of their content decides, so that neither order
     nor other documents matter; or it is corpora of which every document is held out, while all of `corpus` is trained
     on: but for documents equal to a held-out one, which are left out and counted in the manifest.
-    `bpe-N` is trained on the training split alone. The result does not depend on `n_processes`: one encodes with the
-    tokenizer's own threads; more need a script to be guarded with `if __name__ == "__main__":`.
+    `bpe-N` is trained on the training split alone. Tokenizers encode with threads of their own.
     With `max_tokens`, the result is that of the documents before the first whose training tokens would exceed this
     number, and the corpus is not read to its end; only `bpe-N` is trained on training documents of the whole corpus.
     With `reuse`, a finished `out` is opened as it is; without, anything in `out` is refused.
     Raises UserError where a split would be empty, the corpus changes while it is read, or the disk is full.
     """
     check_spec(tokenizer)
-    if n_processes < 1:
-        raise UserError(f"processes: got {n_processes}; expected at least 1")
     check_max_tokens(max_tokens)
     division, opened = division_of(held_out), _opened(corpus)
 
@@ -62,9 +58,9 @@ def prepare(
         if max_tokens is None:
             expected = scan(division.entries(opened), progress)
             division.refuse_empty_split(expected, opened.name)
-        trained, tokenizer_path = write_tokenizer(folder, tokenizer, opened, division, progress)
+        trained = write_tokenizer(folder, tokenizer, opened, division, progress)
         with SplitShards(folder, trained, max_tokens) as shards:
-            batches = encode(division.entries(opened), trained, tokenizer_path, n_processes)
+            batches = encode(division.entries(opened), trained)
             shards.fill(batches, lambda: progress("tokenizing", shards.n_bytes, _n_bytes_in_all(shards, expected)))
             if expected not in (None, shards.found()):
                 raise UserError(f"{opened.name}: changed while it was being read; prepare it again")
@@ -92,15 +88,16 @@ def _opened(source: Corpus | Path | str) -> Corpus:
 
 def write_tokenizer(
     folder: Path, spec: str, corpus: Corpus, division: Division, progress: ProgressCallback
-) -> tuple[Tokenizer, Path]:
-    """The tokenizer of a spec, trained on the training split where it is to be, and its file, written into a folder."""
+) -> Tokenizer:
+    """Return the tokenizer of a spec, trained on the training split where it is to be, and write it into a folder."""
 
     def training_texts() -> Iterator[str]:
         progress("training the tokenizer", 0, None)
         return train_texts(division.entries(corpus))
 
     tokenizer = open_tokenizer(spec, training_texts)
-    return tokenizer, tokenizer.save(folder)
+    tokenizer.save(folder)
+    return tokenizer
 
 
 def _n_bytes_in_all(shards: SplitShards, expected: Scan | None) -> int | None:

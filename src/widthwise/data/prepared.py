@@ -94,6 +94,12 @@ class PreparedData:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
 
+    def check_tokenizer(self, own: Tokenizer) -> None:
+        """Raises UserError if the tokenizer of a run is not the one that made the data."""
+        if self.tokenizer.id != own.id:
+            other = self.tokenizer.spec
+            raise UserError(f"{self.path}: was tokenised by {other}, not by the tokenizer of the run ({own.spec})")
+
     def documents(self, split: Split) -> Iterator[tuple[str, int]]:
         """The name of each document of a split and its tokens, in order, the end-of-text token included.
 
@@ -249,7 +255,7 @@ def adopt(
     empty or holds a token outside the vocabulary, the same file twice, `bpe-N`, and an `out` that is occupied.
     """
     files = {"train": TokenFile(Path(train)), "held_out": TokenFile(Path(held_out))}
-    known = open_tokenizer(tokenizer, lambda: _refuse_training(tokenizer))
+    known = open_tokenizer(tokenizer)
     if bin_path(files["train"].prefix).samefile(bin_path(files["held_out"].prefix)):
         raise UserError(f"{held_out}: is given as train and as held-out; a loss on seen text says nothing")
 
@@ -270,10 +276,6 @@ def adopt(
         write_manifest(folder, tokenizer=known, corpus=corpus, splits=splits, files=records)
 
     return assemble(out, fill)
-
-
-def _refuse_training(spec: str) -> Iterator[str]:
-    raise UserError(f"tokenizer {spec!r}: would be trained anew; name the tokenizer.json that made the tokens")
 
 
 def _checked(tokens: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:

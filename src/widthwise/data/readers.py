@@ -61,7 +61,7 @@ class SourceFile(NamedTuple):
 
     path: Path
     name: str
-    """What its documents are called after."""
+    """Name, after which its documents are called."""
     reader: Reader
 
     def read(self, field: str, document_bytes: int | None = None) -> Iterator[Document]:
@@ -127,35 +127,24 @@ def _decode(content: bytes, path: Path, first_line: int = 1) -> str:
 
 
 def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
-    with _refusing(path), open(path, "rb") as file:
-        yield from _json_lines(file, path, name, field)
+    with _refusing(path, EOFError, zlib.error), _decompressed(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            where = f"{path}: line {number}"
+            if len(line) > MAX_LINE_BYTES:
+                raise UserError(f"{where}: is longer than {MAX_LINE_BYTES:,} bytes; cut its document into several")
+            if line.isspace():
+                continue
+            row = parse_json(_decode(line, path, number), where)
+            if not isinstance(row, dict):
+                raise UserError(f"{where}: holds {type(row).__name__}, not an object with a field {field!r}")
+            yield Document(f"{name}:{number}", _text_of_row(row, field, where))
 
 
-def _read_jsonl_gz(path: Path, name: str, field: str) -> Iterator[Document]:
-    with _refusing(path, EOFError, zlib.error), gzip.open(path, "rb") as file:
-        yield from _json_lines(file, path, name, field)
-
-
-def _read_jsonl_zst(path: Path, name: str, field: str) -> Iterator[Document]:
-    # Arrow's reader goes on to the next frame, as parallel compressors write several, and refuses one that is cut off.
-    pyarrow = require("pyarrow", "prep")
-    with _refusing(path), pyarrow.input_stream(str(path), compression="zstd") as stream:
-        yield from _json_lines(io.BufferedReader(stream), path, name, field)
-
-
-def _json_lines(file: io.BufferedIOBase, path: Path, name: str, field: str) -> Iterator[Document]:
-    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-        if len(line) > MAX_LINE_BYTES:
-            raise UserError(
-                f"{path}: line {number}: is longer than {MAX_LINE_BYTES:,} bytes; cut its document into several"
-            )
-        if line.isspace():
-            continue
-        where = f"{path}: line {number}"
-        row = parse_json(_decode(line, path, number), where)
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: holds {type(row).__name__}, not an object with a field {field!r}")
-        yield Document(f"{name}:{number}", _text_of_row(row, field, where))
+def _decompressed(path: Path) -> io.BufferedIOBase:
+    if path.suffix == ".zst":
+        # Arrow's reader goes on to the next frame, as parallel compressors write several, and refuses a cut one.
+        return io.BufferedReader(require("pyarrow", "prep").input_stream(str(path), compression="zstd"))
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
 
 
 def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
@@ -182,25 +171,21 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
 
 
 def _read_dataset(source: str, field: str) -> Iterator[Document]:
-    datasets = require("datasets", "hf")
-    _refuse_references()
+    datasets, fsspec = require("datasets", "hf"), require("fsspec", "hf")
+
+    class Refused(fsspec.AbstractFileSystem):
+        """Takes the place of a protocol that a dataset may name and `data.remote` refuses: it reads the environment."""
+
+        def __init__(self, *arguments: Any, **options: Any):
+            raise ValueError("it names files by reference://, which is not read")
+
+    fsspec.register_implementation("reference", Refused, clobber=True)
     name, _, split = source.removeprefix("hf:").partition(":")
     name, _, config = name.partition("@")
     with _refusing(source, ValueError, RuntimeError):
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
             yield Document(f"{source}:{number}", _text_of_row(row, field, f"{source}: row {number}"))
-
-
-def _refuse_references() -> None:
-    """Takes from fsspec what a dataset may name and `data.remote` refuses: its templates read the environment."""
-    fsspec = require("fsspec", "hf")
-
-    class Refused(fsspec.AbstractFileSystem):
-        def __init__(self, *arguments: Any, **options: Any):
-            raise ValueError("it names files by reference://, which is not read")
-
-    fsspec.register_implementation("reference", Refused, clobber=True)
 
 
 @contextmanager
@@ -219,7 +204,7 @@ READERS: dict[str, Reader] = {
     ".md": _read_text,
     ".py": _read_text,
     ".jsonl": _read_jsonl,
-    ".jsonl.gz": _read_jsonl_gz,
-    ".jsonl.zst": _read_jsonl_zst,
+    ".jsonl.gz": _read_jsonl,
+    ".jsonl.zst": _read_jsonl,
     ".parquet": _read_parquet,
 }

@@ -170,6 +170,15 @@ class TokenFile:
             first = last
 
 
+def write_tokens(prefix: Path, vocab_size: int, documents: Iterable[list[int]]) -> TokenFile:
+    """Write a token file, one list of tokens a document, and open it."""
+    dtype = token_dtype(vocab_size)
+    with ShardWriter(prefix, dtype) as writer:
+        for ids in documents:
+            writer.add(np.array(ids, dtype=dtype), np.array([len(ids)]))
+    return TokenFile(prefix)
+
+
 def _parse_index(index: bytes, path: Path) -> tuple[np.dtype, np.ndarray, np.ndarray]:
     """dtype, sequence lengths, document indices; everything the header claims is checked."""
     if len(index) < HEADER.size or index[: len(MAGIC)] != MAGIC:

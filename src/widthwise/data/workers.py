@@ -1,32 +1,30 @@
-"""Preparing a folder of files with several workers of this machine, run by datatrove (extra `prep`).
+"""Preparing a folder of files with several workers of this machine.
 
-datatrove runs in a separate process, `python -m widthwise.data.workers FOLDER WORKERS`, so that its log and its
-workers stay apart from the process that prepares: that one may be any script, and ends this one with all its workers.
+A worker is a process `python -m widthwise.data.workers FOLDER`, which tokenizes one part after the other that no other
+worker has. So the process that prepares may be any script, and ends all workers with itself.
 """
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from contextlib import suppress
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
-from widthwise.config_io import UserError, require
+from filelock import FileLock, Timeout
+
+from widthwise.config_io import UserError
 from widthwise.data.documents import ProgressCallback, ignore_progress
-from widthwise.data.parts import TokenizePart, begin, fill_from_parts, progress_of, shards_folder
+from widthwise.data.parts import begin, fill_from_parts, progress_of, shards_folder, tokenize_part
 from widthwise.data.prepare import PLAN, PreparationPlan, read_plan
 from widthwise.data.prepared import PreparedData, assemble
 from widthwise.files import writing
 
 MISTAKE = 2
-"""The exit code where a UserError ended datatrove's process, whose message that one writes to standard output."""
-LONGEST_TMPDIR = 107 - len("/pymp-XXXXXXXX/listener-XXXXXXXX")
-"""Bytes: Linux allows 107 in the path of a socket, and datatrove's workers have theirs there."""
+"""The exit code of a worker that was ended by a UserError, whose message it writes to standard output."""
 SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_TO_END = 10.0
 
 
 def prepare_with_workers(
@@ -35,11 +33,10 @@ def prepare_with_workers(
     """Prepare as `prepare` does, byte for byte, with `n_workers` processes that read and tokenize parts.
 
     Finished parts are kept beside `out` until it is whole, so that the same preparation, started again, goes on where
-    it was killed. Raises UserError as `prepare`, where datatrove is not installed, and where a worker dies.
+    it was killed. Raises UserError as `prepare`, and where a worker dies.
     """
     if n_workers < 1:
         raise UserError(f"workers: got {n_workers}; expected at least 1")
-    require("datatrove.executor.local", "prep")
     out = Path(out).resolve()
     parts = out.parent / f".{out.name}.parts"
 
@@ -49,7 +46,7 @@ def prepare_with_workers(
                 shutil.rmtree(parts)
             parts.mkdir(parents=True, exist_ok=True)
         begin(plan, parts, progress)
-        _tokenize(plan, parts, n_workers, progress)
+        _tokenize(plan, parts, min(n_workers, plan.n_parts), progress)
         fill_from_parts(parts, folder, progress)
 
     prepared = assemble(out, fill)
@@ -58,37 +55,32 @@ def prepare_with_workers(
 
 
 def _tokenize(plan: PreparationPlan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
-    """Run datatrove in a separate process, `main`, which reports errors on its standard output."""
+    """Has workers tokenize all parts. Raises UserError as soon as one of them fails, and ends the others."""
     # -P: a file of the working folder must not take the place of a library.
-    command = [sys.executable, "-P", "-m", "widthwise.data.workers", str(parts), str(n_workers)]
+    command = [sys.executable, "-P", "-m", "widthwise.data.workers", str(parts)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
-    with (
-        open(parts / "datatrove.log", "ab") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True
-        ) as process,
-    ):
-        try:
-            while _is_running(process):
-                _show(plan, parts, progress)
+    pipe, log = subprocess.PIPE, parts / "workers.log"
+    with ExitStack() as stack:
+        errors = stack.enter_context(open(log, "ab"))
+        workers: list[subprocess.Popen[str]] = []
+        for _ in range(n_workers):
+            worker = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=errors, env=environment, start_new_session=True, text=True
+            )
+            workers.append(stack.enter_context(worker))
+            stack.callback(worker.kill)  # before it is waited for
+        while None in (codes := [worker.poll() for worker in workers]) and not any(codes):
             _show(plan, parts, progress)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        assert process.stdout is not None
-        said = process.stdout.read().decode().strip()  # ends now that no worker holds it any more
-    if process.returncode == MISTAKE:
-        raise UserError(said)
-    if process.returncode:
-        raise UserError(f"workers: {said or 'ended'}; what they said last is in {parts / 'datatrove.log'}")
-
-
-def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(SECONDS_BETWEEN_LOOKS)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        _show(plan, parts, progress)
+        for worker, code in zip(workers, codes):
+            if code and code < 0:
+                raise UserError("workers: one of them died; use fewer if memory is short")
+            if code:
+                said = worker.communicate()[0].strip()
+                raise UserError(
+                    said if code == MISTAKE else f"workers: one of them failed; its last words are in {log}"
+                )
 
 
 def _show(plan: PreparationPlan, parts: Path, progress: ProgressCallback) -> None:
@@ -106,63 +98,29 @@ def _show(plan: PreparationPlan, parts: Path, progress: ProgressCallback) -> Non
     progress("tokenizing", n_bytes, None if total is None else max(round(total), n_bytes))
 
 
-def main(folder: str, n_workers: int) -> int:
-    """Runs in datatrove's process the tasks that are not done; returns the exit code."""
-    n_bytes = len(os.fsencode(tempfile.gettempdir()))
-    if n_bytes > LONGEST_TMPDIR:
-        _say(f"TMPDIR: got a path of {n_bytes} bytes; must be at most {LONGEST_TMPDIR}, for the sockets of workers")
+def work(parts: Path) -> int:
+    """Tokenize the parts that no other worker has; return the exit code of this one."""
+    try:
+        for part in range(read_plan(parts).n_parts):
+            lock = shards_folder(parts, part).with_name("lock")
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with FileLock(lock, timeout=0):
+                    tokenize_part(parts, part)
+            except Timeout:
+                continue
+    except UserError as error:
+        sys.stdout.write(f"{error}\n")
         return MISTAKE
-    n_parts = read_plan(Path(folder)).n_parts
-    executor = require("datatrove.executor.local", "prep").LocalPipelineExecutor(
-        [TokenizePart(folder)],
-        tasks=n_parts,
-        workers=min(n_workers, n_parts),
-        logging_dir=str(Path(folder).resolve() / "datatrove"),
-    )
-    failures: list[Exception] = []
-
-    def run() -> None:
-        try:
-            executor.run()
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    _wait(thread)
-    if thread.is_alive():
-        _say("one of them died; use fewer if memory is short")
-        return 1
-    for error in failures:
-        _say(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
-        return MISTAKE if isinstance(error, UserError) else 1
     return 0
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def _wait(thread: threading.Thread) -> None:
-    """Until the thread ends, or cannot: datatrove's pool waits forever for a worker that was killed."""
-    multiprocess = require("multiprocess", "prep")
-    seen: set[int] = set()
-    while thread.is_alive():
-        thread.join(SECONDS_BETWEEN_LOOKS)
-        alive = {child.pid for child in multiprocess.active_children()}
-        if seen - alive:
-            thread.join(SECONDS_TO_END)  # where the pool ends its workers, it is about to end itself
-            return
-        seen |= alive
 
 
 def _end_with_parent() -> None:
     """Standard input is a pipe from the process that prepares, and ends with it, however that ends."""
-    os.read(0, 1)  # sys.stdin would be locked while it is read, and a fork, which closes it, would wait for the lock
-    os.killpg(0, signal.SIGKILL)
+    os.read(0, 1)
+    os._exit(1)
 
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os._exit(main(sys.argv[1], int(sys.argv[2])))  # does not wait for a pool that waits for the dead
+    sys.exit(work(Path(sys.argv[1])))

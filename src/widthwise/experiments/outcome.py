@@ -22,7 +22,7 @@ from widthwise.runs.data_identity import VALIDATION_KEY, recorded_identity
 from widthwise.runs.environment import is_shared
 
 ARRIVAL_SECONDS = 60.0
-"""How long a result written by another machine may take to appear on a network file system."""
+"""Longest time that a result written by another machine may take to appear on a network file system."""
 OF_TASKS = ("acc", "acc_norm", "bits_per_byte")
 """Metrics of a task that are compared, if it has them."""
 

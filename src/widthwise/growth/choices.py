@@ -68,8 +68,8 @@ class GrowthChoices(Config):
     """For each layer of the larger model the old one it comes from, counted from 0, or new (null) for one that is
     added, such as 0,1,new,2; default: added layers lie evenly among the others."""
     reset: Reset = "none"
-    """What the optimizer forgets: nothing, where new entries of a tensor get no momentum and the mean of the squares of
-    the old ones; of new entries also the squares; or everything."""
+    """State to forget of the optimizer: nothing, where new entries of a tensor get no momentum and the mean of the
+    squares of the old ones; of new entries also the squares; or everything."""
     rewarmup_steps: pydantic.NonNegativeInt | None = None
     """Steps over which learning rates rise again from 0; default: the steps that the optimizer's averages look back
     (`settling_steps`), but no more than are left."""

@@ -3,14 +3,13 @@
 from widthwise.kernels.attention import attention
 from widthwise.kernels.grouped_swiglu import grouped_swiglu
 from widthwise.kernels.hyper_connections import read_slots, write_slots
-from widthwise.kernels.linear_cross_entropy import Teacher, linear_cross_entropy
+from widthwise.kernels.linear_cross_entropy import linear_cross_entropy
 from widthwise.kernels.rms_norm import rms_norm
 from widthwise.kernels.rotary import rotate
 from widthwise.kernels.sliced_swiglu import bucketed_units, sliced_swiglu
 from widthwise.kernels.swiglu import swiglu
 
 __all__ = [
-    "Teacher",
     "attention",
     "bucketed_units",
     "grouped_swiglu",

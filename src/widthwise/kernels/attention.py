@@ -18,7 +18,7 @@ MIN_WIDE_QUERIES = 512
 MIN_CACHED = 2**16
 """Numbers in the keys of a cache: fewer are not worth the calls of the form for one query."""
 BLOCK_BYTES = 2**20
-"""What the keys of a block of heads may take in fp32."""
+"""Most bytes of the keys of a block of heads in fp32."""
 
 
 def visible(n_queries: int, n_keys: int, documents: Tensor | None, device: torch.device) -> Tensor:

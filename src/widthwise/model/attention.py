@@ -86,9 +86,9 @@ class AttentionConfig(Config):
     """Radians per position of each of the head_dim / 2 pairs, in place of what follows from rope_base; null: that is
     rope_base^(-2i / head_dim) of pair i. A head that has grown keeps those of its old pairs."""
     bias: bool = False
-    """Whether w_q, w_k and w_v have biases."""
+    """Give w_q, w_k and w_v biases."""
     out_bias: bool = False
-    """Whether w_o has one."""
+    """Give w_o a bias."""
     qk_norm: QKNormConfig | None = None
 
     @pydantic.model_validator(mode="after")
@@ -178,9 +178,9 @@ class AttentionTemplate(Config):
     rope_base: pydantic.PositiveFloat | None = 10000.0
     """Base of the rotary frequencies; null: no rotary positions, and heads may have an odd size."""
     bias: bool = False
-    """Whether w_q, w_k and w_v have biases."""
+    """Give w_q, w_k and w_v biases."""
     out_bias: bool = False
-    """Whether w_o has one."""
+    """Give w_o a bias."""
     qk_norm: QKNormConfig | None = None
 
     @pydantic.model_validator(mode="after")

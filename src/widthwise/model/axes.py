@@ -18,7 +18,7 @@ from widthwise.kernels.rms_norm import reference_rms_norm
 from widthwise.model.cost import Axes, size
 
 Start = float | Callable[[Tensor, torch.Generator], None] | None
-"""What the entries of a weight start at: one number, what a function fills in, or None where they are drawn."""
+"""Initial entries of a weight: one number, what a function fills in, or None where they are drawn."""
 
 
 class Weight(nn.Module):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 Choices = dict[str, Tensor]
-"""What a layer returns besides the stream about its decisions; empty if it makes none.
+"""Decisions of a layer, returned besides the stream; empty if it makes none.
 
 auxiliary_loss: scalar added to the objective, coefficients included; never part of a reported loss.
 width_fraction: (B, T) fp32, the hidden width each token asks for over d_ff, with gradient.
@@ -31,11 +31,11 @@ class PassContext:
     tokens: Tensor
     """Token ids, integers (B, T)."""
     rope: dict[Rope, tuple[Tensor, Tensor]]
-    """How heads turn -> cosines and sines of this pass's positions."""
+    """Rotation of heads -> cosines and sines of this pass's positions."""
     mask: Tensor | None
     """(B, 1, T, S): bool, True where a query may look, or what is added to scores; None: causal over the T tokens."""
     progress: Tensor
-    """How far training is, a scalar from 0 to 1; 1 outside training. A tensor, so that compiled code reads it anew."""
+    """Progress of training, a scalar from 0 to 1; 1 outside training. A tensor, so that compiled code reads it anew."""
     width_fraction: Tensor | None = None
     """A scalar that takes the place of what dynamic-width layers would choose for each token."""
     start: int = 0

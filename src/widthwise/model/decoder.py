@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels import Teacher, linear_cross_entropy
+from widthwise.kernels import linear_cross_entropy
 from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import compute_dtype
 from widthwise.kernels.rotary import rope_table
@@ -33,8 +33,8 @@ class Loss(NamedTuple):
     """Results of `Decoder.loss`. Only the objective and the choices carry gradients."""
 
     objective: Tensor
-    """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2), or what a teacher makes of it, the
-    layers' auxiliary losses, and the mean objective of the further heads times its coefficient."""
+    """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2), the layers' auxiliary losses, and the
+    mean objective of the further heads times its coefficient."""
     losses: Tensor
     """(B, T), nats per token, without any auxiliary term."""
     log_normalisers: Tensor
@@ -43,15 +43,13 @@ class Loss(NamedTuple):
     """One a layer; see `model.context.Choices`."""
     mtp_losses: tuple[Tensor, ...] = ()
     """One a depth of multi-token prediction, (B, T - k) nats per token: at depth k position i predicts target i + k."""
-    hidden: Tensor | None = None
-    """(B, T, d_model), what the head read, detached; None where it was not asked for."""
 
 
 class Decoder(nn.Module):
     """A language model. Build with `build`; made directly, its weights are uninitialised."""
 
     progress: Tensor
-    """How far training has come, from 0 to 1, for schedules inside the model; set by the training loop."""
+    """Progress of training, from 0 to 1, for schedules inside the model; set by the training loop."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -192,39 +190,30 @@ class Decoder(nn.Module):
         width_fraction: float | None = None,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
-        teacher: Teacher | None = None,
-        with_hidden: bool = False,
     ) -> Loss:
         """Next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
         width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
-        see `hidden`; every target counts, also one of another document than its token. teacher: what the predictions
-        learn beside the targets; the further heads learn from targets alone. with_hidden: whether what the head reads
-        is returned, as that of a teacher.
+        see `hidden`; every target counts, also one of another document than its token.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
         entered = self.embed(tokens, context.positions, documents=context.documents)
         stream, choices = self._run_layers(entered, context)
-        hidden = self.exit(stream)
-        objective, losses, log_normalisers = self._cross_entropy(hidden, targets, z_coefficient, teacher)
-        kept = hidden.detach() if with_hidden else None
+        objective, losses, log_normalisers = self._cross_entropy(self.exit(stream), targets, z_coefficient)
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)
         if self.config.mtp is None:
-            return Loss(objective, losses, log_normalisers, choices, hidden=kept)
+            return Loss(objective, losses, log_normalisers, choices)
         further, mtp_losses = self._mtp_losses(entered, stream, targets, context)
         coefficient, final = self.config.mtp.coefficient, self.config.mtp.final_coefficient
         if final is not None:
             coefficient = self.progress.new_tensor(coefficient).lerp(self.progress.new_tensor(final), self.progress)
         objective = objective + coefficient * further
-        return Loss(objective, losses, log_normalisers, choices, mtp_losses, kept)
+        return Loss(objective, losses, log_normalisers, choices, mtp_losses)
 
-    def _cross_entropy(
-        self, hidden: Tensor, targets: Tensor, z_coefficient: float, teacher: Teacher | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        multiplier = self.config.logit_multiplier
-        return linear_cross_entropy(hidden, self.head.weight, targets, multiplier, z_coefficient, teacher)
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor, z_coefficient: float) -> tuple[Tensor, Tensor, Tensor]:
+        return linear_cross_entropy(hidden, self.head.weight, targets, self.config.logit_multiplier, z_coefficient)
 
     def _mtp_losses(
         self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext

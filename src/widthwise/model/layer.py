@@ -106,9 +106,9 @@ class MTPOptions(Config):
     coefficient: pydantic.NonNegativeFloat = 0.3
     """Factor in the objective of the mean of their losses, which is never part of the reported loss."""
     final_coefficient: pydantic.NonNegativeFloat | None = None
-    """What the coefficient comes to at the end of training, in a straight line; null: it stays."""
+    """The coefficient at the end of training, in a straight line; null: it stays."""
     share_reduce: bool = True
-    """Whether the slots of all depths are reduced by the model's own matrix."""
+    """Reduce the slots of all depths by the model's own matrix."""
 
 
 class MTPConfig(MTPOptions):

@@ -23,20 +23,20 @@ class ParameterGroup:
     """Parameters that are optimised alike."""
 
     name: str
-    """What they are; two groups of one name differ in what follows."""
+    """Name of the class of parameters; two groups of one name differ in what follows."""
     names: tuple[str, ...]
     """The names of the parameters, as in `named_parameters`."""
     parameters: tuple[nn.Parameter, ...]
     lr_factor: float
     """Times the recipe's learning rate."""
     decays: bool
-    """Whether weight decay applies."""
+    """True if weight decay applies."""
     are_hidden_matrices: bool
-    """Whether each is one matrix from one hidden state to another, so that its singular values mean something."""
+    """True if each is one matrix from one hidden state to another, so that its singular values mean something."""
     multiplied_by: float = 1.0
-    """What their entries were multiplied by when the model was given another form that computes the same."""
+    """Factor by which their entries were multiplied when the model was given another form that computes the same."""
     own_lr_factor: float = 1.0
-    """What the recipe multiplies their learning rate by, beside `lr_factor`."""
+    """Factor of the recipe on their learning rate, beside `lr_factor`."""
 
 
 def grouped_parameters(

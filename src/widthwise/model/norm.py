@@ -129,7 +129,7 @@ class QKNormConfig(Config):
 
     eps: pydantic.PositiveFloat = 1e-5
     over: Literal["head", "all_heads"] = "head"
-    """Whether each head is normalised alone (Qwen 3) or all heads together (OLMo 2)."""
+    """Normalise each head alone (Qwen 3), not all heads together (OLMo 2)."""
     q_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of the sum of squares of a query; null: its size. A grown head keeps the divisor of its old size."""
     k_norm_dim: pydantic.PositiveInt | None = None

@@ -152,4 +152,4 @@ RECOMPUTE: dict[ActivationCheckpointing, Recompute] = {
     "layer": Recompute(every=1),
     "selective": Recompute(every=2),
 }
-"""What a recipe calls it -> which layers run again."""
+"""Name in a recipe -> the layers that run again."""

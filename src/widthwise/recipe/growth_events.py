@@ -44,13 +44,10 @@ class Pace(Config):
         """The factor of every entry, old or new."""
         return self._ramp(step) if self.of == "all" else 1.0
 
-    def of_new(self, step: int) -> float:
-        """The further factor of new entries."""
-        return self._ramp(step) if self.of == "new" else 1.0
-
-    def of_old(self, step: int) -> float:
-        """The further factor of old entries."""
-        return 0.0 if 0 < step - self.after_step <= self.freeze_steps else 1.0
+    def apart(self, step: int) -> tuple[float, float]:
+        """Return the further factors of new and of old entries."""
+        is_frozen = 0 < step - self.after_step <= self.freeze_steps
+        return self._ramp(step) if self.of == "new" else 1.0, 0.0 if is_frozen else 1.0
 
     def _ramp(self, step: int) -> float:
         n_done = step - self.after_step

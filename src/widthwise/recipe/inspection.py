@@ -7,7 +7,6 @@ from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.cost import Cost
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import Recipe
-from widthwise.recipe.width_training import TargetedBudget
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.template import ModelTemplate
@@ -103,7 +102,7 @@ def _chosen_flops(recipe: Recipe) -> dict[str, float]:
     of_choice = sum(layer.full_flops for layer in layers)
     narrowest = sum(layer.narrowest * layer.full_flops for layer in layers)
     found = {"narrowest": full - of_choice + narrowest}
-    if isinstance(budget, TargetedBudget):
+    if budget is not None:
         found["target"] = full - of_choice * (1 - budget.target)
     return {**found, "full": full}
 

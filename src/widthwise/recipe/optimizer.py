@@ -1,19 +1,20 @@
-"""The optimizers, told apart by `kind`: what a recipe says of them, and how they are built over a model's groups."""
+"""The optimizers of a recipe, told apart by `kind`."""
 
-from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
-from widthwise.config_io import Config, mistakes_at
+from widthwise.config_io import Config
 
 if TYPE_CHECKING:
     import torch
 
     from widthwise.model.decoder import Decoder
-    from widthwise.model.mup import ParameterGroup
-    from widthwise.recipe.optimizers import MuonAndAdamW
+
+MODULE = "widthwise.recipe.optimizers"
+"""Builds optimizers with torch, which recipes do not import."""
 
 UpToOne = Annotated[float, Field(ge=0, lt=1)]
 
@@ -60,40 +61,9 @@ class AdamWConfig(Config):
         """The same with another `scaled`."""
         return self.model_copy(update={"scaled": factors})
 
-    def groups(self, model: "Decoder") -> "list[ParameterGroup]":
-        """Raises ValueError where `scaled` or `lr_factors` names no parameter."""
-        from widthwise.model.mup import grouped_parameters
-
-        return grouped_parameters(
-            model,
-            self.lr_follows_layer_width,
-            self.decays_embedding,
-            self.decays_gains,
-            self.decays_scales,
-            self.scaled,
-            self.lr_factors,
-        )
-
-    def hidden_matrices(self, model: "Decoder") -> "tuple[torch.nn.Parameter, ...]":
-        """The parameters that a step needs whole, and keeps the momentum of alone: none."""
-        return ()
-
-    def build(self, model: "Decoder") -> "torch.optim.AdamW":
-        """AdamW of all parameters; see `of`. Raises UserError where a key names none of them."""
-        with mistakes_at("optimizer"):
-            groups = self.groups(model)
-        return self.of(groups, self.lr)
-
-    def of(self, groups: "Sequence[ParameterGroup]", lr: float) -> "torch.optim.AdamW":
-        """AdamW with one parameter group per `ParameterGroup`. lr: the rate that `set_lr` will be told at the peak."""
-        from torch.optim import AdamW
-
-        described = [
-            _described(group, group.lr_factor * (self.lr / lr), self.weight_decay)
-            | {"eps": self.eps / group.multiplied_by}
-            for group in groups
-        ]
-        return AdamW(described, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+    def build(self, model: "Decoder") -> "torch.optim.Optimizer":
+        """Build the optimizer over a model. Raises UserError where `scaled` or `lr_factors` names no parameter."""
+        return import_module(MODULE).adamw(self, model)
 
 
 class MuonConfig(Config):
@@ -130,25 +100,9 @@ class MuonConfig(Config):
         """The same with another `adamw.scaled`."""
         return self.model_copy(update={"adamw": self.adamw.with_scaled(factors)})
 
-    def hidden_matrices(self, model: "Decoder") -> "tuple[torch.nn.Parameter, ...]":
-        """The parameters that a step needs whole, and keeps the momentum of alone."""
-        groups = [group for group in self.adamw.groups(model) if group.are_hidden_matrices]
-        return tuple(parameter for group in groups for parameter in group.parameters)
-
-    def build(self, model: "Decoder") -> "MuonAndAdamW":
-        """Both, each with one parameter group per `ParameterGroup` that is its own. Raises as `AdamWConfig.build`."""
-        from torch.optim import Muon
-
-        from widthwise.model.shards import is_sharded
-        from widthwise.recipe.optimizers import MuonAndAdamW, ShardedMuon
-
-        with mistakes_at("optimizer.adamw"):
-            groups = self.adamw.groups(model)
-        hidden = [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices]
-        muon = (ShardedMuon if is_sharded(model.embedding.weight) else Muon)(
-            hidden, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, adjust_lr_fn=self.adjust_lr
-        )
-        return MuonAndAdamW(muon, self.adamw.of([g for g in groups if not g.are_hidden_matrices], self.lr))
+    def build(self, model: "Decoder") -> "torch.optim.Optimizer":
+        """Build both optimizers over a model. Raises as `AdamWConfig.build`."""
+        return import_module(MODULE).muon(self, model)
 
 
 def _kind(optimizer: Any) -> Any:
@@ -157,18 +111,3 @@ def _kind(optimizer: Any) -> Any:
 
 
 Optimizer = Annotated[Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfig, Tag("muon")], Discriminator(_kind)]
-
-
-def _described(group: "ParameterGroup", lr_factor: float, weight_decay: float) -> dict[str, Any]:
-    """Return a group for torch; one that does not decay has weight decay 0. lr_factor: without `own_lr_factor`.
-
-    Entries that were multiplied by c take steps c times as long. The product of rate and weight decay, the part of
-    itself that an entry loses in a step, stays.
-    """
-    c = group.multiplied_by
-    return {
-        "name": group.name,
-        "params": list(group.parameters),
-        "lr_factor": lr_factor * group.own_lr_factor * c,
-        "weight_decay": weight_decay / c if group.decays else 0.0,
-    }

@@ -1,4 +1,4 @@
-"""The optimizers as torch has them: two as one, their rates and what they keep, and Muon on divided matrices."""
+"""The optimizers of recipes built with torch: two as one, their rates and states, and Muon on divided matrices."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from widthwise.model.shards import held, held_rows, whole, with_rows
+from widthwise.config_io import mistakes_at
+from widthwise.model.decoder import Decoder
+from widthwise.model.mup import ParameterGroup, grouped_parameters
+from widthwise.model.shards import held, held_rows, is_sharded, whole, with_rows
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor  # takes a second to import
@@ -26,6 +30,70 @@ class MuonAndAdamW(torch.optim.Optimizer):
         assert closure is None
         for part in self.parts:
             part.step()
+
+
+def adamw(config: AdamWConfig, model: Decoder) -> torch.optim.AdamW:
+    """Build AdamW over all parameters. Raises UserError where a key names none of them."""
+    with mistakes_at("optimizer"):
+        groups = _groups(config, model)
+    return _adamw(config, groups, config.lr)
+
+
+def _groups(config: AdamWConfig, model: Decoder) -> list[ParameterGroup]:
+    """Raises ValueError where `scaled` or `lr_factors` names no parameter."""
+    return grouped_parameters(
+        model,
+        config.lr_follows_layer_width,
+        config.decays_embedding,
+        config.decays_gains,
+        config.decays_scales,
+        config.scaled,
+        config.lr_factors,
+    )
+
+
+def _adamw(config: AdamWConfig, groups: Sequence[ParameterGroup], lr: float) -> torch.optim.AdamW:
+    """lr: the rate that `set_lr` will be told at the peak."""
+    described = [
+        _described(group, group.lr_factor * (config.lr / lr), config.weight_decay)
+        | {"eps": config.eps / group.multiplied_by}
+        for group in groups
+    ]
+    return torch.optim.AdamW(described, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def muon(config: MuonConfig, model: Decoder) -> MuonAndAdamW:
+    """Build both, each with one parameter group per `ParameterGroup` that is its own. Raises as `adamw`."""
+    with mistakes_at("optimizer.adamw"):
+        groups = _groups(config.adamw, model)
+    hidden = [_described(group, 1.0, config.weight_decay) for group in groups if group.are_hidden_matrices]
+    kind = ShardedMuon if is_sharded(model.embedding.weight) else torch.optim.Muon
+    matrices = kind(
+        hidden, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, adjust_lr_fn=config.adjust_lr
+    )
+    rest = [group for group in groups if not group.are_hidden_matrices]
+    return MuonAndAdamW(matrices, _adamw(config.adamw, rest, config.lr))
+
+
+def hidden_matrices(config: Optimizer, model: Decoder) -> set[nn.Parameter]:
+    """Return the parameters that a step needs whole, and keeps the momentum of alone."""
+    groups = [] if config.kind == "adamw" else _groups(config.adamw, model)
+    return {parameter for group in groups if group.are_hidden_matrices for parameter in group.parameters}
+
+
+def _described(group: ParameterGroup, lr_factor: float, weight_decay: float) -> dict[str, Any]:
+    """Return a group for torch; one that does not decay has weight decay 0. lr_factor: without `own_lr_factor`.
+
+    Entries that were multiplied by c take steps c times as long. The product of rate and weight decay, the part of
+    itself that an entry loses in a step, stays.
+    """
+    c = group.multiplied_by
+    return {
+        "name": group.name,
+        "params": list(group.parameters),
+        "lr_factor": lr_factor * group.own_lr_factor * c,
+        "weight_decay": weight_decay / c if group.decays else 0.0,
+    }
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -104,8 +104,8 @@ class RankMemory(Record):
     """The layers' matrices in bf16, which autograd keeps from forward to backward, as far as they are there; 0 in
     fp32."""
     activation_bytes: int
-    """What else autograd keeps of one pass, by the cost model; at a layer also what that makes again, and the gradients
-    of its activations."""
+    """Everything else that autograd keeps of one pass, by the cost model; at a layer also what that makes again, and
+    the gradients of its activations."""
     buffer_bytes: int
     """The larger of two needs that do not meet: logits and weight gradient of the loss, and gathered layers with their
     gradients; what tells documents of a row apart, if `data` asks for that; and for new and old entries that learn at

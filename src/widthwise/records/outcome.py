@@ -233,7 +233,7 @@ class Outcome(StoredRecord):
     study: Study | None = None
     """Where the points of a sweep come from."""
     judged: Sequence[Judged] = ()
-    """Of a sweep, the best point as the best of many, and the mean of each group of a grid."""
+    """The best point of a sweep as the best of many, and the mean of each group of a grid."""
     trend: Trend | None = None
     family: Family | None = None
     columns: Sequence[str] | None = None

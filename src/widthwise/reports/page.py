@@ -102,7 +102,7 @@ class Page:
     first: Sequence[Part | None] = ()
     """Figures and tables of the first screen."""
     badges: Sequence[str] = ()
-    """What casts doubt on all of it, in a few words each."""
+    """Doubts about all of it, in a few words each."""
     made_from: str = ""
     """File that holds the numbers."""
     refresh_seconds: int | None = None

@@ -25,7 +25,7 @@ class Table:
     """Titles of further columns that hold words, which begin where their title does."""
     _: KW_ONLY
     sortable: bool = True
-    """Whether the rows are things of one kind, which a page may put into another order."""
+    """True if the rows are things of one kind, which a page may put into another order."""
     note: str = ""
     """Shown below the table, on a terminal only."""
     column_notes: Sequence[Mapping[str, str]] = ()

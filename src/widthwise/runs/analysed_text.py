@@ -7,13 +7,11 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from widthwise.config_io import UserError
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
-from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
+from widthwise.data.shards import TokenFile, write_tokens
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import reading, writing
 
@@ -68,13 +66,10 @@ class Excerpt:
 
     def tokens(self, tokenizer: Tokenizer, prefix: Path) -> TokenFile:
         """Tokenises the excerpt into `prefix.bin` and `prefix.idx`; the end of a document is a token, a cut is not."""
-        dtype = token_dtype(tokenizer.vocab_size)
-        with ShardWriter(prefix, dtype) as writer, reading(self.path), open(self.path, encoding="utf-8") as file:
-            for line in file:
-                document = json.loads(line)
-                ids = tokenizer.encode(document["text"]) + [tokenizer.eos_id] * document["is_whole"]
-                writer.add(np.array(ids, dtype=dtype), np.array([len(ids)]))
-        return TokenFile(prefix)
+        with reading(self.path), open(self.path, encoding="utf-8") as file:
+            documents = map(json.loads, file)
+            tokens = (tokenizer.encode(each["text"]) + [tokenizer.eos_id] * each["is_whole"] for each in documents)
+            return write_tokens(prefix, tokenizer.vocab_size, tokens)
 
 
 def excerpt(text: Corpus, tokenizer: Tokenizer, n_tokens: int, path: Path) -> Excerpt:

@@ -139,7 +139,8 @@ def carry_out(
             run.metrics_file.append([*earlier, between])
             run.metrics_file.fsync()
             run.begin(to_yaml(recipe), {**environment(), **identity})
-            checkpoint.save(run.checkpoints, state.step, model, optimizer, state.as_data(), run.seal())
+            snapshot = checkpoint.Snapshot.of(model, optimizer)
+            checkpoint.write(run.checkpoints, state.step, snapshot, state.as_data(), run.seal())
             write_atomic(run.path / Certificate.file_name, certificate.to_json() + "\n")
     found = {**intention.record(), "notes": notes, "certificate": certificate.to_data(), "lines": certificate.lines()}
     return {"out": str(out), "step": source.step, "steps": recipe.train.steps, **found}

@@ -5,10 +5,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from widthwise.config_io import Config, parse, to_data
+import pydantic
+
+from widthwise.config_io import Config, parse
 from widthwise.data.config import DataSection, open_data
 from widthwise.data.documents import ProgressCallback
-from widthwise.data.manifest import MANIFEST, Manifest
+from widthwise.data.manifest import MANIFEST
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.run_dir import RunDir
@@ -34,31 +36,8 @@ class CorpusIdentity(Config):
     name: str
     fingerprint: str
 
-
-class Identity(Config):
-    """Equal for two data sets exactly if every byte is equal."""
-
-    tokenizer: TokenizerIdentity
-
-    def record(self) -> dict[str, Any]:
-        """The entry of `environment.json`."""
-        return {KEY: to_data(self)}
-
-    def compared(self, other: "Identity") -> tuple[str, str]:
-        """Describe two data sets that differ."""
-        return str(self), str(other)
-
-
-class DataIdentity(Identity):
-    """Identity of one prepared folder."""
-
-    corpus: CorpusIdentity
-    files: dict[str, str]
-    """File name -> sha256."""
-
     def __str__(self) -> str:
-        corpus, tokenizer = self.corpus, self.tokenizer
-        return f"{corpus.name} {corpus.fingerprint[:12]}, tokenizer {tokenizer.spec} {tokenizer.id[:12]}"
+        return f"{self.name} {self.fingerprint[:12]}"
 
 
 class SourceIdentity(Config):
@@ -70,50 +49,62 @@ class SourceIdentity(Config):
     """File name -> sha256."""
 
     def __str__(self) -> str:
-        return f"{self.corpus.name} {self.corpus.fingerprint[:12]} of weight {self.weight}"
+        return f"{self.corpus} of weight {self.weight}"
 
 
-class MixtureIdentity(Identity):
-    """Identity of a mixture: its prepared folders and their proportions."""
+class DataIdentity(Config):
+    """Equal for two data sets exactly if every byte is equal: two prepared folders, or two mixtures of some."""
 
-    sources: dict[str, SourceIdentity]
+    tokenizer: TokenizerIdentity
+    corpus: CorpusIdentity | None = None
+    """None of a mixture."""
+    files: dict[str, str] = pydantic.Field(default_factory=dict)
+    """File name -> sha256; empty of a mixture."""
+    sources: dict[str, SourceIdentity] = pydantic.Field(default_factory=dict)
+    """Prepared folders of a mixture and their proportions."""
 
-    def __str__(self) -> str:
-        sources = "; ".join(f"{name}: {source}" for name, source in self.sources.items())
-        return f"{sources}; tokenizer {self.tokenizer.spec} {self.tokenizer.id[:12]}"
+    @pydantic.model_validator(mode="after")
+    def _check_content(self) -> "DataIdentity":
+        if bool(self.corpus and self.files) == bool(self.sources):
+            raise ValueError("expected either corpus and files, or sources")
+        return self
 
-    def compared(self, other: Identity) -> tuple[str, str]:
-        """Only the first source that differs, where both are mixtures made by one tokenizer."""
-        if isinstance(other, MixtureIdentity) and self.tokenizer == other.tokenizer:
+    def record(self) -> dict[str, Any]:
+        """Return the entry of `environment.json`."""
+        return {KEY: self.model_dump(exclude_defaults=True)}
+
+    def compared(self, other: "DataIdentity") -> tuple[str, str]:
+        """Describe two data sets that differ; of mixtures made by one tokenizer the first source that does."""
+        if self.sources and other.sources and self.tokenizer == other.tokenizer:
             for name in sorted(self.sources.keys() | other.sources.keys()):
                 own, others = self.sources.get(name), other.sources.get(name)
                 if own != others:
                     return f"source {name}: {own or 'none'}", f"source {name}: {others or 'none'}"
-        return super().compared(other)
+        return str(self), str(other)
+
+    def __str__(self) -> str:
+        tokenizer = f"tokenizer {self.tokenizer.spec} {self.tokenizer.id[:12]}"
+        if not self.sources:
+            return f"{self.corpus}, {tokenizer}"
+        return "; ".join([*(f"{name}: {source}" for name, source in self.sources.items()), tokenizer])
 
 
-def identity_of(data: OpenedData) -> Identity:
-    """The identity of prepared data, as their manifests have it."""
+def identity_of(data: OpenedData) -> DataIdentity:
+    """Return the identity of prepared data, as their manifests have it."""
+    folders = data.sources if isinstance(data, MixedData) else {"": data}
+    contents = {
+        name: {
+            "corpus": CorpusIdentity(name=folder.manifest.corpus.name, fingerprint=folder.manifest.corpus.fingerprint),
+            "files": {file: record.sha256 for file, record in sorted(folder.manifest.trained_on.items())},
+        }
+        for name, folder in folders.items()
+    }
+    record = next(iter(folders.values())).manifest.tokenizer
+    tokenizer = TokenizerIdentity(spec=record.spec, id=record.id)
     if not isinstance(data, MixedData):
-        return DataIdentity(tokenizer=_tokenizer(data.manifest), **_content(data.manifest))
-    sources = {
-        name: SourceIdentity(weight=data.weights[name], **_content(source.manifest))
-        for name, source in data.sources.items()
-    }
-    first, *_ = data.sources.values()
-    return MixtureIdentity(tokenizer=_tokenizer(first.manifest), sources=sources)
-
-
-def _tokenizer(manifest: Manifest) -> TokenizerIdentity:
-    return TokenizerIdentity(spec=manifest.tokenizer.spec, id=manifest.tokenizer.id)
-
-
-def _content(manifest: Manifest) -> dict[str, Any]:
-    """The fields in which the identity of a folder and of a source say what is in it."""
-    return {
-        "corpus": CorpusIdentity(name=manifest.corpus.name, fingerprint=manifest.corpus.fingerprint),
-        "files": {name: record.sha256 for name, record in sorted(manifest.trained_on.items())},
-    }
+        return DataIdentity(tokenizer=tokenizer, **contents[""])
+    sources = {name: SourceIdentity(weight=data.weights[name], **content) for name, content in contents.items()}
+    return DataIdentity(tokenizer=tokenizer, sources=sources)
 
 
 def unseen_data(tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -121,11 +112,9 @@ def unseen_data(tokenizer: Tokenizer | None) -> dict[str, Any]:
     return {KEY: None, TOKENIZER_KEY: None if tokenizer is None else {"spec": tokenizer.spec, "id": tokenizer.id}}
 
 
-def recorded_identity(run: RunDir) -> Identity:
-    """The identity of the data a run was begun with. Raises UserError where its record is broken."""
-    found = run.environment().get(KEY)
-    is_mixture = isinstance(found, Mapping) and "sources" in found
-    return parse(MixtureIdentity if is_mixture else DataIdentity, found, f"{run.path}/environment.json: {KEY}")
+def recorded_identity(run: RunDir) -> DataIdentity:
+    """Return the identity of the data a run was begun with. Raises UserError where its record is broken."""
+    return parse(DataIdentity, run.environment().get(KEY), f"{run.path}/environment.json: {KEY}")
 
 
 def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:

@@ -99,10 +99,8 @@ def _texts(loaded: LoadedModel, scorer: Scorer, config: EvaluationConfig) -> dic
         next(read_documents(source, config.field))
         readings[source] = partial(_score_raw, scorer, source, config)
     for folder in config.data:
-        data, own = PreparedData.open(folder), scorer.tokenizer
-        if data.tokenizer.id != own.id:
-            other = data.tokenizer.spec
-            raise UserError(f"{data.path}: was tokenised by {other}, not by the tokenizer of the run ({own.spec})")
+        data = PreparedData.open(folder)
+        data.check_tokenizer(scorer.tokenizer)
         readings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
     if config.names_nothing:
         for name, (data, n_tokens) in loaded.own_texts().items():

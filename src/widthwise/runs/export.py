@@ -137,12 +137,18 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
     )
     templates.filters["cell"] = _cell
     result, environment = run.result(), run.environment()
+    # A bar for each layer, as long as the layer is wide.
+    bars = ["█" * max(1, round(LONGEST_BAR * width / config.stream_width)) for width in config.widths]
+    picture = [
+        f"{number:3}  {bar.center(LONGEST_BAR).rstrip():{LONGEST_BAR}}  {width}"
+        for number, (bar, width) in enumerate(zip(bars, config.widths), start=1)
+    ]
     return templates.get_template("model_card.md.jinja").render(
         folder_fields,
         name=run.path.resolve().name,
         profile=profile_words(config.widths),
         features=list(_features(config)),
-        picture="\n".join(_picture(config)),
+        picture="\n".join(picture),
         layers=layer_rows(config, recipe.seq_len),
         cost=cost_summary(config, recipe.seq_len),
         vocab_size=config.vocab_size,
@@ -153,13 +159,6 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
         version=environment.get("widthwise"),
         evaluations=list(_evaluations(run, step)),
     )
-
-
-def _picture(config: ModelConfig) -> Iterator[str]:
-    """A bar for each layer, as long as the layer is wide."""
-    for number, width in enumerate(config.widths, start=1):
-        bar = "█" * max(1, round(LONGEST_BAR * width / config.stream_width))
-        yield f"{number:3}  {bar.center(LONGEST_BAR).rstrip():{LONGEST_BAR}}  {width}"
 
 
 def _evaluations(run: RunDir, step: int) -> Iterator[tuple[Any, ...]]:

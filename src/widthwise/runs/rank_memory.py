@@ -25,6 +25,7 @@ from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.shards import block_entries, sharded_units
 from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.optimizers import hidden_matrices
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import RankMemory, StepTraffic
@@ -82,17 +83,6 @@ class Layout:
         return self.n_replicas if self.n_devices <= DEVICES_PER_NODE else DEVICES_PER_NODE // self.n_shards_in_node
 
 
-@dataclass(frozen=True)
-class _Backward:
-    """Tensors alive while the backward pass is at a layer or MTP head; costs are per token."""
-
-    name: str
-    kept: Cost
-    """Activations that it and all before it have kept from the forward pass."""
-    at_work: Cost
-    """Activations that it makes again, and the gradients of those of its larger sublayer."""
-
-
 class ShardedModel:
     """A model without memory, with its optimizer, as processes divide it."""
 
@@ -112,7 +102,7 @@ class ShardedModel:
         self._root = self.units[-1]
         self._packing, self._learns_apart = packing, learns_apart
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
-        self.hidden_matrices = set(optimizer.hidden_matrices(model))
+        self.hidden_matrices = hidden_matrices(optimizer, model)
         """Parameters of which the optimizer keeps one number for each entry, not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
         self.cast_matrices = matrices - {model.head.weight}
@@ -166,16 +156,18 @@ class ShardedModel:
         )
         head = self.model.head.weight.numel()
         n_done = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
-        for i, each in reversed(list(enumerate(self._backward(train.activation_checkpointing)))):
+        for i, kept in reversed(list(enumerate(self._kept_at_layers(train.activation_checkpointing)))):
             n_done += self.units[i].block_entries(n_shards)
-            yield moment(
-                each.name, n_done, sum(self._n_cast[: i + 1]), each.kept + each.at_work, gathered + packing_bytes
-            )
+            yield moment(self.units[i].name, n_done, sum(self._n_cast[: i + 1]), kept, gathered + packing_bytes)
         tied = FP32_BYTES * head if self.model.config.tie_embeddings else 0  # its two gradients, before they are added
         yield moment("update", n_held, 0, Cost(), max(tied, gathered, self._bytes_of_moving_apart(n_shards)))
 
-    def _backward(self, kind: ActivationCheckpointing) -> list[_Backward]:
-        """One for every layer and MTP head, in the order of the forward pass."""
+    def _kept_at_layers(self, kind: ActivationCheckpointing) -> list[Cost]:
+        """Return the tensors alive while the backward pass is at each layer and MTP head, per token.
+
+        These are the activations that it and all before it have kept from the forward pass, those that it makes again,
+        and the gradients of those of its larger sublayer. In the order of the forward pass.
+        """
         config, recompute = self.model.config, RECOMPUTE[kind]
         sublayers = [(costs["attention"], costs["ffn"]) for costs in config.layer_costs()]
         if config.mtp is not None:
@@ -184,10 +176,8 @@ class ShardedModel:
         kept = accumulate(recompute.kept_by_layer(config), initial=config.end_costs()["embedding"])
         next(kept)
         return [
-            _Backward(unit.name, before, again + activations_of(max(sublayer, key=Cost.activation_bytes)))
-            for unit, before, again, sublayer in zip(
-                self.units, kept, recompute.made_again(config), sublayers, strict=False
-            )
+            before + (again + activations_of(max(sublayer, key=Cost.activation_bytes)))
+            for before, again, sublayer in zip(kept, recompute.made_again(config), sublayers, strict=False)
         ]
 
     def _hidden_entries(self, n_shards: int) -> int:

@@ -37,7 +37,9 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     analyses = {} if model is None else model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
-    step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
+    of_last_model = _since(records, ("growth", *DESCENTS))
+    seconds = [[r["step_seconds"] for r in part if r["event"] == "train"] for part in (of_last_model, records)]
+    step_seconds = seconds[0] or seconds[1]
     found = {
         "best_step": loop.retention.best(map(step_of, checkpoint_paths(loop.run.checkpoints))),
         "val_losses": validation.losses_by_source or None,
@@ -113,12 +115,6 @@ def model_analyses(model: Decoder, held_out: HeldOut, widths: TokenWidths | None
         "token_widths": None if widths is None else analyse_widths(model, held_out, widths),
         "virtual_width": analyse_virtual_width(model, held_out),
     }
-
-
-def _of_last_model(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Training records since the model last changed; all training records if there are none since."""
-    trained = [[r for r in part if r["event"] == "train"] for part in (_since(records, ("growth", *DESCENTS)), records)]
-    return trained[0] or trained[1]
 
 
 def _since(records: list[dict[str, Any]], events: Sequence[str]) -> list[dict[str, Any]]:

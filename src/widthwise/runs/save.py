@@ -130,7 +130,8 @@ def write_first(
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():
             torch.manual_seed(recipe.train.seed)  # the random state is part of the checkpoint
-            checkpoint.save(partial.checkpoints, 0, model, optimizer, state.as_data(), partial.seal())
+            snapshot = checkpoint.Snapshot.of(model, optimizer)
+            checkpoint.write(partial.checkpoints, 0, snapshot, state.as_data(), partial.seal())
 
 
 def import_run(

@@ -238,8 +238,8 @@ def _use_in_words(recipe: Recipe, data: MixedData) -> str:
     use = data.use(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
     n_held_out = Counter(recipe.held_out(data).sources)
     return "data: " + " | ".join(
-        f"{name} {each.share:.1%} of the windows, each read {each.n_epochs:.3g} times; {n_held_out[name]} held out"
-        for name, each in use.items()
+        f"{name} {share:.1%} of the windows, each read {n_epochs:.3g} times; {n_held_out[name]} held out"
+        for name, (share, n_epochs) in use.items()
     )
 
 

@@ -91,20 +91,13 @@ class Snapshot:
         return {name: FileRecord.of(folder / name) for name in self.tensors}
 
 
-def save(
+def write(
     folder: Path,
     step: int,
-    model: Decoder,
-    optimizer: torch.optim.Optimizer,
+    snapshot: Snapshot,
     state: Mapping[str, Any],
     seal: Seal | None = None,
-) -> Path:
-    """Writes the checkpoint of a process that is alone. See `write`."""
-    return write(folder, step, Snapshot.of(model, optimizer), state, seal, ALONE)
-
-
-def write(
-    folder: Path, step: int, snapshot: Snapshot, state: Mapping[str, Any], seal: Seal | None, processes: Processes
+    processes: Processes = ALONE,
 ) -> Path:
     """Writes the checkpoint of a step; when this returns, it survives a power cut. Called by all processes.
 

@@ -59,7 +59,9 @@ class Device:
         """
         if device is None and memory is None:
             raise UserError("--device: is required; give a name, as rtx4090, or a memory, as 24GB")
-        similar = [] if device is None else _similar(device)
+        key = _key(device or "")
+        similar = [each for each in WITH_MEMORY if key and key in _key(each.name)]
+        similar = [each for each in similar if _key(each.name).startswith(key)] or similar  # or hold it, as 4090
         is_number = device is not None and device[:1].isdigit()
         if device is None or (is_number and (memory or SIZE.fullmatch(device) or not similar)):
             found = cls("the device", parse_bytes("--device", device or "")) if memory is None else cls("the device")
@@ -145,13 +147,6 @@ def parse_bytes(option: str, text: str) -> int:
     if match is None or match[2] not in UNITS or not float(match[1]) > 0:
         raise UserError(f"{option}: got {text!r}; expected a size above 0 such as 24GB or 80GiB")
     return round(float(match[1]) * UNITS[match[2]])
-
-
-def _similar(name: str) -> list[Device]:
-    """The devices whose names begin with this, or hold it, as 4090."""
-    key = _key(name)
-    found = [each for each in WITH_MEMORY if key and key in _key(each.name)]
-    return [each for each in found if _key(each.name).startswith(key)] or found
 
 
 def _key(name: str) -> str:

@@ -3,10 +3,11 @@
 Tensors are carried over one at a time: of processes that share a model, none ever holds more than one of them whole.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from widthwise.model.shards import held, held_rows, is_shared, set_whole, whole,
 from widthwise.recipe.growth_events import Growth, Pace, Phase
 from widthwise.recipe.recipe import Recipe
 
+Value = TypeVar("Value")
 ModelAndOptimizer = tuple[Decoder, torch.optim.Optimizer]
 
 
@@ -27,52 +29,42 @@ def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_see
     one set of weights.
     """
     model, optimizer = new
-    weights = _Weights(old[0])
+    weights = _Gathered(dict(old[0].named_parameters()), lambda parameter: whole(parameter.detach()).cpu())
     parameters = dict(model.named_parameters())
     set_whole((parameters[name], tensor) for name, tensor in growth.plan.weights(weights, growth.seed(run_seed)))
-    adopt(optimizer, model, grown_states(growth.plan, _States(*old), growth.event.reset))
+    adopt(optimizer, model, grown_states(growth.plan, _states(*old), growth.event.reset))
 
 
-class _Weights(Mapping[str, Tensor]):
-    """The parameters of a model by name, each gathered whole onto the CPU when it is asked for."""
+class _Gathered(Mapping[str, Value]):
+    """Entries by name, each gathered whole onto the CPU when it is asked for, and not to know that it is there."""
 
-    def __init__(self, model: Decoder):
-        self._parameters = dict(model.named_parameters())
+    def __init__(self, entries: Mapping[str, Any], gather: Callable[[Any], Value]):
+        self._entries, self._gather = entries, gather
 
-    def __getitem__(self, name: str) -> Tensor:
-        return whole(self._parameters[name].detach()).cpu()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-
-class _States(Mapping[str, dict[str, Tensor]]):
-    """The optimizer's state of every parameter that has one, likewise."""
-
-    def __init__(self, model: Decoder, optimizer: torch.optim.Optimizer):
-        named = dict(model.named_parameters())
-        self._states = {name: optimizer.state[each] for name, each in named.items() if each in optimizer.state}
-
-    def __getitem__(self, name: str) -> dict[str, Tensor]:
-        # Sorted, because processes gather together: after a checkpoint was read, each may have another order.
-        return {part: whole(value).cpu() for part, value in sorted(self._states[name].items())}
+    def __getitem__(self, name: str) -> Value:
+        return self._gather(self._entries[name])
 
     def __contains__(self, name: object) -> bool:
-        return name in self._states  # without gathering it
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._states)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._entries)
+
+
+def _states(model: Decoder, optimizer: torch.optim.Optimizer) -> _Gathered[dict[str, Tensor]]:
+    """The optimizer's state of every parameter that has one."""
+    named = dict(model.named_parameters())
+    states = {name: optimizer.state[each] for name, each in named.items() if each in optimizer.state}
+    # Sorted, because processes gather together: after a checkpoint was read, each may have another order.
+    return _Gathered(states, lambda state: {part: whole(value).cpu() for part, value in sorted(state.items())})
 
 
 def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> State:
-    """The optimizer's state of every parameter that has one, on the CPU."""
-    return dict(_States(model, optimizer))
+    """Return the optimizer's state of every parameter that has one, on the CPU."""
+    return dict(_states(model, optimizer))
 
 
 def adopt(optimizer: torch.optim.Optimizer, model: Decoder, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
@@ -118,7 +110,7 @@ class EntryRates:
     @contextmanager
     def applied(self, step: int) -> Iterator[None]:
         """Scale what the block moves the weights by to their rates at this step."""
-        new, old = self.pace.of_new(step), self.pace.of_old(step)
+        new, old = self.pace.apart(step)
         if new == old == 1.0:
             yield
             return

@@ -1,6 +1,5 @@
 """Observers, which receive the progress of a run."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,12 +52,8 @@ class ForwardingObserver(Observer):
         return self._observer.beside()
 
 
-def _forwarding(name: str) -> Callable[..., Any]:
-    return lambda self, *values: getattr(self._observer, name)(*values)
-
-
 for _name in [name for name in vars(Observer) if not name.startswith("_")]:
-    setattr(ForwardingObserver, _name, _forwarding(_name))
+    setattr(ForwardingObserver, _name, lambda self, *values, _name=_name: getattr(self._observer, _name)(*values))
 
 
 class SilentObserver(Observer):

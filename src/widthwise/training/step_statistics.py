@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,26 +15,17 @@ from widthwise.model.shards import held, whole
 from widthwise.training.processes import Processes
 
 
-class _Reported(NamedTuple):
-    key: str
-    """Its name in a record."""
-    of_pass: Callable[[Tensor], Tensor]
-    """Maps a choice to what is averaged over forward passes."""
-    of_mean: Callable[[Tensor], Tensor]
-    """Maps the average to the number of the record."""
-
-
 def _same(value: Tensor) -> Tensor:
     return value
 
 
-REPORTED = {
-    "width_fraction": _Reported("width_fraction", Tensor.mean, _same),
-    "expert_load": _Reported("expert_load_max", _same, Tensor.max),
-    "balance_loss": _Reported("balance_loss", _same, _same),
-    "router_z_loss": _Reported("router_z_loss", _same, _same),
+REPORTED: dict[str, tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "width_fraction": ("width_fraction", Tensor.mean, _same),
+    "expert_load": ("expert_load_max", _same, Tensor.max),
+    "balance_loss": ("balance_loss", _same, _same),
+    "router_z_loss": ("router_z_loss", _same, _same),
 }
-"""Choice -> how it is reported."""
+"""Choice -> its name in a record, what of it is averaged over forward passes, and what of the average is recorded."""
 
 
 class ChoiceMeans:
@@ -61,7 +51,7 @@ class ChoiceMeans:
         self._sums = self._sums or [{} for _ in choices]
         for sums, chosen in zip(self._sums, choices):
             for name in (name for name in REPORTED if name in chosen):  # in one order in all processes
-                value = n_sequences * REPORTED[name].of_pass(chosen[name].detach())
+                value = n_sequences * REPORTED[name][1](chosen[name].detach())
                 sums[name] = sums[name] + value if name in sums else value
 
     def means(self) -> list[dict[str, Tensor]]:
@@ -76,8 +66,8 @@ class ChoiceMeans:
         """Key -> one number a layer, null where the layer makes no such choice; only keys that some layer has."""
         layers = self.means()
         return {
-            reported.key: [float(reported.of_mean(means[name])) if name in means else None for means in layers]
-            for name, reported in REPORTED.items()
+            key: [float(of_mean(means[name])) if name in means else None for means in layers]
+            for name, (key, _, of_mean) in REPORTED.items()
             if any(name in means for means in layers)
         }
 
@@ -148,7 +138,8 @@ class LayerWatch(Recompute):
     """Runs the layers of a model as they are run anyway, and looks at what comes out.
 
     It stands outside of them: a compiled layer stays compiled, and one that runs again in the backward pass is seen
-    once. Nothing of it has a gradient, and no random number is drawn.
+    once. Nothing of it has a gradient, and no random number is drawn. It looks from the beginning of its `with` block
+    to the end.
     """
 
     def __init__(self, model: Decoder):
@@ -158,6 +149,13 @@ class LayerWatch(Recompute):
         self._n_numbers = [0] * n_layers
         self._before: list[list[Tensor]] = []
         self._sums: list[Tensor] = []
+
+    def __enter__(self) -> Self:
+        self._usual, self._model.recompute = self._model.recompute, self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._model.recompute = self._usual
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
         """See `Recompute.run`. MTP heads run as well, unmeasured."""
@@ -199,20 +197,6 @@ def _square(tensor: Tensor) -> Tensor:
 
 def _sum_of_squares(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
     return sum((_square(held(each)) for each in tensors), start=like.new_zeros(()))
-
-
-@contextmanager
-def watched_layers(model: Decoder, is_due: bool) -> Iterator[LayerWatch | None]:
-    """Looks at the layers in the block, if it is due."""
-    if not is_due:
-        yield None
-        return
-    usual, watch = model.recompute, LayerWatch(model)
-    model.recompute = watch
-    try:
-        yield watch
-    finally:
-        model.recompute = usual
 
 
 def norms_record(norms: Tensor) -> dict[str, list[float | None]]:

@@ -24,7 +24,7 @@ from widthwise.training.growth_step import EntryRates, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import ALWAYS_OPEN, Gate
-from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record, watched_layers
+from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record
 
 WHOLE_UPDATES = nullcontext()
 """Lets the optimizer move all entries as it would."""
@@ -36,7 +36,7 @@ class StepOutcome:
 
     loss: Tensor
     """Mean language-model loss of the batch in nats per token, float64, without any auxiliary term; where there are
-    several passes, of the one at the widths that tokens choose, or at full width."""
+    several passes, of the first: the one at the widths that tokens choose, or at full width."""
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
@@ -65,30 +65,24 @@ def optimizer_step(
 
     batch: this process's part of it, integers (B, seq_len + 1); all processes have equally many rows. The gradient does
     not depend on the number of sequences in a forward pass (`config.sequences_per_pass`), except for rounding and for
-    terms that are not linear in the tokens: the balance loss of a mixture of experts, and in a width budget the
-    quadratic term, damping and spread. Nor does it depend on the number of processes, with the same exceptions.
+    terms that are not linear in the tokens: the balance loss of a mixture of experts and the damping of a width budget.
+    Nor does it depend on the number of processes, with the same exceptions.
     moving: stands around the optimizer's own step.
     """
     optimizer.zero_grad(set_to_none=True)
     loss = torch.zeros((), dtype=torch.float64, device=batch.device)
     choices, mtp_losses = ChoiceMeans(), MTPLosses()
     parts, passes = batch.split(config.sequences_per_pass), objective.draw_passes()
-    reported = passes.index(None) if None in passes else 0
     for part, rows in enumerate(parts, start=1):
-        weight, teacher = len(rows) / len(batch), None
+        weight = len(rows) / len(batch)
         for index, width_fraction in enumerate(passes):
             processes.set_gradient_sync(model, is_last=(part, index) == (len(parts), len(passes) - 1))
             tokens, targets = rows[:, :-1], rows[:, 1:]
             documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
-            teaches = index == 0 and objective.pull is not None
             with autocast(batch.device, config.settled_precision):
-                found = model.loss(
-                    tokens, targets, objective.z_loss, width_fraction, documents, positions, teacher, teaches
-                )
+                found = model.loss(tokens, targets, objective.z_loss, width_fraction, documents, positions)
             (objective.term(found, width_fraction) * weight).backward()
-            if teaches:
-                teacher = objective.teacher(found)
-            if index == reported:
+            if index == 0:
                 loss += found.losses.sum(dtype=torch.float64)
                 choices.add(found.choices, len(rows))
                 mtp_losses.add(found.mtp_losses)
@@ -203,7 +197,7 @@ class TrainState:
             batch, every = batch.to(self.device), self._config.norms_every
             is_watched = every is not None and step % every == 0
             moving = WHOLE_UPDATES if self._rates is None else self._rates.applied(step)
-            with watched_layers(self.model, is_watched) as watch:
+            with LayerWatch(self.model) if is_watched else nullcontext() as watch:
                 return optimizer_step(
                     self.model,
                     self.optimizer,

@@ -20,7 +20,7 @@ from widthwise.data.documents import Document
 from widthwise.data.loader import HeldOut, TokenisedText, unended
 from widthwise.data.prepared import PreparedData, checked_parts, is_prepared
 from widthwise.data.readers import open_source
-from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
+from widthwise.data.shards import TokenFile, write_tokens
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.local_tasks import EncodedTask, TaskScores, encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
@@ -182,16 +182,13 @@ class ValidationSets:
         found = validate(model, self.held_out, processes)
         with uncompiled(model):  # a graph for each length of a question would take longer, and run into Dynamo's limit
             texts = {name: validate(model, text, processes) for name, text in self.texts.items()}
-            return replace(found, texts=texts, tasks=dict(self._scores(model)))
-
-    def _scores(self, model: Decoder) -> Iterator[tuple[str, TaskScores]]:
-        if not self.tasks:
-            return
-        torch.clear_autocast_cache()  # as `kernels.precision.autocast` says
-        scorer = _scorer(model, self.held_out)
-        for name, encoded in self.tasks.items():
-            yield name, score_task(scorer, encoded)
-        reshard(model)
+            tasks: dict[str, TaskScores] = {}
+            if self.tasks:
+                torch.clear_autocast_cache()  # as `kernels.dispatch.autocast` says
+                scorer = _scorer(model, self.held_out)
+                tasks = {name: score_task(scorer, encoded) for name, encoded in self.tasks.items()}
+                reshard(model)
+            return replace(found, texts=texts, tasks=tasks)
 
 
 def _scorer(model: Decoder, held_out: HeldOut) -> Scorer:
@@ -229,27 +226,24 @@ def _tokens(config: ValidationText, tokenizer: Tokenizer) -> TokenFile:
     if not is_prepared(Path(config.source)):
         most = None if config.max_tokens is None else config.max_tokens + 1
         with tempfile.TemporaryDirectory() as folder:
-            return _tokenised(open_source(config.source, config.field), tokenizer, Path(folder) / "text", most)
+            documents = _first_tokens(open_source(config.source, config.field), tokenizer, most)
+            return write_tokens(Path(folder) / "text", tokenizer.vocab_size, documents)
     data = PreparedData.open(config.source)
-    if data.tokenizer.id != tokenizer.id:
-        own, other = tokenizer.spec, data.tokenizer.spec
-        raise UserError(f"{config.source} was tokenised by {other}, not by the tokenizer of the run ({own})")
+    data.check_tokenizer(tokenizer)
     for _ in checked_parts(data.held_out, tokenizer.vocab_size):
         pass  # a stray token would stop the run later
     return data.held_out
 
 
-def _tokenised(documents: Iterable[Document], tokenizer: Tokenizer, prefix: Path, most: int | None) -> TokenFile:
-    """Every document with the end-of-text token behind it, until there are `most` tokens."""
-    dtype, n_tokens = token_dtype(tokenizer.vocab_size), 0
-    with ShardWriter(prefix, dtype) as writer:
-        for document in documents:
-            ids = np.array([*tokenizer.encode(document.text), tokenizer.eos_id], dtype=dtype)
-            writer.add(ids, np.array([len(ids)]))
-            n_tokens += len(ids)
-            if most is not None and n_tokens >= most:
-                break
-    return TokenFile(prefix)
+def _first_tokens(documents: Iterable[Document], tokenizer: Tokenizer, most: int | None) -> Iterator[list[int]]:
+    """Yield every document with the end-of-text token behind it, until there are `most` tokens."""
+    n_tokens = 0
+    for document in documents:
+        ids = [*tokenizer.encode(document.text), tokenizer.eos_id]
+        yield ids
+        n_tokens += len(ids)
+        if most is not None and n_tokens >= most:
+            return
 
 
 def _fingerprint(text: HeldOut) -> str:

@@ -104,7 +104,7 @@ class Item(Config):
     """Its number in the paper, such as "Table 2"."""
     title: str
     finds: str
-    """What the paper concludes from it, in a sentence."""
+    """The paper's conclusion from it, in a sentence."""
     printed: dict[str, dict[str, Annotated[PrintedNumber, BeforeValidator(parse_printed)]]]
     """Row -> quantity -> the number as it is printed, or a word. A row is a recipe of `sizes`, a group of a law, or a
     name in the experiment."""
@@ -120,7 +120,7 @@ class Item(Config):
     small: AnyWork | None = None
     """An experiment for two CPU cores; it has a tiny form, too."""
     remarks: tuple[str, ...] = ()
-    """What differs and why, a sentence each."""
+    """Differences and their reasons, a sentence each."""
 
     @model_validator(mode="after")
     def _rows_exist(self) -> "Item":

@@ -147,7 +147,7 @@ class AnalysisQuantity(Config):
     value: str
     """Name of the number in the record. Of one for each unit, the spread counts: standard deviation over mean."""
     beyond: float | None = None
-    """Of a density, the threshold."""
+    """Threshold of a density."""
     part: tuple[float, float] = (0.0, 1.0)
     """Where the part begins and ends, as fractions of the depth. Hidden units stand in the middle of their layer."""
 

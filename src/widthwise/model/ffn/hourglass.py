@@ -28,7 +28,7 @@ class BlockForm(Config):
     activation: Activation = "silu"
     """silu is SwiGLU's and the paper's. relu2 is the square of relu."""
     gated: bool = True
-    """Whether w_gate(x), behind the activation, multiplies w_up(x); if not, w_up(x) goes through the activation, and a
+    """Multiply w_up(x) by w_gate(x), behind the activation; if not, w_up(x) goes through the activation, and a
     block has two matrices instead of three."""
 
     def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
@@ -54,7 +54,7 @@ class BlockOptions(BlockForm):
     """Options of the blocks that do not depend on the width of the layer."""
 
     share_weights: bool = False
-    """Whether all blocks share their matrices; each still has its own norm."""
+    """Share the matrices among all blocks; each still has its own norm."""
     norm: BlockNorm | None = None
     """null: as in the layer, which follows model.norm.placement."""
     block_multiplier: pydantic.PositiveFloat = 1.0

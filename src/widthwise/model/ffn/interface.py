@@ -24,9 +24,9 @@ class Adjustable:
     """A number of a recipe that makes a model larger or smaller."""
 
     key: str
-    """What its section of the recipe calls it."""
+    """Name in its section of the recipe."""
     value: float
-    """What it is now."""
+    """Present value."""
     step: float
     """The smallest change that may alter the model; values are multiples of it."""
     limits: tuple[float, float] | None = None
@@ -62,7 +62,7 @@ class FFNConfig(Config, ABC):
     """Parts of the module that act from the start when added to an existing feed-forward, so that they preserve the
     function only with their usual initialisation. All other added parts are free."""
     bakes_with_one_eps: ClassVar[bool] = False
-    """Whether it reads the stream through one norm (or none) and is linear in its last matrix, so that `bake` can scale
+    """True if it reads the stream through one norm (or none) and is linear in its last matrix, so that `bake` can scale
     the stream by scaling its weights."""
 
     @property

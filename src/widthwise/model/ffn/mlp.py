@@ -26,7 +26,7 @@ class MLPOptions(Config):
     activation: Activation = "gelu"
     """gelu_tanh is GPT-2's approximation of gelu; relu2 is the square of relu."""
     bias: bool = False
-    """Whether both matrices have a bias, which starts at 0."""
+    """Give both matrices a bias, which starts at 0."""
 
     def mlp_cost(self, d_model: float, d_ff: float, d_out: float) -> Cost:
         """Cost of both matrices and biases, and the hidden activations kept for the backward pass."""

@@ -30,9 +30,9 @@ class WidthScoreConfig(Config, ABC):
     module: ClassVar[str]
     """The class of the module; see `FFNConfig.module`."""
     is_stream_mean: ClassVar[bool] = False
-    """Whether it is a mean over the coordinates of the stream, which changes when the stream becomes wider."""
+    """True if it is a mean over the coordinates of the stream, which changes when the stream becomes wider."""
     starts_at_zero: ClassVar[bool] = False
-    """Whether the score, and its gradient with respect to the features, is 0 for every token before training."""
+    """True if the score, and its gradient with respect to the features, is 0 for every token before training."""
 
     def cost(self, d_model: float) -> Cost:
         """Nothing is kept for the backward pass but x, from which the score is recomputed."""
@@ -58,7 +58,7 @@ class GainedScoreConfig(WidthScoreConfig, ABC):
     """A score with a gain, which decides how much the widths of tokens differ."""
 
     learn_gain: bool = True
-    """Whether the gain is learned, as exp(theta) with theta starting at 0, or is fixed at 1."""
+    """Learn the gain, as exp(theta) with theta starting at 0; otherwise it is 1."""
 
     def cost(self, d_model: float) -> Cost:
         return vector(1) if self.learn_gain else Cost()
@@ -95,7 +95,7 @@ class FeatureScoreConfig(GainedScoreConfig, ABC):
     """A score computed from a token's features."""
 
     detach: bool = False
-    """Whether the gradient stops at the features, so that choosing widths does not shape them."""
+    """Stop the gradient at the features, so that choosing widths does not shape them."""
 
 
 class LayerNormMeanScoreConfig(FeatureScoreConfig):
@@ -211,7 +211,7 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
     counted_by: ClassVar[str]
     """The field that says how many units there are."""
     units_are: ClassVar[str]
-    """What sentences call the units."""
+    """Name of the units in sentences."""
     unchosen: ClassVar[type[FFNConfig]]
     """The feed-forward that computes the same where every token uses all units."""
 

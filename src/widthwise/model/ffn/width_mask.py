@@ -31,9 +31,9 @@ class WidthMaskConfig(Config):
     module: ClassVar[str] = "widthwise.model.ffn.width_mask_module:WidthMask"
     """The class of the module; see `FFNConfig.module`."""
     has_width: ClassVar[bool] = True
-    """Whether tokens have widths at all."""
+    """True if tokens have widths at all."""
     is_exact: ClassVar[bool] = True
-    """Whether the mask is exactly 1 for every unit below the token's own width, in training as well."""
+    """True if the mask is exactly 1 for every unit below the token's own width, in training as well."""
 
     def at_width(self, d_ff: int) -> Self:
         """The config with all that depends on d_ff written out. Raises ValueError if an option does not suit d_ff."""
@@ -92,7 +92,7 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
     """A mask whose temperature can be learned."""
 
     learn_temperature: bool = False
-    """Whether T is a parameter; it is clamped to 1 ... d_ff / 16."""
+    """Make T a parameter; it is clamped to 1 ... d_ff / 16."""
 
     @property
     def is_learned(self) -> bool:
@@ -153,7 +153,7 @@ class NestedMaskConfig(WidthMaskConfig):
     n_buckets: Count = Field(default=4, ge=2)
     """Number of widths to draw from, in equal steps from the narrowest to d_ff."""
     per: Literal["token", "batch"] = "token"
-    """Whether each token draws its own width, or all tokens of a forward pass share one; layers draw independently."""
+    """Draw a width for each token; otherwise all tokens of a forward pass share one; layers draw independently."""
 
 
 class NoMaskConfig(WidthMaskConfig):

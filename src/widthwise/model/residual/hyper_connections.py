@@ -42,7 +42,7 @@ class HyperConnectionOptions(Config):
 
     kind: Literal["hyper_connections"] = "hyper_connections"
     dynamic: bool = True
-    """Whether coefficients depend on each token's state, or are learned once for all tokens."""
+    """Let coefficients depend on each token's state; otherwise they are learned once for all tokens."""
     read_init: Literal["first", "in_turn"] = "first"
     """Slots that are read before training. `first`: the first ones, by every sublayer. `in_turn`: block k of sublayer l
     is slot (l m + k) mod n, as in the papers of Hyper- and Frac-Connections; refused where widths differ."""
@@ -58,14 +58,14 @@ class HyperConnectionOptions(Config):
     `slice`: the first ones. `tail_cyclic`: its own and those that no layer owns; the same as `cyclic` if all widths are
     equal. If they are not, `cyclic` is refused: blocks would land where wider layers read others."""
     embedding: Literal["direct", "expand", "slot", "pad", "copies"] = "direct"
-    """How a token fills the slots. `direct`: an embedding table as wide as the stream. The others start from a table of
-    width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros, `copies` repeats
-    the row."""
+    """Filling of the slots by a token. `direct`: an embedding table as wide as the stream. The others start from a
+    table of width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros, `copies`
+    repeats the row."""
     reduce: Literal["full", "slot", "sum"] = "full"
-    """How slots become the head's d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1), `sum`
+    """Reduction of the slots to d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1), `sum`
     by adding all groups of d_model coordinates up, without parameters."""
     reduce_init: Literal["first", "mean"] = "first"
-    """What the head sees before training. `first`: the first d_model coordinates, so that the model starts as one
+    """Input of the head before training. `first`: the first d_model coordinates, so that the model starts as one
     without virtual width. `mean`: the mean of all groups of d_model coordinates, which must tile the stream."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""

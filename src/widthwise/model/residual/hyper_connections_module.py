@@ -33,7 +33,7 @@ class Pattern(NamedTuple):
     write_init: str
     n_owned_slots: int
     takes_own: bool = False
-    """Whether a slot can take one block only, so that all writes are one column."""
+    """True if a slot can take one block only, so that all writes are one column."""
     first_read: int = 0
     """The slot from which on slots are read."""
 

@@ -33,7 +33,7 @@ class Idle(NamedTuple):
 
 
 Stream = Any
-"""What flows from layer to layer. Only the variant that made it knows its type."""
+"""The value that flows from layer to layer. Only the variant that made it knows its type."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PrefixLayout:
     """Every layer owns a prefix of one vector, as wide as the layer."""
 
     resize: str = "carry"
-    """What a layer wider than its predecessor finds in the extra coordinates; with `carry`, what was last written."""
+    """Content of the extra coordinates of a layer wider than its predecessor; with `carry`, what was last written."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SlotLayout:
     n_owned_slots: int
     """Slots that the widest layer owns."""
     has_means: bool = False
-    """Whether a mean is taken over coordinates of several slots; wider slots would change it."""
+    """True if a mean is taken over coordinates of several slots; wider slots would change it."""
 
 
 class ResidualConfig(Config, ABC):
@@ -74,11 +74,11 @@ class ResidualConfig(Config, ABC):
     """Fields that growth must not change, because that would change the function; `multiplier` is kept in any case.
     None: growth does not know this residual."""
     is_sum: ClassVar[bool] = False
-    """Whether the stream is the sum of the embedding and all updates, so that a factor of all of them is one of the
+    """True if the stream is the sum of the embedding and all updates, so that a factor of all of them is one of the
     stream."""
 
     final_norm_spans_layer: ClassVar[bool] = False
-    """Whether the last norm may cover what the last layer owns; if not, it covers the head's d_model coordinates."""
+    """True if the last norm may cover what the last layer owns; if not, it covers the head's d_model coordinates."""
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
         """Raises ValueError if layers of these widths cannot use this residual; by default all can."""

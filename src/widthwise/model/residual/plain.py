@@ -49,9 +49,9 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     is_sum = True
     kind: Literal["plain"] = "plain"
     resize: Resize = "carry"
-    """What a layer wider than its predecessor finds in the extra coordinates; with full_projection, in all."""
+    """Content of the extra coordinates of a layer wider than its predecessor; with full_projection, in all."""
     projections: Literal["as_matrices", "as_released"] = "as_matrices"
-    """How projections start and learn: as all hidden matrices, or as in the paper's release, which leaves them to
+    """Start and rate of projections: as all hidden matrices, or as in the paper's release, which leaves them to
     torch's start, uniform within 1 / sqrt(d_before), and gives them the rate of embedding and head."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
