@@ -297,8 +297,8 @@ class Grown:
     def now(self) -> ModelConfig:
         return self.plans[-1].new if self.plans else self.config
 
-    def grow(self, expansion: Expansion, new_layers: str = "drawn") -> GrowthPlan:
-        self.plans.append(plan_growth(self.now, *expansion, new_layers=new_layers))
+    def grow(self, expansion: Expansion) -> GrowthPlan:
+        self.plans.append(plan_growth(self.now, *expansion))
         return self.plans[-1]
 
     def weights(self, weights: Mapping[str, Tensor], seed: int = 0, fresh=None) -> Weights:
@@ -526,7 +526,7 @@ def random_growth(rng: Random, n_operations: int) -> tuple[Grown, list[str]]:
         try:
             expansion = OPERATIONS[name](rng, grown.now, rng.randrange(grown.now.n_layers))
             if expansion[0] != grown.now and expansion[0].cost().params < most_params:
-                grown.grow(expansion, rng.choice(["drawn", "copied"]))
+                grown.grow(expansion)
                 names.append(name)
         except UserError:
             continue

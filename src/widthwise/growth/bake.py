@@ -87,7 +87,7 @@ def _baked_config(config: ModelConfig, one_eps: bool) -> ModelConfig:
         # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
         return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
 
-    config = with_layers(config, lambda layer: {"attention": _attention(layer.attention, one_eps)})
+    config = with_layers(config, lambda _, layer: {"attention": _attention(layer.attention, one_eps)})
     return with_norms(config, baked, residual=config.residual.baked())
 
 

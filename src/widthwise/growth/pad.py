@@ -47,7 +47,7 @@ def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
         )
     return with_layers(
         model,
-        lambda layer: _padded_layer(layer, multiples),
+        lambda _, layer: _padded_layer(layer, multiples),
         d_model=_up(model.d_model, d_model),
         final_norm_width=_up(model.final_norm_width, d_model),
     )
@@ -103,7 +103,7 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
         raise UserError(f"pad_heads: got {multiple}; allowed: multiples of {KERNEL_MULTIPLE}")
     largest = max(max(layer.attention.head_dim, layer.attention.value_dim) for _, layer in model.named_layers())
     head_dim = _up(largest, multiple)
-    new = with_layers(model, lambda layer: {"attention": _with_head_dim(layer.attention, head_dim)})
+    new = with_layers(model, lambda _, layer: {"attention": _with_head_dim(layer.attention, head_dim)})
     if new == model:
         raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so leave it out")
     new_modules: dict[str, nn.Module] = dict(blueprint(new).named_modules())

@@ -210,8 +210,8 @@ def _derived(owner: Owner) -> DerivedRows | None:
     return None
 
 
-def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:
-    """Return the plan of a parameter of a hyper-connection, None for all others. start: initialises an untrained one.
+def slot_plan(source: str, owner: Owner, stream: StreamMap, draw: Draw) -> TensorPlan | None:
+    """Return the plan of a parameter of a hyper-connection, None for all others. draw: draws an untrained one.
 
     At first no old block reads a new slot and nothing is carried from it into an old one, so its content is free; it
     comes into use as soon as a read coefficient is learned. With dynamic coefficients both the static table and its
@@ -233,7 +233,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> Tens
         is_new_slot = torch.arange(n_slots) >= old.config.n_slots
         to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))
         unused = (is_new_slot[:, None] & to_old).flatten()
-        return TensorPlan(source, (product([slots, coefficients]),), InitialValues(start), zero_entries=unused)
+        return TensorPlan(source, (product([slots, coefficients]),), InitialValues(draw), zero_entries=unused)
     if isinstance(owner.new, Control):
         read = stream.slot.read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
         return TensorPlan(source, (coefficients, read))

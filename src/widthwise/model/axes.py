@@ -43,6 +43,11 @@ class Linear(Weight):
         super().__init__(in_axes, out_axes, (size(out_axes), size(in_axes)), start)
         self.bias = Vector(out_axes, start=0.0) if has_bias else None
 
+    @property
+    def writes_stream(self) -> bool:
+        """True for the last matrix of a sublayer, which has the stream on its output side alone."""
+        return "d_model" in self.out_axes and "d_model" not in self.in_axes
+
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(in_axes)) -> (..., size(out_axes))."""
         return nn.functional.linear(x, self.weight, None if self.bias is None else self.bias())
