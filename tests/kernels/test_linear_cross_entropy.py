@@ -7,7 +7,7 @@ import torch
 from thinned import in_turn
 
 from widthwise.kernels import Teacher
-from widthwise.kernels.linear_cross_entropy import fused_linear_cross_entropy as fused
+from widthwise.kernels.linear_cross_entropy import linear_cross_entropy as fused
 from widthwise.kernels.linear_cross_entropy import reference_linear_cross_entropy as reference
 
 MODULE = import_module("widthwise.kernels.linear_cross_entropy")  # its function has the same name

@@ -67,7 +67,10 @@ def sdpa_attention(
     if head_dim != v_head_dim and flash_is_enabled():
         # The flash kernels take one size only; the plain form, which takes two, would keep every weight of T x S.
         # Zeros change no score and no sum.
-        queries, keys, values = (_padded(x, max(head_dim, v_head_dim)) for x in (queries, keys, values))
+        size = max(head_dim, v_head_dim)
+        queries, keys, values = (
+            x if x.shape[-1] == size else pad(x, (0, size - x.shape[-1])) for x in (queries, keys, values)
+        )
     attended = scaled_dot_product_attention(
         queries,
         keys,
@@ -83,11 +86,6 @@ def sdpa_attention(
 def flash_is_enabled() -> bool:
     """Return whether torch may use its flash kernels. It may under a compiler, in whose graphs nobody can ask."""
     return torch.compiler.is_compiling() or flash_sdp_enabled()
-
-
-def _padded(heads: Tensor, head_dim: int) -> Tensor:
-    n_missing = head_dim - heads.shape[-1]
-    return pad(heads, (0, n_missing)) if n_missing else heads
 
 
 def one_query_attention(

@@ -133,24 +133,6 @@ def _divergence(logits: Tensor, taught: Tensor, temperature: float) -> tuple[Ten
     return temperature**2 * divergence, student.exp_().sub_(expected).mul_(temperature)
 
 
-def fused_linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    multiplier: float,
-    z_coefficient: float = 0.0,
-    teacher: Teacher | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference_linear_cross_entropy`."""
-    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    if teacher is not None:
-        teacher = teacher._replace(hidden=teacher.hidden.detach().flatten(0, -2))
-    objective, loss, log_normaliser = _LinearCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), multiplier, z_coefficient, teacher, with_gradient
-    )
-    return objective, loss.view(targets.shape), log_normaliser.view(targets.shape)
-
-
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -160,5 +142,12 @@ def linear_cross_entropy(
     teacher: Teacher | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference_linear_cross_entropy`."""
-    form = reference_linear_cross_entropy if reference_wanted() else fused_linear_cross_entropy
-    return form(hidden, weight, targets, multiplier, z_coefficient, teacher)
+    if reference_wanted():
+        return reference_linear_cross_entropy(hidden, weight, targets, multiplier, z_coefficient, teacher)
+    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if teacher is not None:
+        teacher = teacher._replace(hidden=teacher.hidden.detach().flatten(0, -2))
+    objective, loss, log_normaliser = _LinearCrossEntropy.apply(
+        hidden.flatten(0, -2), weight, targets.flatten(), multiplier, z_coefficient, teacher, with_gradient
+    )
+    return objective, loss.view(targets.shape), log_normaliser.view(targets.shape)

@@ -4,12 +4,11 @@ import torch
 from torch import Tensor
 
 from widthwise.kernels.dispatch import compute_dtype, use_fused
-from widthwise.kernels.sliced_swiglu import unit_centres, whole_units
+from widthwise.kernels.sliced_swiglu import Edge, unit_centres, whole_units
 from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic_hourglass import DynamicHourglassConfig
 from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
-from widthwise.model.ffn.width_mask_module import Edge
 from widthwise.model.norm import NormSite
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused
 from widthwise.kernels.sliced_swiglu import (
-    Mask,
+    Edge,
     bucketed_units,
     fused_sliced_swiglu,
     sliced_is_faster,
@@ -28,7 +28,6 @@ from widthwise.model.axes import Linear
 from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
-from widthwise.model.ffn.width_mask_module import Edge
 from widthwise.model.norm import NormSite
 
 
@@ -89,10 +88,11 @@ class DynamicWidth(WidthChoosing):
             return self.w_down(swiglu(self.w_gate(x), self.w_up(x)))
         sliced = self._sliced_form(x, edge)
         if sliced is None:
-            return self._masked(x, width, edge.mask)
+            return self._masked(x, width, edge)
         weights = (matrix.weight for matrix in (self.w_gate, self.w_up, self.w_down))
         width, margin = self._as_never_grown(width.flatten(), edge.margin)
-        update = sliced(x.flatten(0, 1), *weights, width, edge.mask, margin, min(margin, edge.overlap))
+        edge = Edge(edge.mask, margin, min(margin, edge.overlap))
+        update = sliced(x.flatten(0, 1), *weights, width, edge)
         return update.unflatten(0, x.shape[:2])
 
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:
@@ -107,12 +107,12 @@ class DynamicWidth(WidthChoosing):
             return fused_sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
 
-    def _masked(self, x: Tensor, width: Tensor, mask: Mask) -> Tensor:
+    def _masked(self, x: Tensor, width: Tensor, edge: Edge) -> Tensor:
         """All units, times the mask; arguments as for `_update`."""
         centres = self._centres(width)
 
         def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
-            return swiglu(gate, up) * mask(width[..., None], centres).to(gate.dtype)
+            return swiglu(gate, up) * edge.mask(width[..., None], centres).to(gate.dtype)
 
         return self.w_down(recomputed(gated, self.w_gate(x), self.w_up(x), width))
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
+from widthwise.kernels.sliced_swiglu import Edge
 from widthwise.model.axes import Control, Vector
 from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.width_choice import (
@@ -27,7 +28,7 @@ from widthwise.model.ffn.width_choice import (
     WidthChoosingConfig,
     WidthScoreConfig,
 )
-from widthwise.model.ffn.width_mask_module import HARD, Edge
+from widthwise.model.ffn.width_mask_module import HARD
 from widthwise.model.shards import whole
 
 if TYPE_CHECKING:
