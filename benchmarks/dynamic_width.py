@@ -15,9 +15,9 @@ from torch.nn.functional import linear
 from workloads import DTYPES
 
 from widthwise.computing import Precision
-from widthwise.kernels import bucketed_units, sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import autocast
-from widthwise.kernels.sliced_swiglu import reference_sliced_swiglu
+from widthwise.kernels.sliced_swiglu import bucketed_units, reference_sliced_swiglu, sliced_swiglu
+from widthwise.kernels.swiglu import swiglu
 from widthwise.model.ffn.width_mask_module import HARD
 
 TRAINING = {"n_tokens": 4096, "d_model": 512, "d_ff": 1536}

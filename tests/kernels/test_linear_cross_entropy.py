@@ -1,16 +1,13 @@
 """The loss of a linear head in chunks, with and without a teacher, against the reference."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from thinned import in_turn
 
-from widthwise.kernels import Teacher
+from widthwise.kernels import linear_cross_entropy as kernel
+from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.kernels.linear_cross_entropy import linear_cross_entropy as fused
 from widthwise.kernels.linear_cross_entropy import reference_linear_cross_entropy as reference
-
-MODULE = import_module("widthwise.kernels.linear_cross_entropy")  # its function has the same name
 
 
 def inputs(shape=(3, 5), d_model=7, vocab_size=11, dtype=torch.float64, weight_dtype=None):
@@ -30,7 +27,7 @@ def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale
     (("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)]),
 )
 def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coefficient, multiplier):
-    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: n_rows)
+    monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)
     arguments = (*inputs(), multiplier, z_coefficient, 2.5)
     for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
@@ -62,7 +59,7 @@ def test_what_a_teacher_adds_is_the_literal_divergence():
     ("n_rows", "dtype", "tolerance"), [(1, torch.float64, 1e-12), (7, torch.float32, 1e-5), (16, torch.float64, 1e-12)]
 )
 def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, tolerance):
-    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: n_rows)
+    monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)
     arguments = inputs(dtype=dtype)
     options = {"multiplier": 0.5, "z_coefficient": 0.01, "scale": 2.5, "teacher": teacher(arguments[0])}
     for ours, truth in zip(result(fused, *arguments, **options), result(reference, *arguments, **options)):
@@ -129,9 +126,9 @@ def test_a_target_outside_the_vocabulary_is_an_error(target):
 
 
 def test_holds_no_more_logits_than_a_chunk(monkeypatch):
-    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: 3)
+    monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: 3)
     sizes = []
-    real = MODULE.linear
-    monkeypatch.setattr(MODULE, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
+    real = kernel.linear
+    monkeypatch.setattr(kernel, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
     fused(*inputs(), 1.0)
     assert sizes == [33] * 5

@@ -1,17 +1,19 @@
 """Units up to a token's own width, in stripes, against the network with a mask over all of them."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from thinned import every_pair
 from torch.nn.functional import linear, silu
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.kernels import bucketed_units, sliced_swiglu
-from widthwise.kernels.sliced_swiglu import Edge, fused_sliced_swiglu, reference_sliced_swiglu
-
-MODULE = import_module("widthwise.kernels.sliced_swiglu")  # its function has the same name
+from widthwise.kernels import sliced_swiglu as kernel
+from widthwise.kernels.sliced_swiglu import (
+    Edge,
+    bucketed_units,
+    fused_sliced_swiglu,
+    reference_sliced_swiglu,
+    sliced_swiglu,
+)
 
 N, D_MODEL, D_FF, D_OUT = 11, 6, 13, 5
 RAMP = 2.6
@@ -20,7 +22,7 @@ RAMP = 2.6
 @pytest.fixture
 def small_buckets(monkeypatch):
     """Edges at 3, 6, 9, 12 and 13 units."""
-    monkeypatch.setattr(MODULE, "UNIT_TILE", 3)
+    monkeypatch.setattr(kernel, "UNIT_TILE", 3)
 
 
 def hard(width, units):
@@ -83,7 +85,7 @@ def result(form, tensors, width, edge):
     ("width", WIDTHS.values()),
 )
 def test_equals_the_masked_form(form, width, edge, n, row_tile, monkeypatch):
-    monkeypatch.setattr(MODULE, "ROW_TILE", {torch.float64: row_tile})
+    monkeypatch.setattr(kernel, "ROW_TILE", {torch.float64: row_tile})
     for ours, truth in zip(
         result(form, operands(n=n), width(n), edge),
         result(reference_sliced_swiglu, operands(n=n), width(n), edge),
@@ -187,7 +189,7 @@ def test_the_masked_form_runs_when_asked_for_and_under_compile(monkeypatch):
     def refuse(*_):
         raise AssertionError("stripes")
 
-    monkeypatch.setattr(MODULE, "fused_sliced_swiglu", refuse)
+    monkeypatch.setattr(kernel, "fused_sliced_swiglu", refuse)
     arguments = (*operands(n=40), torch.full((40,), 7.0, dtype=torch.float64), HARD)
     truth = reference_sliced_swiglu(*arguments)
     with pytest.raises(AssertionError, match="stripes"):

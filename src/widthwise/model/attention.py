@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import pydantic
@@ -114,9 +115,9 @@ class AttentionConfig(Config):
     @property
     def rope(self) -> "Rope | None":
         """The rotary positions of its heads; None where it has none."""
-        from widthwise.kernels.rotary import Rope
-
-        return None if self.rope_base is None else Rope(self.head_dim, self.rope_base, self.rope_frequencies)
+        if self.rope_base is None:
+            return None
+        return resolve_name("widthwise.kernels.rotary:Rope")(self.head_dim, self.rope_base, self.rope_frequencies)
 
     @property
     def queries(self) -> Axes:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels import rms_norm
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
-from widthwise.kernels.rms_norm import reference_rms_norm
+from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
 from widthwise.model.cost import Axes, size
 
 Start = float | Callable[[Tensor, torch.Generator], None] | None

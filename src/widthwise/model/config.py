@@ -53,7 +53,7 @@ class ModelConfig(Config):
     init: InitConfig = InitConfig()
 
     @pydantic.model_validator(mode="after")
-    def _layers_fit(self) -> "ModelConfig":
+    def _check(self) -> "ModelConfig":
         for name, layer in self.named_layers():
             found = layer.ffn.vocab_size
             if found not in (None, self.vocab_size):
@@ -62,17 +62,10 @@ class ModelConfig(Config):
             layer = self.mtp.layer
             if {layer.d_in, layer.d_model, layer.d_out} != {self.d_model}:
                 raise ValueError(f"mtp.layer.d_model: got {layer.d_model}; must be the model's, {self.d_model}")
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _residual_fits(self) -> "ModelConfig":
         d_model, residual = self.d_model, self.residual
         widths = [width for layer in self.layers for width in (layer.d_model, layer.d_in, layer.d_out)]
         with mistakes_at("residual"):
             residual.check_widths(d_model, widths)
-        for name, layer in self.named_layers():
-            with mistakes_at(name):
-                residual.check_layer(layer)
         n_columns = residual.embedding_width(d_model)
         if self.tie_embeddings and n_columns != d_model:
             raise ValueError(
@@ -253,24 +246,16 @@ def pflops_days(training_flops_per_token: float, n_tokens: int) -> float:
     return training_flops_per_token * n_tokens / (1e15 * 86400)
 
 
-ENDS = {
-    "embedding": "embedding",
-    "ngrams": "embedding",
-    "positions": "embedding",
-    "entry": "embedding",
-    "head": "head",
-    "mtp": "mtp",
-}
-
-
 def part_of(name: str) -> str:
     """The part, one of `records.cost.PARTS`, of a decoder's parameter with this name."""
-    first = name.split(".")[0]
-    if first in ENDS:
-        return ENDS[first]
+    first, *inside = name.split(".")
+    if first in ("head", "mtp"):
+        return first
+    if first in ("embedding", "ngrams", "positions", "entry"):
+        return "embedding"
     if first == "exit":
-        return "norm" if name.startswith("exit.norm.") else "residual"
-    sublayer = name.split(".")[2]
+        return "norm" if inside[0] == "norm" else "residual"
+    sublayer = inside[1]
     if sublayer.endswith("residual"):
         return "residual"
     return "norm" if name.endswith(("norm.weight", "norm.bias.weight")) else sublayer

@@ -6,20 +6,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels import Teacher, linear_cross_entropy
 from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import compute_dtype
+from widthwise.kernels.linear_cross_entropy import Teacher, linear_cross_entropy
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import (
-    CacheShape,
-    Choices,
-    KVCache,
-    PassContext,
-    all_real,
-    padding_documents,
-)
+from widthwise.model.context import CacheShape, Choices, KVCache, PassContext, all_real, padding_documents
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.input_tables_module import LearnedPositions, NGrams
 from widthwise.model.layer import LayerConfig
@@ -207,7 +200,10 @@ class Decoder(nn.Module):
         entered = self.embed(tokens, context.positions, documents=context.documents)
         stream, choices = self._run_layers(entered, context)
         hidden = self.exit(stream)
-        objective, losses, log_normalisers = self._cross_entropy(hidden, targets, z_coefficient, teacher)
+        multiplier, matrix = self.config.logit_multiplier, self.head.weight
+        objective, losses, log_normalisers = linear_cross_entropy(
+            hidden, matrix, targets, multiplier, z_coefficient, teacher
+        )
         kept = hidden.detach() if with_hidden else None
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)
@@ -219,12 +215,6 @@ class Decoder(nn.Module):
             coefficient = self.progress.new_tensor(coefficient).lerp(self.progress.new_tensor(final), self.progress)
         objective = objective + coefficient * further
         return Loss(objective, losses, log_normalisers, choices, mtp_losses, kept)
-
-    def _cross_entropy(
-        self, hidden: Tensor, targets: Tensor, z_coefficient: float, teacher: Teacher | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        multiplier = self.config.logit_multiplier
-        return linear_cross_entropy(hidden, self.head.weight, targets, multiplier, z_coefficient, teacher)
 
     def _mtp_losses(
         self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext
@@ -241,7 +231,8 @@ class Decoder(nn.Module):
         total, losses = targets.new_zeros((), dtype=torch.float32), []
         for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
             slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], context.ahead(k))
-            mean, of_tokens, _ = self._cross_entropy(depth.hidden(slots), targets[:, k:], z_coefficient=0.0)
+            hidden, multiplier = depth.hidden(slots), self.config.logit_multiplier
+            mean, of_tokens, _ = linear_cross_entropy(hidden, self.head.weight, targets[:, k:], multiplier)
             total = total + mean + chosen.get("auxiliary_loss", 0.0)
             losses.append(of_tokens)
         return total / max(1, len(losses)), tuple(losses)

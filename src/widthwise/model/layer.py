@@ -67,15 +67,13 @@ class LayerConfig(Config):
 
     def costs(self, residual: Residual, d_before: int) -> dict[str, Cost]:
         """Cost by part. d_before: width of the stream as it arrives."""
-        n_shared = residual.layer_params
         return {
             "attention": self.attention.cost(self.d_model, self.d_in),
             "ffn": self.ffn.cost(self.d_model, self.d_out),
             "norm": self.attention.norm_cost(self.d_model, self.d_in, self.attention_norm_site)
             + self.ffn.norm_cost(self.d_model, self.d_out, self.ffn_norm_site),
             "residual": residual.cost(d_before, self.d_in, self.d_model)
-            + residual.cost(self.d_model, self.d_model, self.d_out)
-            + Cost(params=-n_shared, active_params=-n_shared),
+            + residual.cost(self.d_model, self.d_model, self.d_out),
         }
 
     def n_dead_params(self, n_unwritten: int, n_unread: int) -> float:

@@ -18,7 +18,6 @@ class DecoderLayer(nn.Module):
         self.attention_residual: Site = residual.build(d_before, config.d_in, config.d_model)
         self.attention = Attention(config.attention, config.d_model, config.d_in, config.attention_norm_site)
         self.ffn_residual: Site = residual.build(config.d_model, config.d_model, config.d_out)
-        self.ffn_residual.join(self.attention_residual)
         self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
 
     def take_place(self, index: int) -> None:
@@ -29,13 +28,13 @@ class DecoderLayer(nn.Module):
     def forward(self, stream: Stream, context: PassContext, cache: LayerCache | None = None) -> tuple[Stream, Choices]:
         """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns.
 
-        Also returns what the feed-forward chose for the tokens, and the residual for the layer.
+        Also returns what the feed-forward chose for the tokens.
         """
         x, kept = self.attention_residual.read(stream)
         stream = self.attention_residual.write(kept, self.attention(x, context, cache))
         x, kept = self.ffn_residual.read(stream)
         update, choices = self.ffn(x, context)
-        return self.ffn_residual.write(kept, update), {**choices, **self.ffn_residual.choices()}
+        return self.ffn_residual.write(kept, update), choices
 
 
 class MTPDepth(nn.Module):

@@ -55,10 +55,7 @@ class Recompute:
 
         Exact without further heads, as `ModelConfig.cost` is. With them the last stream may be counted twice.
         """
-        outside = list(model.end_costs().values())
-        if model.mtp is not None:
-            outside += [_mtp_exit(model)] * model.mtp.n_depths
-        return activations_of(*outside, *self.kept_by_layer(model))
+        return sum(self.kept_by_part(model).values(), Cost())
 
     def kept_by_layer(self, model: ModelConfig) -> list[Cost]:
         """Return what is kept of each layer and further head, in the order of the forward pass.

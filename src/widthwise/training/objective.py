@@ -8,7 +8,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.growth.plan import GrowthPlan
-from widthwise.kernels import Teacher
+from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Loss

@@ -13,20 +13,22 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused
 from widthwise.kernels.sliced_swiglu import (
     Edge,
     bucketed_units,
     fused_sliced_swiglu,
     sliced_is_faster,
+    sliced_swiglu,
     unit_centres,
     units_for_all,
     whole_units,
 )
-from widthwise.model.axes import Linear
+from widthwise.kernels.swiglu import swiglu
 from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
 from widthwise.model.norm import NormSite
 
@@ -62,16 +64,12 @@ MAX_MARGIN = 0.25
 would be computed anyway, and their masks kept for the backward pass as well."""
 
 
-class DynamicWidth(WidthChoosing):
+class DynamicWidth(SwiGLU, WidthChoosing):
     """A SwiGLU of which each token uses the first few hidden units."""
 
     def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
-        super().__init__()
+        super().__init__(SwiGLUConfig(d_ff=config.d_ff), d_model, d_out, norm)
         self.config = config
-        self.norm = norm.build(d_model, d_out)
-        self.w_gate = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
-        self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
-        self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out})
         self.add_choice(config, d_model)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:

@@ -22,14 +22,26 @@ CONVENTIONAL = (SwiGLUConfig, MLPConfig)
 """Feed-forwards that can be a block."""
 
 
-class BlockForm(Config):
-    """Form of a block: gated or not, with any activation."""
+BlockNorm = Literal["pre", "reordered", "shared", "none"]
+"""Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
+KEPT_OF_BLOCKS = ("block_multiplier", "activation", "gated")
+
+
+class BlockOptions(Config):
+    """Options of the blocks that do not depend on the width of the layer."""
 
     activation: Activation = "silu"
     """silu is SwiGLU's and the paper's. relu2 is the square of relu."""
     gated: bool = True
     """Whether w_gate(x), behind the activation, multiplies w_up(x); if not, w_up(x) goes through the activation, and a
     block has two matrices instead of three."""
+    share_weights: bool = False
+    """Whether all blocks share their matrices; each still has its own norm."""
+    norm: BlockNorm | None = None
+    """null: as in the layer, which follows model.norm.placement."""
+    block_multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of a block's update as later blocks see it. Equal to the residual's multiplier, it makes the blocks layers
+    without attention."""
 
     def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
         """The matrices, and the hidden activations kept for the backward pass."""
@@ -41,25 +53,6 @@ class BlockForm(Config):
             return recomputed
         # Beside gate or its activation, up and product: the activated gate, where the activation keeps its argument.
         return recomputed + Cost(activation_elements=(N_KEPT[self.activation] - 1) * d_hidden)
-
-
-BlockNorm = Literal["pre", "reordered", "shared", "none"]
-"""Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
-
-
-KEPT_OF_BLOCKS = ("block_multiplier", "activation", "gated")
-
-
-class BlockOptions(BlockForm):
-    """Options of the blocks that do not depend on the width of the layer."""
-
-    share_weights: bool = False
-    """Whether all blocks share their matrices; each still has its own norm."""
-    norm: BlockNorm | None = None
-    """null: as in the layer, which follows model.norm.placement."""
-    block_multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of a block's update as later blocks see it. Equal to the residual's multiplier, it makes the blocks layers
-    without attention."""
 
 
 class StackConfig(BlockOptions, FFNConfig, ABC):

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from widthwise.kernels import read_slots, write_slots
-from widthwise.kernels.hyper_connections import reference_read_slots
+from widthwise.kernels.hyper_connections import read_slots, reference_read_slots, write_slots
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
 from widthwise.model.context import Site
 from widthwise.model.norm import NormConfig

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels import rms_norm
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
+from widthwise.kernels.rms_norm import rms_norm
 from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Start, Vector
 from widthwise.model.context import Exit
 
@@ -154,14 +154,12 @@ class GroupNorm(nn.Module):
     def forward(self, slots: Tensor) -> Tensor:
         """slots: (B, T, n_slots, slot_width) -> the same shape, in the autocast type where autocast is on."""
         groups = slots.flatten(-2).unflatten(-1, (-1, self.d_model))
-        if self.bias is None:
-            return self._normalised(groups).view(slots.shape)
-        wide = widened(groups)
-        normalised = self._normalised(wide - wide.mean(dim=-1, keepdim=True)).flatten(-2)
-        return (normalised + self.bias()).view(slots.shape)
-
-    def _normalised(self, groups: Tensor) -> Tensor:
-        return rms_norm(groups, self.norm.weight.view(-1, self.d_model), self.norm.eps, self.norm.norm_dim)
+        if self.bias is not None:
+            groups = widened(groups)
+            groups = groups - groups.mean(dim=-1, keepdim=True)
+        gains = self.norm.weight.view(-1, self.d_model)
+        normalised = rms_norm(groups, gains, self.norm.eps, self.norm.norm_dim).flatten(-2)
+        return (normalised if self.bias is None else normalised + self.bias()).view(slots.shape)
 
 
 class OverWidthExit(Exit):
