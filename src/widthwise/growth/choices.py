@@ -43,14 +43,14 @@ class NewSizes(Config):
     """Layers to add, spread evenly between the first and the last, each configured as its predecessor."""
 
 
-def _old_layer(name: Any) -> Any:
-    return None if name == "new" else name
+_AddedLayer = pydantic.BeforeValidator(lambda name: None if name == "new" else name)
+OldLayer = Annotated[pydantic.NonNegativeInt | None, _AddedLayer]
 
 
 class GrowthChoices(Config):
     """The choices that a growth leaves open beside the sizes."""
 
-    layers: tuple[Annotated[pydantic.NonNegativeInt | None, pydantic.BeforeValidator(_old_layer)], ...] | None = None
+    layers: tuple[OldLayer, ...] | None = None
     """For each layer of the larger model the old one it comes from, counted from 0, or new (null) for one that is
     added, such as 0,1,new,2; default: added layers lie evenly among the others."""
     reset: Reset = "none"
@@ -202,10 +202,8 @@ def _attention(
     if n_kv_heads is None:
         n_kv_heads, rest = divmod(n_heads * old.n_kv_heads, old.n_heads)
         if rest:
-            raise UserError(
-                f"n_heads: got {n_heads}; no whole number of groups of {old.n_heads // old.n_kv_heads}; give "
-                "n_kv_heads too"
-            )
+            group = old.n_heads // old.n_kv_heads
+            raise UserError(f"n_heads: got {n_heads}; must be whole groups of {group}, or give n_kv_heads too")
     changes: dict[str, Any] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads}
     if head_dim not in (None, old.head_dim):
         rule = next((rule for rule in SCALES.values() if math.isclose(old.scale, rule(old.head_dim))), None)

@@ -42,9 +42,7 @@ def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
     if d_model > 1 and isinstance(model.residual.layout, SlotLayout):
         raise UserError(f"d_model: cannot be padded in a stream of slots ({model.residual.kind}); pad the other sizes")
     if d_model > 1 and model.final_norm.kind == "layer":
-        raise UserError(
-            "d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes, or grow"
-        )
+        raise UserError("d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes or grow")
     return with_layers(
         model,
         lambda _, layer: _padded_layer(layer, multiples),
@@ -79,9 +77,7 @@ def _padded_attention(old: AttentionConfig, multiples: Multiples) -> AttentionCo
     n_kv_heads = next((n for n in shared if n * group % n_devices == 0), most)
     n_heads = n_kv_heads * group
     if old.qk_norm is not None and head_dim != old.head_dim:
-        raise UserError(
-            "attention.head_dim: cannot be padded behind a norm of queries and keys, which would measure zeros"
-        )
+        raise UserError("attention.head_dim: cannot be padded behind a norm of queries and keys, which measures zeros")
     if old.qk_norm is not None and old.qk_norm.over == "all_heads" and n_heads != old.n_heads:
         raise UserError("attention.n_heads: cannot be padded behind a norm over all heads, which would measure zeros")
     sizes: dict[str, int | None] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}

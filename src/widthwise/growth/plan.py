@@ -3,7 +3,6 @@
 It yields the grown weights, the grown optimizer state, which entries are new, and the old weights back.
 """
 
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -68,8 +67,8 @@ class GrowthPlan:
 def plan_growth(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence | None = None) -> GrowthPlan:
     """Return the plan by which a model grows to the sizes of `wanted` while it keeps its own constants.
 
-    correspondence: the old layer and block of each new one, by default from `align`. Raises UserError if the function
-    cannot be preserved.
+    correspondence: the old layer of each new one, by default from `align`. Raises UserError if the function cannot be
+    preserved.
     """
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
@@ -119,9 +118,7 @@ class _Planner:
         old, new = _ffn_of(self.old_modules, old_name), _ffn_of(self.new_modules, name)
         if old is not None and new is not None:  # the old feed-forward may be of another kind
             layer, ffn, leaf = old_name.partition(".ffn.")
-            found = re.match(r"layers\.(\d+)\.", name)
-            blocks = self.correspondence.blocks_of(int(found[1]) if found else None, old, new)
-            before = new.name_before(old, leaf, blocks)
+            before = new.name_before(old, leaf)
             if before is None:
                 return None
             old_name = f"{layer}{ffn}{before}"

@@ -27,9 +27,10 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     layers = list(wanted.layers)
     for i, j in correspondence.pairs():
         layers[j] = _layer(old.layers[i], wanted.layers[j], stream, f"layers.{j}")
+    kept = [j for _, j in correspondence.pairs()]
     for j, source in enumerate(correspondence.layers):
         if source is None:
-            near = correspondence.nearest(j)[1]
+            near = min(kept, key=lambda place: (abs(place - j), place > j))  # the earlier of two
             layers[j] = _added_layer(wanted.layers[j], wanted.layers[near], layers[near])
     must_agree("final_norm.kind", old.final_norm.kind, wanted.final_norm.kind)
     return checked_copy(
@@ -46,14 +47,10 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
     for model in (old, wanted):
         residual = model.residual
         if residual.kept is None or residual.layout is None:
-            raise UserError(
-                f"residual: growth does not know residual `{residual.kind}`; its config must say `kept` and `layout`"
-            )
+            raise UserError(f"residual: growth does not know `{residual.kind}`; it must say `kept` and `layout`")
         for where, layer in model.named_layers():
             if layer.ffn.kept is None:
-                raise UserError(
-                    f"{where}.ffn: growth does not know feed-forward `{layer.ffn.kind}`; its config must say `kept`"
-                )
+                raise UserError(f"{where}.ffn: growth does not know `{layer.ffn.kind}`; it must say `kept`")
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
     must_stay(("tie_embeddings",), old, wanted)
     may_be_added("positions", old.positions, wanted.positions)

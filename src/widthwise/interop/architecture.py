@@ -99,9 +99,8 @@ class Llama3(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
         if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"high_freq_factor: got {self.high_freq_factor}; must be above low_freq_factor = {self.low_freq_factor}"
-            )
+            factors = self.high_freq_factor, self.low_freq_factor
+            raise ValueError(f"high_freq_factor: got {factors[0]}; must be above low_freq_factor = {factors[1]}")
         return self
 
     def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
@@ -173,7 +172,7 @@ def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[fl
     given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
     given = {"rope_type": given.pop("type", "default"), **given}
     scaling = parse(_Rule, {"rope_parameters": given}, fields.where).rope_parameters
-    return base, None if isinstance(scaling, NoScaling) else scaling.scaled(plain_frequencies(base, head_dim))
+    return base, None if isinstance(scaling, NoScaling) else scaling.scaled(Rope(head_dim, base).pair_frequencies)
 
 
 def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
@@ -194,7 +193,7 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[flo
     # The first plain frequency is 1.
     if (found := base_of([frequency / wanted[0] for frequency in wanted], base)) is not None:
         return found, LinearScaling(factor=1 / wanted[0])
-    plain = plain_frequencies(base, 2 * len(wanted))
+    plain = Rope(2 * len(wanted), base).pair_frequencies
     # Its factor is that of the lowest frequency; its other constants are those of Llama 3.1 to 3.3.
     llama3 = Llama3(factor=round(plain[-1] / wanted[-1], 9), original_max_position_embeddings=8192)
     if agree(llama3.scaled(plain), wanted):
@@ -202,11 +201,6 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[flo
     factors = tuple(frequency / other for frequency, other in zip(plain, wanted))
     sizes = {"original_max_position_embeddings": n_positions, "attention_factor": 1.0}
     return base, LongRope(short_factor=factors, long_factor=factors, **sizes)
-
-
-def plain_frequencies(base: float, head_dim: int) -> tuple[float, ...]:
-    """Return base^(-2i / head_dim) of each pair."""
-    return Rope(head_dim, base).pair_frequencies
 
 
 class HFTensor(NamedTuple):

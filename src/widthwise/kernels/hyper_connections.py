@@ -121,9 +121,6 @@ def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write:
             continue
         assert site.projection is not None
         assert site.scale is not None
-        assert half_tanh is not None
-        assert doubled is not None
-        assert inverse_rms is not None
         by_scale = torch.mul(grad, half_tanh, out=table)
         gradients.scale.add_(by_scale.sum(dim=1), alpha=2)
         grad.addcmul_(by_scale, half_tanh, value=-4).mul_(site.scale[:, None])  # 1 - tanh^2

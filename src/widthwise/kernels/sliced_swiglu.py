@@ -113,10 +113,8 @@ def plan_stripes(width: Tensor, margin: float, overlap: float, d_ff: int, row_ti
     width: (N,) with N > 0, descending; margin, overlap: see `Edge`. `n_rows` and `n_used` are
     rounded up to a multiple of `row_tile`, at most N.
     """
-    whole, reach, used = (
-        whole_units(width, margin, d_ff),
-        *(reached_units(width, far, d_ff) for far in (margin, overlap)),
-    )
+    whole = whole_units(width, margin, d_ff)
+    reach, used = (reached_units(width, far, d_ff) for far in (margin, overlap))
     edges = bucket_edges(d_ff)
     starts, stops = torch.tensor([0, *edges], device=width.device).unfold(0, 2, 1).unbind(dim=1)
     n_tokens = ((units[:, None] > starts).sum(dim=0) for units in (reach, used))

@@ -29,7 +29,7 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
 
     def extra_repr(self) -> str:
-        return f"{self.in_axes} -> {self.out_axes}"
+        return f"{self.in_axes}" if self.in_axes is self.out_axes else f"{self.in_axes} -> {self.out_axes}"
 
 
 class Linear(Weight):
@@ -100,9 +100,6 @@ class Vector(Weight):
         """The entries, (size(axes),)."""
         return self.weight
 
-    def extra_repr(self) -> str:
-        return f"{self.in_axes}"
-
 
 class Scale(Vector):
     """A learned factor of another learned parameter, so that only their product matters. It can be set to decay."""
@@ -145,7 +142,7 @@ class Norm(Weight):
         return math.sqrt(self.norm_dim / other.norm_dim)
 
     def extra_repr(self) -> str:
-        return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"
+        return f"{super().extra_repr()}, eps={self.eps}, norm_dim={self.norm_dim}"
 
 
 class RMSNorm(Norm):

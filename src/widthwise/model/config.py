@@ -60,10 +60,10 @@ class ModelConfig(Config):
                 raise ValueError(f"{name}.ffn: its vocab_size is {found}; must be the model's, {self.vocab_size}")
         if self.mtp is not None:
             layer = self.mtp.layer
-            if {layer.d_in, layer.d_model, layer.d_out} != {self.d_model}:
+            if set(layer.widths) != {self.d_model}:
                 raise ValueError(f"mtp.layer.d_model: got {layer.d_model}; must be the model's, {self.d_model}")
         d_model, residual = self.d_model, self.residual
-        widths = [width for layer in self.layers for width in (layer.d_model, layer.d_in, layer.d_out)]
+        widths = [width for layer in self.layers for width in layer.widths]
         with mistakes_at("residual"):
             residual.check_widths(d_model, widths)
         n_columns = residual.embedding_width(d_model)

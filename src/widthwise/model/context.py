@@ -184,7 +184,7 @@ class KVCache:
     def repeated(self, counts: Tensor, capacity: int) -> "KVCache":
         """A cache that holds each text as often as `counts`, integers (B,), says, neighbours of each other."""
         first = self.layers[0].keys
-        shapes = [CacheShape(*layer.keys.shape[1::2], layer.values.shape[3]) for layer in self.layers]
+        shapes = [CacheShape(own.keys.shape[1], own.keys.shape[3], own.values.shape[3]) for own in self.layers]
         found = KVCache(shapes, int(counts.sum()), capacity, dtype=first.dtype, device=first.device)
         for own, layer in zip(self.layers, found.layers):
             for before, after in ((own.keys, layer.keys), (own.values, layer.values)):

@@ -55,12 +55,8 @@ class Decoder(nn.Module):
         self.ngrams = None if config.ngrams is None else NGrams(config.ngrams, config.vocab_size, n_columns)
         self.positions = None if config.positions is None else LearnedPositions(config.positions, n_columns)
         self.entry = residual.build_entry(d_model)
-        layers = [
-            DecoderLayer(layer, residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)
-        ]
-        for index, layer in enumerate(layers):
-            layer.take_place(index)
-        self.layers = nn.ModuleList(layers)
+        layers = enumerate(zip(config.layers, config.widths_before))
+        self.layers = nn.ModuleList(DecoderLayer(layer, residual, d_before, i) for i, (layer, d_before) in layers)
         self.exit = residual.build_exit(d_model, config.final_norm_width, config.final_norm)
         self.head = Linear({"d_model": d_model}, {"vocab_size": config.vocab_size})
         mtp = config.mtp
@@ -123,21 +119,9 @@ class Decoder(nn.Module):
             rows = rows + self.positions(places)
         return self.entry(rows)
 
-    def hidden(
-        self,
-        tokens: Tensor,
-        cache: KVCache | None = None,
-        is_real: Tensor | None = None,
-        documents: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """tokens: integers (B, T) -> normalised hidden states (B, T, d_model) before the head.
-
-        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on padding. For rows of several
-        documents, without cache and padding, see `data.boundaries`: documents: integers (B, T), attention sees only
-        tokens of an equal number; positions: integers (B, T), in place of those in the row.
-        """
-        return self.exit(self.stream(tokens, cache, is_real, documents, positions))
+    def hidden(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
+        """Return the normalised hidden states (B, T, d_model) before the head. For the arguments see `stream`."""
+        return self.exit(self.stream(tokens, cache, is_real))
 
     def stream(
         self,
@@ -147,7 +131,12 @@ class Decoder(nn.Module):
         documents: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Stream:
-        """The residual's stream after the last layer. For the arguments see `hidden`."""
+        """Return the residual's stream after the last layer. tokens: integers (B, T).
+
+        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on padding. For rows of several
+        documents, without cache and padding, see `data.boundaries`: documents: integers (B, T), attention sees only
+        tokens of an equal number; positions: integers (B, T), in place of those in the row.
+        """
         if cache is not None:
             cache.check_room(*tokens.shape)
         context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
@@ -170,7 +159,7 @@ class Decoder(nn.Module):
         return stream, tuple(choices)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
-        """tokens: integers (B, T) -> logits (B, T, vocab_size). For the other arguments see `hidden`."""
+        """tokens: integers (B, T) -> logits (B, T, vocab_size). For the other arguments see `stream`."""
         return self.logits(self.hidden(tokens, cache, is_real))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -191,7 +180,7 @@ class Decoder(nn.Module):
         """Next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
         width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
-        see `hidden`; every target counts, also one of another document than its token. teacher: what the predictions
+        see `stream`; every target counts, also one of another document than its token. teacher: what the predictions
         learn beside the targets; the further heads learn from targets alone. with_hidden: whether what the head reads
         is returned, as that of a teacher.
         """
@@ -200,10 +189,8 @@ class Decoder(nn.Module):
         entered = self.embed(tokens, context.positions, documents=context.documents)
         stream, choices = self._run_layers(entered, context)
         hidden = self.exit(stream)
-        multiplier, matrix = self.config.logit_multiplier, self.head.weight
-        objective, losses, log_normalisers = linear_cross_entropy(
-            hidden, matrix, targets, multiplier, z_coefficient, teacher
-        )
+        head = self.head.weight, targets, self.config.logit_multiplier
+        objective, losses, log_normalisers = linear_cross_entropy(hidden, *head, z_coefficient, teacher)
         kept = hidden.detach() if with_hidden else None
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)

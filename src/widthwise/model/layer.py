@@ -43,10 +43,13 @@ class LayerConfig(Config):
     def _check(self) -> "LayerConfig":
         for name in ("d_in", "d_out"):
             if getattr(self, name) > self.d_model:
-                raise ValueError(
-                    f"{name}: got {getattr(self, name)}; a layer reaches only its own {self.d_model} coordinates"
-                )
+                raise ValueError(f"{name}: got {getattr(self, name)}; a layer reaches its own {self.d_model} only")
         return self
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Coordinates of the stream that the layer owns, reads and writes."""
+        return self.d_model, self.d_in, self.d_out
 
     @property
     def usual_norm_dims(self) -> dict[str, int]:

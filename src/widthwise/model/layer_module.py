@@ -12,16 +12,14 @@ from widthwise.model.residual.interface import Stream
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: LayerConfig, residual: Residual, d_before: int):
+    def __init__(self, config: LayerConfig, residual: Residual, d_before: int, index: int = 0):
+        """d_before: width of the stream as it arrives; index: number of layers before it."""
         super().__init__()
         self.config = config
         self.attention_residual: Site = residual.build(d_before, config.d_in, config.d_model)
         self.attention = Attention(config.attention, config.d_model, config.d_in, config.attention_norm_site)
         self.ffn_residual: Site = residual.build(config.d_model, config.d_model, config.d_out)
         self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
-
-    def take_place(self, index: int) -> None:
-        """Is told how many layers come before it."""
         self.attention_residual.take_place(2 * index)
         self.ffn_residual.take_place(2 * index + 1)
 

@@ -55,7 +55,10 @@ class Recompute:
 
         Exact without further heads, as `ModelConfig.cost` is. With them the last stream may be counted twice.
         """
-        return sum(self.kept_by_part(model).values(), Cost())
+        outside = list(model.end_costs().values())
+        if model.mtp is not None:
+            outside += [_mtp_exit(model)] * model.mtp.n_depths
+        return activations_of(*outside, *self.kept_by_layer(model))
 
     def kept_by_layer(self, model: ModelConfig) -> list[Cost]:
         """Return what is kept of each layer and further head, in the order of the forward pass.
@@ -70,10 +73,8 @@ class Recompute:
                 streams.append(stream)
                 tensors = [leaf for leaf in tree_leaves(streams) if isinstance(leaf, Tensor)]
                 memory = {StorageWeakRef(x.untyped_storage()): x for x in tensors}  # they may be parts of the same
-                n_before, n_elements = (
-                    n_elements,
-                    sum(x.untyped_storage().nbytes() // x.element_size() for x in memory.values()),
-                )
+                n_before = n_elements
+                n_elements = sum(x.untyped_storage().nbytes() // x.element_size() for x in memory.values())
                 found.append(Cost(activation_fp32_elements=n_elements - n_before))
             else:
                 found.append(activations_of(cost))

@@ -159,9 +159,8 @@ def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: At
     if space.n_layers is None:
         is_near = _within(d_model / n_layers, space.aspect_limits)
         if not is_near.any():
-            raise UserError(
-                f"search: d_model / n_layers is {_span(space.aspect_limits)} at no depth up to {DEEPEST}; give n_layers"
-            )
+            aspect = _span(space.aspect_limits)
+            raise UserError(f"search: d_model / n_layers is {aspect} at no depth up to {DEEPEST}; give n_layers")
         n_blocks, n_layers, ratio, share, d_model = (
             axis[is_near] for axis in (n_blocks, n_layers, ratio, share, d_model)
         )

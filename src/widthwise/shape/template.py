@@ -1,6 +1,7 @@
 """From what a recipe says about a model, a template with a shape or every layer, to explicit layers."""
 
 import math
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -138,9 +139,7 @@ class ModelTemplate(Config):
             widths[index] = change.get("d_model", widths[index])
         for index, width in enumerate(widths):
             if not isinstance(width, int) or not 0 < width <= WIDEST:
-                raise UserError(
-                    f"model.layers.{index}.d_model: got {width!r}; must be a whole number from 1 to {WIDEST}"
-                )
+                raise UserError(f"model.layers.{index}.d_model: got {width!r}; must be whole, from 1 to {WIDEST}")
         return widths
 
     def endpoint_widths(self, widths: Any, is_slim: bool) -> tuple[Any, Any]:
@@ -209,9 +208,8 @@ class TemplateCost(WidthCost):
         sizes: Any = np.asarray(widths, dtype=np.float64)  # to the counting, an array of sizes is a size
         template, residual = self.template, self.template.residual
         d_in, d_out = template.endpoint_widths(sizes, template.shape.endpoints != "full_matched")
-        of_sites = residual.matched_cost(template.d_model, d_in, sizes) + residual.matched_cost(
-            template.d_model, sizes, d_out
-        )
+        of_site = partial(residual.matched_cost, template.d_model)
+        of_sites = of_site(d_in, sizes) + of_site(sizes, d_out)
         found = QUANTITIES[self.match](of_sites, self.seq_len) + self._of_parts(sizes, d_in, d_out)
         return np.broadcast_to(found, widths.shape)
 
@@ -220,17 +218,14 @@ class TemplateCost(WidthCost):
         template, quantity = self.template, QUANTITIES[self.match]
         with mistakes_at("model"):
             parts = template.shape.layer_parts(template.attention, template.ffn, template.d_model, widths)
-        attention, ffn = parts[0]
+
+        def counted(part: tuple[AttentionTemplate, FFNTemplate], width: Any, reads: Any, writes: Any) -> Any:
+            return quantity(part[0].cost(width, reads) + part[1].cost(width, writes), self.seq_len)
+
         if all(each is parts[0] for each in parts):
-            return quantity(attention.cost(widths, d_in) + ffn.cost(widths, d_out), self.seq_len)
-        return np.array(
-            [
-                quantity(
-                    attention.cost(float(width), float(reads)) + ffn.cost(float(width), float(writes)), self.seq_len
-                )
-                for (attention, ffn), width, reads, writes in zip(parts, widths, d_in, d_out, strict=True)
-            ]
-        )
+            return counted(parts[0], widths, d_in, d_out)
+        layers = zip(parts, widths.tolist(), d_in.tolist(), d_out.tolist(), strict=True)
+        return np.array([counted(*layer) for layer in layers])
 
 
 QUANTITIES = {
@@ -249,12 +244,9 @@ def _form(model: Any) -> str:
     return "resolved" if isinstance(layers, (list, tuple)) else "template"
 
 
-ModelSection = Annotated[
-    Annotated[ModelTemplate, Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
-]
-ModelChange = Annotated[
-    Annotated[dict[str, Any], Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
-]
+_Resolved = Annotated[ModelConfig, Tag("resolved")]
+ModelSection = Annotated[Annotated[ModelTemplate, Tag("template")] | _Resolved, Discriminator(_form)]
+ModelChange = Annotated[Annotated[dict[str, Any], Tag("template")] | _Resolved, Discriminator(_form)]
 """Changes to a section, or another model with every layer written out."""
 
 

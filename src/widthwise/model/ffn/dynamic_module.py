@@ -143,6 +143,3 @@ class DynamicWidth(SwiGLU, WidthChoosing):
         if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
             return len(width) * units_for_all(*self._as_never_grown(width, edge.margin), self.config.d_ff)
         return self.bucketed_units(width, progress)
-
-    def _edge(self, progress: Tensor) -> Edge:
-        return self.mask.edge(progress, compute_dtype(self.w_gate.weight))

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.ffn.interface import Blocks, FFNConfig
+from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.width_mask import AnyWidthMask, StraightThroughMaskConfig
 from widthwise.model.kinds import must_stay
 from widthwise.sizes import VocabSize, Width
@@ -249,13 +249,13 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
         """Return whether growth from `old` gives a score to tokens that have used all units so far."""
         return self.mask.has_width and not old.mask.has_width
 
-    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+    def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         start = f"every token with all {self.units_are} at first (conversion)"
         if isinstance(old, self.unchosen):
             yield f"feed-forward {old.kind} -> {self.kind}, {start}"
         elif isinstance(old, WidthChoosingConfig) and self.begins_to_choose(old):
             yield f"mask {old.mask.kind} -> {self.mask.kind}, {start}"
-        yield from super().growth_in_words(old, blocks)
+        yield from super().growth_in_words(old)
 
     def started_whole(self, old: FFNConfig) -> Self:
         """This config with a `start` so high that the mask is exactly 1 for every unit and every token, as a layer

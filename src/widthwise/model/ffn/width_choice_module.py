@@ -172,6 +172,9 @@ class WidthChoosing(FeedForward):
         with without_autocast(source):
             return torch.sigmoid(self.score(source) + widened(self.bias()))
 
+    def _edge(self, progress: Tensor) -> Edge:
+        return self.mask.edge(progress, compute_dtype(next(self.parameters())))
+
     def _fraction(self, level: Tensor) -> Tensor:
         return self.choice.min_fraction + (1 - self.choice.min_fraction) * level
 
