@@ -45,8 +45,8 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
 def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:
     """Return the function that draws this parameter of an untrained model. owner: the module that holds it."""
     config = model.config
-    width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
-    std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
+    width_ratio = config.d_model / config.width_of(name)
+    std = initial_std(config.init, owner, width_ratio, config.n_residual_additions)
     return lambda generator: drawn(owner, std, generator, config.init.truncate_at)
 
 

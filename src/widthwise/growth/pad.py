@@ -43,12 +43,8 @@ def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
         raise UserError(f"d_model: cannot be padded in a stream of slots ({model.residual.kind}); pad the other sizes")
     if d_model > 1 and model.final_norm.kind == "layer":
         raise UserError("d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes or grow")
-    return with_layers(
-        model,
-        lambda _, layer: _padded_layer(layer, multiples),
-        d_model=_up(model.d_model, d_model),
-        final_norm_width=_up(model.final_norm_width, d_model),
-    )
+    widths = {name: _up(getattr(model, name), d_model) for name in ("d_model", "final_norm_width")}
+    return with_layers(model, lambda _, layer: _padded_layer(layer, multiples), **widths)
 
 
 def _up(size: int, multiple: int) -> int:

@@ -33,13 +33,9 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
             near = min(kept, key=lambda place: (abs(place - j), place > j))  # the earlier of two
             layers[j] = _added_layer(wanted.layers[j], wanted.layers[near], layers[near])
     must_agree("final_norm.kind", old.final_norm.kind, wanted.final_norm.kind)
-    return checked_copy(
-        wanted,
-        "model",
-        layers=tuple(layers),
-        final_norm=_norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width),
-        mtp=_mtp(old, wanted, stream),
-    )
+    final_norm = _norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width)
+    mtp = _mtp(old, wanted, stream)
+    return checked_copy(wanted, "model", layers=tuple(layers), final_norm=final_norm, mtp=mtp)
 
 
 def _check(old: ModelConfig, wanted: ModelConfig) -> None:
@@ -103,11 +99,8 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
         for name in ("bias", "out_bias"):
             may_be_added(name, getattr(old.attention, name), getattr(new.attention, name))
     # Softmax scale, rotary frequencies and norm divisors stay.
-    constants = {
-        "scale": old.attention.scale,
-        **kept_rotation(old.attention, new.attention),
-        "qk_norm": _qk_norm(old.attention, new.attention, path),
-    }
+    constants = {"scale": old.attention.scale, **kept_rotation(old.attention, new.attention)}
+    constants["qk_norm"] = _qk_norm(old.attention, new.attention, path)
     attention = new.attention.model_copy(update=constants)
     with mistakes_at(where):
         AttentionMaps.of(old.attention, attention)

@@ -7,7 +7,7 @@ evaluated once, as a model of ours has the numbers themselves. Rules that depend
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
 import pydantic
@@ -34,40 +34,32 @@ class Fields:
 
     def size(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
         """Return a whole number. Raises UserError for another value, and for none without a default."""
-        value = self._given(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            self.refuse(key, f"a whole number from {least} to {most}")
-        return value
+        allowed = f"a whole number from {least} to {most}"
+        return self._checked(key, default, lambda value: type(value) is int and least <= value <= most, allowed)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a number above 0. Raises as `size`."""
-        value = self._given(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-            self.refuse(key, "a number above 0")
-        return float(value)
+        types, allowed = (int, float), "a number above 0"
+        return float(self._checked(key, default, lambda value: type(value) in types and 0 < value < math.inf, allowed))
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false. Raises UserError for another value."""
-        value = self._given(key, default)
-        if not isinstance(value, bool):
-            self.refuse(key, "true or false")
-        return value
+        return self._checked(key, default, lambda value: isinstance(value, bool), "true or false")
 
-    def only(self, key: str, allowed: Any, default: Any = None) -> None:
-        """Raise UserError if a key has another value than the one that can be imported.
-
-        default: of transformers, where the key is missing; None: the allowed value.
-        """
-        if self.get(key, allowed if default is None else default) != allowed:
+    def only(self, key: str, allowed: Any) -> None:
+        """Raise UserError if a key has another value than the one that can be imported."""
+        if self.get(key, allowed) != allowed:
             self.refuse(key, repr(allowed))
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
         raise UserError(f"{self.where}: {key}: got {self._data.get(key)!r}; allowed: {allowed}")
 
-    def _given(self, key: str, default: Any) -> Any:
+    def _checked(self, key: str, default: Any, is_valid: Callable[[Any], bool], allowed: str) -> Any:
         value = self.get(key, default)
         if value is None:
             raise UserError(f"{self.where}: {key}: is required but missing")
+        if not is_valid(value):
+            self.refuse(key, allowed)
         return value
 
 

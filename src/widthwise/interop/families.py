@@ -153,6 +153,7 @@ class GPT2(Family):
         "mlp.c_proj": ("ffn.w_down",),
     }
     norms: ClassVar = {"ln_1": ("attention.norm",), "ln_2": ("ffn.norm",)}
+    unrotated: ClassVar = {"rope_base": None, "bias": True, "out_bias": True}
 
     def n_positions(self, fields: Fields) -> int:
         return fields.size("n_positions", 1024)
@@ -172,15 +173,7 @@ class GPT2(Family):
         scale = head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
         if fields.flag("scale_attn_by_inverse_layer_idx", False):
             scale /= layer + 1
-        return AttentionConfig(
-            n_heads=n_heads,
-            n_kv_heads=n_heads,
-            head_dim=head_dim,
-            scale=scale,
-            rope_base=None,
-            bias=True,
-            out_bias=True,
-        )
+        return AttentionConfig(n_heads=n_heads, n_kv_heads=n_heads, head_dim=head_dim, scale=scale, **self.unrotated)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         names = {ours: theirs for theirs, ours in reversed(self.activations.items())}

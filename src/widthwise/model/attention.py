@@ -270,10 +270,7 @@ class AttentionTemplate(Config):
             n_kv_heads=n_heads // self.kv_group_size,
             head_dim=head_dim,
             scale=SCALES[self.scale](head_dim),
-            rope_base=self.rope_base,
-            bias=self.bias,
-            out_bias=self.out_bias,
-            qk_norm=self.qk_norm,
+            **{name: getattr(self, name) for name in ("rope_base", "bias", "out_bias", "qk_norm")},
         )
 
 

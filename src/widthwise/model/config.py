@@ -77,6 +77,10 @@ class ModelConfig(Config):
             raise ValueError(f"final_norm_width: got {width}; with {residual.kind} it is d_model, {d_model}")
         return self
 
+    def width_of(self, name: str) -> int:
+        """Return the width of the layer that holds the parameter of that name; d_model for one outside of layers."""
+        return self.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else self.d_model
+
     def named_layers(self) -> list[tuple[str, LayerConfig]]:
         """Every layer with its path, that of further heads too."""
         named = [(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
@@ -177,11 +181,7 @@ class ModelConfig(Config):
         """Parameters whose gradient is 0 by construction: they read coordinates of the stream that nobody wrote, or
         write coordinates that nobody reads. The design of some shapes, such as growing ones, and of full ends.
         """
-        sites = [
-            site
-            for layer, d_before in zip(self.layers, self.widths_before)
-            for site in ((d_before, layer.d_in, layer.d_model), (layer.d_model, layer.d_model, layer.d_out))
-        ]
+        sites = [site for layer, d_before in zip(self.layers, self.widths_before) for site in layer.sites(d_before)]
         idle = self.residual.idle(self.d_model, sites, self.final_norm_width)
         of_layers = sum(
             layer.n_dead_params(n_unwritten, n_unread)

@@ -87,8 +87,8 @@ class FeedForward(nn.Module, ABC):
 class Site(nn.Module, ABC):
     """One sublayer's access to the stream."""
 
-    def take_place(self, index: int) -> None:
-        """Is told how many sites come before it in the stream. Only what weights start at may depend on it."""
+    def set_index(self, index: int) -> None:
+        """Set the number of sites before it in the stream, on which only the start of weights may depend."""
         return
 
     @abstractmethod

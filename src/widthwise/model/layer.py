@@ -20,6 +20,7 @@ from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn import FFN
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
+from widthwise.model.residual.interface import SiteWidths
 from widthwise.records.quantities import MOST_MTP_DEPTHS
 from widthwise.sizes import Width
 
@@ -51,6 +52,10 @@ class LayerConfig(Config):
         """Coordinates of the stream that the layer owns, reads and writes."""
         return self.d_model, self.d_in, self.d_out
 
+    def sites(self, d_before: int) -> tuple[SiteWidths, SiteWidths]:
+        """Return the widths at the residual sites of attention and feed-forward. d_before: of the arriving stream."""
+        return (d_before, self.d_in, self.d_model), (self.d_model, self.d_model, self.d_out)
+
     @property
     def usual_norm_dims(self) -> dict[str, int]:
         """By norm the divisor that it has in a layer that never grew.
@@ -75,8 +80,7 @@ class LayerConfig(Config):
             "ffn": self.ffn.cost(self.d_model, self.d_out),
             "norm": self.attention.norm_cost(self.d_model, self.d_in, self.attention_norm_site)
             + self.ffn.norm_cost(self.d_model, self.d_out, self.ffn_norm_site),
-            "residual": residual.cost(d_before, self.d_in, self.d_model)
-            + residual.cost(self.d_model, self.d_model, self.d_out),
+            "residual": sum((residual.cost(*site) for site in self.sites(d_before)), Cost()),
         }
 
     def n_dead_params(self, n_unwritten: int, n_unread: int) -> float:

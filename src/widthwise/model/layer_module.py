@@ -16,12 +16,13 @@ class DecoderLayer(nn.Module):
         """d_before: width of the stream as it arrives; index: number of layers before it."""
         super().__init__()
         self.config = config
-        self.attention_residual: Site = residual.build(d_before, config.d_in, config.d_model)
+        attention_site, ffn_site = config.sites(d_before)
+        self.attention_residual: Site = residual.build(*attention_site)
         self.attention = Attention(config.attention, config.d_model, config.d_in, config.attention_norm_site)
-        self.ffn_residual: Site = residual.build(config.d_model, config.d_model, config.d_out)
+        self.ffn_residual: Site = residual.build(*ffn_site)
         self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
-        self.attention_residual.take_place(2 * index)
-        self.ffn_residual.take_place(2 * index + 1)
+        self.attention_residual.set_index(2 * index)
+        self.ffn_residual.set_index(2 * index + 1)
 
     def forward(self, stream: Stream, context: PassContext, cache: LayerCache | None = None) -> tuple[Stream, Choices]:
         """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns.

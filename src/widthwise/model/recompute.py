@@ -133,7 +133,7 @@ def _inputs(model: ModelConfig) -> list[tuple[int, Any]]:
     entered = stream = residual.build_entry(d_model)(torch.empty(1, 1, residual.embedding_width(d_model)))
     for i, (layer, d_before) in enumerate(zip(model.layers, model.widths_before, strict=True)):
         found.append((i, stream))
-        for widths in ((d_before, layer.d_in, layer.d_model), (layer.d_model, layer.d_model, layer.d_out)):
+        for widths in layer.sites(d_before):
             site = residual.build(*widths)
             stream = site.write(site.read(stream)[1], torch.empty(1, 1, widths[-1]))
     if model.mtp is not None:

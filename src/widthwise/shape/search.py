@@ -187,11 +187,8 @@ def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: S
         f"have d_model / n_layers not {_span(aspect)}": ~_within(examined.d_model / examined.n_layers, aspect),
         f"have d_hidden / d_model not {_span(ratio)}": ~_within(examined.d_hidden / examined.d_model, ratio),
     }
-    largest = {
-        "flops": space.max_flops,
-        "kv_bytes": space.max_kv_bytes,
-        "n_residual_additions": space.max_residual_additions,
-    }
+    largest = {"flops": space.max_flops, "kv_bytes": space.max_kv_bytes}
+    largest["n_residual_additions"] = space.max_residual_additions
     for name, limit in largest.items():
         if limit is not None:
             faults[f"have {name} above {limit:g}"] = count(name, examined) > limit

@@ -95,22 +95,11 @@ class ModelTemplate(Config):
         mtp = self._mtp(residual.slot_shape(self.d_model)[1])
         norms_layer = residual.final_norm_spans_layer and self.shape.endpoints != "slim"
         final_norm_width = widths[-1] if norms_layer else self.d_model
+        final_norm = {"final_norm": self.norm.over(final_norm_width), "final_norm_width": final_norm_width}
+        solved = {"layers": layers, "residual": residual, "mtp": mtp, **final_norm}
+        as_given = {name: getattr(self, name) for name in ModelConfig.model_fields if name not in solved}
         with mistakes_at("model"):
-            return ModelConfig(
-                vocab_size=self.vocab_size,
-                d_model=self.d_model,
-                layers=layers,
-                residual=residual,
-                final_norm=self.norm.over(final_norm_width),
-                final_norm_width=final_norm_width,
-                mtp=mtp,
-                ngrams=self.ngrams,
-                positions=self.positions,
-                tie_embeddings=self.tie_embeddings,
-                embedding_multiplier=self.embedding_multiplier,
-                logit_multiplier=self.logit_multiplier,
-                init=self.init,
-            )
+            return ModelConfig(**as_given | solved)
 
     def uniform(self) -> "ModelTemplate":
         """The uniform model this one is matched to: the same rules without shape and changes to single layers."""
@@ -162,12 +151,8 @@ class ModelTemplate(Config):
             return None
         width = self.d_model
         layer = self._layer_of(width, width, width, self.n_layers + 1, self.attention, self.ffn, "model.mtp.layer")
-        return MTPConfig(
-            **options_of(MTPOptions, self.mtp),
-            layer=layer,
-            slot_norm=self.norm.over(slot_width),
-            final_norm=self.norm.over(width),
-        )
+        norms = {"slot_norm": self.norm.over(slot_width), "final_norm": self.norm.over(width)}
+        return MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, **norms)
 
     def _layer_of(
         self, width: int, d_in: int, d_out: int, number: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str

@@ -81,7 +81,7 @@ class HyperConnection(Site):
             self.dynamic = Control(slot, {"n_coefficients": self._pattern.n_coefficients}, start=0.0)
             self.scale = Scale(self.table, start=1.0) if has_entries else Scale({"n_scales": N_SCALES}, start=0.01)
 
-    def take_place(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         if self.config.read_init == "in_turn":
             self.static.start = self._pattern._replace(first_read=index * self.n_read)
 
