@@ -151,7 +151,7 @@ class ModelTemplate(Config):
             return None
         width = self.d_model
         layer = self._layer_of(width, width, width, self.n_layers + 1, self.attention, self.ffn, "model.mtp.layer")
-        norms = {"slot_norm": self.norm.over(slot_width), "final_norm": self.norm.over(width)}
+        norms: dict[str, Any] = {"slot_norm": self.norm.over(slot_width), "final_norm": self.norm.over(width)}
         return MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, **norms)
 
     def _layer_of(
