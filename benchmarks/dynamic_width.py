@@ -15,16 +15,13 @@ from torch.nn.functional import linear
 from workloads import DTYPES
 
 from widthwise.computing import Precision
-from widthwise.kernels import bucketed_units, sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import autocast
-from widthwise.kernels.sliced_swiglu import reference_sliced_swiglu
+from widthwise.kernels.sliced_swiglu import bucketed_units, reference_sliced_swiglu, sliced_swiglu
+from widthwise.kernels.swiglu import swiglu
+from widthwise.model.ffn.width_mask_module import HARD
 
 TRAINING = {"n_tokens": 4096, "d_model": 512, "d_ff": 1536}
 DECODING = {"n_tokens": 1, "d_model": 768, "d_ff": 2048}
-
-
-def hard(width: Tensor, units: Tensor) -> Tensor:
-    return units < width
 
 
 def spread_widths(n_tokens: int, d_ff: int) -> Tensor:
@@ -53,8 +50,8 @@ def forms(sizes: dict[str, int], width: Tensor, precision: Precision) -> dict[st
 
     return {
         "dense": under_autocast(lambda: linear(swiglu(linear(x, w_gate), linear(x, w_up)), w_down)),
-        "masked": under_autocast(lambda: reference_sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)),
-        "sliced": under_autocast(lambda: sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)),
+        "masked": under_autocast(lambda: reference_sliced_swiglu(x, w_gate, w_up, w_down, width, HARD)),
+        "sliced": under_autocast(lambda: sliced_swiglu(x, w_gate, w_up, w_down, width, HARD)),
     }
 
 

@@ -14,10 +14,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from workloads import DTYPES
 
 from widthwise.computing import Precision
-from widthwise.kernels.linear_cross_entropy import fused_linear_cross_entropy, reference_linear_cross_entropy
-from widthwise.kernels.rms_norm import fused_rms_norm, reference_rms_norm
-from widthwise.kernels.rotary import Rope, fused_rotate, reference_rotate, rope_table
-from widthwise.kernels.swiglu import fused_swiglu, reference_swiglu
+from widthwise.kernels.linear_cross_entropy import linear_cross_entropy, reference_linear_cross_entropy
+from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
+from widthwise.kernels.rotary import Rope, reference_rotate, rope_table, rotate
+from widthwise.kernels.swiglu import reference_swiglu, swiglu
 
 N_TOKENS, D_MODEL, D_FF, VOCAB_SIZE, HEAD_DIM = 1024, 256, 1024, 4096, 32
 
@@ -35,13 +35,13 @@ def norms(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             return form(x, gain, 1e-5, D_MODEL)
 
-    return {"reference": lambda: call(reference_rms_norm), "fused": lambda: call(fused_rms_norm)}
+    return {"reference": lambda: call(reference_rms_norm), "fused": lambda: call(rms_norm)}
 
 
 def gates(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     """The elementwise part of a SwiGLU."""
     gate, up = parameter(N_TOKENS, D_FF, dtype=dtype), parameter(N_TOKENS, D_FF, dtype=dtype)
-    return {"reference": lambda: reference_swiglu(gate, up), "fused": lambda: fused_swiglu(gate, up)}
+    return {"reference": lambda: reference_swiglu(gate, up), "fused": lambda: swiglu(gate, up)}
 
 
 def losses(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
@@ -54,7 +54,7 @@ def losses(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
 
     return {
         "reference": lambda: call(reference_linear_cross_entropy),
-        "fused": lambda: call(fused_linear_cross_entropy),
+        "fused": lambda: call(linear_cross_entropy),
     }
 
 
@@ -64,7 +64,7 @@ def rotations(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     cos, sin = rope_table(torch.arange(N_TOKENS)[None], Rope(HEAD_DIM, 1e4))
     return {
         "reference": lambda: reference_rotate(x, cos, sin),
-        "fused": lambda: fused_rotate(x, cos, sin),
+        "fused": lambda: rotate(x, cos, sin),
     }
 
 

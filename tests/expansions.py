@@ -175,21 +175,14 @@ def _inner(layer: LayerConfig) -> LayerConfig:
     return layer.model_copy(update={"d_in": layer.d_model, "d_out": layer.d_model})
 
 
-def add_block(model: ModelConfig, layer: int, position: int, d_hidden: int | None = None) -> Expansion:
-    """Hourglass: one more block at a position of one layer's feed-forward, by default as wide as its neighbour."""
+def add_block(model: ModelConfig, layer: int, d_hidden: int | None = None) -> Expansion:
+    """Hourglass: one more block at the end of one layer's feed-forward, by default as wide as the one before it."""
     _check_layers(model, [layer])
     ffn = model.layers[layer].ffn
     if not isinstance(ffn, HourglassConfig) or ffn.share_weights:
         raise UserError(f"layers.{layer}.ffn: must be an hourglass whose blocks have weights of their own")
-    if not 0 <= position <= ffn.n_blocks:
-        raise UserError(f"layers.{layer}.ffn: got block {position}; positions are 0 to {ffn.n_blocks}")
-    widths = list(ffn.hidden_widths)
-    widths.insert(position, d_hidden or widths[min(position, ffn.n_blocks - 1)])
-    blocks: list[int | None] = list(range(ffn.n_blocks))
-    blocks.insert(position, None)
-    changes = {"n_blocks": len(widths), "d_hidden": tuple(widths)}
-    grown, layers = _ffn(model, [layer], lambda old: checked_copy(old, "ffn", **changes))
-    return grown, Correspondence(layers.layers, {layer: tuple(blocks)})
+    widths = (*ffn.hidden_widths, d_hidden or ffn.hidden_widths[-1])
+    return _ffn(model, [layer], lambda old: checked_copy(old, "ffn", n_blocks=len(widths), d_hidden=widths))
 
 
 def duplicate_experts(model: ModelConfig, layers: Iterable[int], n_copies: int) -> Expansion:

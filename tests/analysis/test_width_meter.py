@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.config_io import parse, to_data
-from widthwise.kernels import bucketed_units
+from widthwise.kernels.sliced_swiglu import bucketed_units
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build

@@ -91,11 +91,11 @@ def test_a_component_that_says_nothing_of_growth_is_refused_by_name(
 ) -> None:
     before = sorted(Path().rglob("*"))
     for component, message, arguments in (
-        ("LeakyConfig", "layers.0.ffn: growth does not know feed-forward `leaky`", ("grow", run, "--add-layers", 1)),
-        ("LeakyConfig", "layers.0.ffn: growth does not know feed-forward `leaky`", ("pad", run, "--d-ff-multiple", 32)),
+        ("LeakyConfig", "layers.0.ffn: growth does not know `leaky`", ("grow", run, "--add-layers", 1)),
+        ("LeakyConfig", "layers.0.ffn: growth does not know `leaky`", ("pad", run, "--d-ff-multiple", 32)),
         (
             "GatedResidualConfig",
-            "residual: growth does not know residual `gated`",
+            "residual: growth does not know `gated`",
             ("pad", run, "--d-model-multiple", 64),
         ),
     ):

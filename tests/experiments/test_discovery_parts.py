@@ -60,15 +60,13 @@ def planned(grown: GrownModel) -> GrowthPlan:
             _, index, inside = name.split(".", 2)
             gap = sum(source is not None for source in grown.sources[: int(index)])
             if grown.sources[int(index)] is None:
-                tensors[name] = replace(tensor, fresh=InitialValues(drawn_for(f"{gap} {inside}")))
+                tensors[name] = replace(tensor, fresh=InitialValues(drawn_for(f"{gap} {inside}", tensor.shape)))
     return replace(plan, tensors=tensors)
 
 
-def drawn_for(name: str):
-    def start(tensor: torch.Tensor, _: torch.Generator) -> None:
-        tensor.normal_(0, 0.3, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-
-    return start
+def drawn_for(name: str, shape: tuple[int, ...]):
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return lambda _: torch.empty(shape).normal_(0, 0.3, generator=generator)
 
 
 @pytest.mark.parametrize("name", PART)

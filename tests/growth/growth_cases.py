@@ -14,7 +14,6 @@ from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.plain import PlainResidualConfig
@@ -113,8 +112,8 @@ EXPANSIONS: dict[str, tuple] = {
     "layers_of_slots": (SLOTS, expansions.add_layers, [1]),
     "layers_of_experts": (MOE, expansions.add_layers, [1]),
     "narrow_layers": (NARROW, expansions.add_layers, [1], 1),
-    "block": (HOURGLASS, expansions.add_block, 1, 1),
-    "block_behind_norms": ({**HOURGLASS, **REORDERED}, expansions.add_block, 1, 0, 3),
+    "block": (HOURGLASS, expansions.add_block, 1),
+    "block_behind_norms": ({**HOURGLASS, **REORDERED}, expansions.add_block, 1, 3),
     "more_experts": (MOE, expansions.duplicate_experts, [0], 2),
     "narrower_experts": (MOE, expansions.split_experts, [0], 2),
     "shared_expert": (UNSHARED, expansions.widen_shared_expert, [0], 3),
@@ -297,8 +296,8 @@ class Grown:
     def now(self) -> ModelConfig:
         return self.plans[-1].new if self.plans else self.config
 
-    def grow(self, expansion: Expansion, new_layers: str = "drawn") -> GrowthPlan:
-        self.plans.append(plan_growth(self.now, *expansion, new_layers=new_layers))
+    def grow(self, expansion: Expansion) -> GrowthPlan:
+        self.plans.append(plan_growth(self.now, *expansion))
         return self.plans[-1]
 
     def weights(self, weights: Mapping[str, Tensor], seed: int = 0, fresh=None) -> Weights:
@@ -437,10 +436,6 @@ def _n_shared(ffn) -> int:
     return ffn.d_shared if isinstance(ffn, MoEConfig) else 0
 
 
-def _n_blocks(ffn) -> int:
-    return ffn.n_blocks if isinstance(ffn, HourglassConfig) else 0
-
-
 def _quantum(model: ModelConfig) -> int:
     return model.residual.slot_width if isinstance(model.residual, HyperConnectionsConfig) else 1
 
@@ -499,9 +494,7 @@ OPERATIONS: dict[str, Callable[[Random, ModelConfig, int], Expansion]] = {
     "widen_layers": lambda rng, m, i: expansions.widen_layers(
         m, {i: m.layers[i].d_model + _quantum(m) * rng.randint(1, 4)}
     ),
-    "add_block": lambda rng, m, i: expansions.add_block(
-        m, i, rng.randint(0, _n_blocks(m.layers[i].ffn)), rng.choice([None, 3])
-    ),
+    "add_block": lambda rng, m, i: expansions.add_block(m, i, rng.choice([None, 3])),
     "add_slots": lambda rng, m, i: expansions.add_slots(m, getattr(m.residual, "n_slots", 0) + rng.randint(1, 4)),
     "to_slots": _to_slots,
     "duplicate_experts": lambda rng, m, i: expansions.duplicate_experts(m, [i], rng.choice([2, 3])),
@@ -526,7 +519,7 @@ def random_growth(rng: Random, n_operations: int) -> tuple[Grown, list[str]]:
         try:
             expansion = OPERATIONS[name](rng, grown.now, rng.randrange(grown.now.n_layers))
             if expansion[0] != grown.now and expansion[0].cost().params < most_params:
-                grown.grow(expansion, rng.choice(["drawn", "copied"]))
+                grown.grow(expansion)
                 names.append(name)
         except UserError:
             continue

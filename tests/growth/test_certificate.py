@@ -26,7 +26,7 @@ GROWTHS = {
 
 def planned(name: str) -> GrowthPlan:
     old, expand = GROWTHS[name]
-    return plan_growth(old, *expand(old), new_layers="copied")
+    return plan_growth(old, *expand(old))
 
 
 def old_weights(plan: GrowthPlan) -> dict[str, torch.Tensor]:

@@ -72,7 +72,7 @@ def test_what_is_ambiguous_is_refused() -> None:
             "which have 10, 11; name single ones, as model.layers.0",
         ),
         (NARROW, {"d_model": 13}, "d_model: got 13; layers.0.d_model would grow"),
-        ({"attention": {"head_dim": 2, "kv_group_size": 3}}, {"n_heads": 8}, "got 8; no whole number of groups of 3"),
+        ({"attention": {"head_dim": 2, "kv_group_size": 3}}, {"n_heads": 8}, "got 8; must be whole groups of 3"),
         ({}, {"head_dim": 5}, "layers.0.attention.head_dim: got 5"),
         ({"residual": SLOTS}, {"d_model": 14}, "would grow in proportion from 4 to 4.66667"),
     ]:

@@ -55,8 +55,8 @@ CASES = {
     ),
     "block": (
         HOURGLASS,
-        grow.add_block(HOURGLASS, 1, 1, 9),
-        ["layer 1: feed-forward block 1 added, 9 hidden units, silent at first (block addition)"],
+        grow.add_block(HOURGLASS, 1, 9),
+        ["layer 1: feed-forward block 2 added, 9 hidden units, silent at first (block addition)"],
     ),
     "blocks_units": (
         HOURGLASS,

@@ -190,20 +190,6 @@ def test_pairs_turn_as_before_at_long_positions(head_dim):
         assert new.shape[-1] == head_dim
 
 
-def test_an_added_layer_can_start_as_a_copy():
-    config = small_model()
-    plan = plan_growth(config, *expansions.add_layers(config, [2]), new_layers="copied")
-    weights = with_random_weights(config, 0)
-    new = dict(plan.weights(weights))
-    for name, weight in new.items():
-        if name.startswith("layers.2."):
-            assert plan.is_new()[name].all()
-            silent = name.endswith(("w_o.weight", "w_down.weight"))
-            assert torch.equal(weight, torch.zeros_like(weight) if silent else weights[name.replace("s.2.", "s.1.")])
-    tokens = tokens_for(0)[:, :-1]
-    assert difference(logits_of(config, weights, tokens), logits_of(plan.new, new, tokens)) == 0
-
-
 def test_new_weights_are_as_large_as_old_ones():
     """Old weights have a standard deviation of 0.3; an untrained model one of 0.01."""
     config = small_model(d_model=40, init={"std": 0.02, "width_multiplier": 4.0})

@@ -115,10 +115,10 @@ def test_added_layers_are_drawn_as_those_of_an_untrained_model(placement):
     ("placement", ["pre", "reordered"]),
     ("fresh", [None, Constant(1e3)]),
 )
-def test_added_layers_are_silent_whatever_their_biases_copy(kind, placement, fresh):
+def test_added_layers_are_silent_whatever_their_biases_are(kind, placement, fresh):
     biased = {"attention": {"bias": True, "out_bias": True}, "ffn": {"kind": "mlp", "d_ff": 10, "bias": True}}
     config = small_model(norm={"kind": kind, "placement": placement}, **biased)
-    plan = plan_growth(config, *expansions.add_layers(config, [1]), new_layers="drawn" if fresh else "copied")
+    plan = plan_growth(config, *expansions.add_layers(config, [1]))
     weights, tokens = with_random_weights(config, 0), tokens_for(0)[:, :-1]
     new = dict(plan.weights(weights, fresh=fresh))
     assert torch.equal(logits_of(config, weights, tokens), logits_of(plan.new, new, tokens))

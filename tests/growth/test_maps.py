@@ -179,15 +179,12 @@ class TestCorrespondence:
         }
         assert {name: correspondence.old_name(name) for name in names} == names
 
-    def test_added_blocks_come_last_unless_they_are_given(self):
+    def test_added_blocks_come_last(self):
         old, new = (HourglassConfig(n_blocks=n, d_hidden=5) for n in (2, 3))
-        correspondence = Correspondence((0, 1), {1: (0, None, 1)})
-        assert correspondence.blocks_of(0, old, new) == correspondence.blocks_of(None, old, new) == (0, 1, None)
-        blocks = correspondence.blocks_of(1, old, new)
         names = {
             "norm.weight": "norm.weight",
             "blocks.0.w_up.weight": "blocks.0.w_up.weight",
-            "blocks.1.w_up.weight": None,
-            "blocks.2.norm.weight": "blocks.1.norm.weight",
+            "blocks.1.norm.weight": "blocks.1.norm.weight",
+            "blocks.2.w_up.weight": None,
         }
-        assert {name: new.name_before(old, name, blocks) for name in names} == names
+        assert {name: new.name_before(old, name) for name in names} == names

@@ -189,7 +189,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], dict[str, Any] | Callable[[ModelCo
     ],
     "feed-forward": [
         ({}, MLP, "layers.0.ffn.kind: got 'mlp' where it was 'swiglu'"),
-        ({}, {"ffn": {"d_ff": 9}}, "layers.0.ffn.w_gate: got 9 hidden units where there were 10"),
+        ({}, {"ffn": {"d_ff": 9}}, "layers.0.ffn.w_gate: got 9 where there were 10"),
         (MLP, {"ffn": {"activation": "relu"}}, "activation: got 'relu' where it was 'silu'"),
         (HOURGLASS, {"ffn": {"block_multiplier": 0.5}}, "block_multiplier: got 0.5"),
         (HOURGLASS, {"ffn": {"share_weights": True}}, "share_weights: got True"),
@@ -213,7 +213,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], dict[str, Any] | Callable[[ModelCo
         ({"ffn": {**MLP["ffn"], "bias": True}}, {"ffn": UNGATED_BLOCKS}, "bias: got False where it was True"),
         ({}, {"ffn": {**BLOCKS, "share_weights": True}}, "layers.0.ffn.share_weights: got True; an added block"),
         ({}, {"ffn": {**BLOCKS, "norm": "none"}}, "layers.0.ffn.norm: got 'none' where it was 'pre', which would"),
-        ({}, {"ffn": {**BLOCKS, "d_hidden": 9}}, "layers.0.ffn.blocks.0.w_gate: got 9 hidden units"),
+        ({}, {"ffn": {**BLOCKS, "d_hidden": 9}}, "layers.0.ffn.blocks.0.w_gate: got 9 where"),
         ({}, {"ffn": {**DYNAMIC, "mask": {"kind": "soft"}}}, "layers.0.ffn.mask.kind: got soft, which is below 1"),
         ({}, {"ffn": {**DYNAMIC, "mask": {"kind": "nested"}}}, "layers.0.ffn.mask.kind: got nested"),
         ({}, {"ffn": {**DYNAMIC, "score": {"kind": "rms_mean"}}}, "layers.0.ffn.score.kind: got rms_mean"),

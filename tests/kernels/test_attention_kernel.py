@@ -1,15 +1,15 @@
 """Attention in blocks, and of one query, against the reference; and which form takes what."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from thinned import every_pair, in_turn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from widthwise.kernels import attention, attention_in_blocks
+from widthwise.kernels import attention as kernel
+from widthwise.kernels import attention_in_blocks
 from widthwise.kernels.attention import (
     MIN_CACHED,
+    attention,
     one_query_attention,
     one_query_is_faster,
     reference_attention,
@@ -17,7 +17,6 @@ from widthwise.kernels.attention import (
 )
 from widthwise.kernels.attention_in_blocks import Blocks, forward
 
-MODULE = import_module("widthwise.kernels.attention")  # its function has the same name
 in_blocks = attention_in_blocks.attention_in_blocks
 SCALE = 0.7
 
@@ -189,7 +188,7 @@ class TestChoice:
         def form_of(n_queries, dtype=torch.bfloat16, head_dim=2, **options):
             forms = []
             for form in (in_blocks, sdpa_attention):
-                monkeypatch.setattr(MODULE, form.__name__, lambda *_, form=form: forms.append(form))
+                monkeypatch.setattr(kernel, form.__name__, lambda *_, form=form: forms.append(form))
             inputs = heads((1, 2, 2, n_queries, head_dim, 2), dtype)
             attention(*inputs, SCALE, **options)
             return forms
@@ -236,7 +235,7 @@ class TestOneQuery:
         ("shape", [(2, 3, 3, 1, 5, 5), (3, 4, 2, 1, 5, 3), (2, 6, 1, 1, 5, 7)]),
     )
     def test_it_is_the_reference(self, shape, n_bytes, kind, monkeypatch):
-        monkeypatch.setattr(MODULE, "BLOCK_BYTES", n_bytes)
+        monkeypatch.setattr(kernel, "BLOCK_BYTES", n_bytes)
         inputs, documents = heads(shape, n_keys=13), documents_of(kind, shape[0], 13)
         ours, truth = (form(*inputs, SCALE, documents) for form in (one_query_attention, reference_attention))
         torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)

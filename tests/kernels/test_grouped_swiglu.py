@@ -5,7 +5,7 @@ import torch
 from thinned import in_turn
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.kernels.grouped_swiglu import fused_grouped_swiglu, reference_grouped_swiglu
+from widthwise.kernels.grouped_swiglu import grouped_swiglu, reference_grouped_swiglu
 
 SIZES = [  # n_tokens, d_model, d_expert, d_out, n_experts, top_k
     (13, 7, 5, 7, 4, 2),
@@ -46,9 +46,7 @@ def result(op, arguments):
 )
 def test_fused_equals_reference(sizes, dtype, tolerance):
     arguments = inputs(*sizes, dtype, torch.promote_types(dtype, torch.float32))
-    for ours, truth in zip(
-        *(result(op, arguments) for op in (fused_grouped_swiglu, reference_grouped_swiglu)), strict=True
-    ):
+    for ours, truth in zip(*(result(op, arguments) for op in (grouped_swiglu, reference_grouped_swiglu)), strict=True):
         assert ours.dtype == truth.dtype
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
@@ -57,7 +55,7 @@ def test_fused_equals_reference(sizes, dtype, tolerance):
 def test_autocast_equals_reference_under_autocast(sizes):
     arguments = inputs(*sizes, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        outcomes = [result(op, arguments) for op in (fused_grouped_swiglu, reference_grouped_swiglu)]
+        outcomes = [result(op, arguments) for op in (grouped_swiglu, reference_grouped_swiglu)]
     assert outcomes[0][0].dtype == torch.bfloat16
     for ours, truth in zip(*outcomes, strict=True):
         assert ours.dtype == truth.dtype
@@ -67,7 +65,7 @@ def test_autocast_equals_reference_under_autocast(sizes):
 def test_an_expert_without_tokens_has_a_gradient_of_zero():
     x, _, weights, *matrices = inputs(*SIZES[0], torch.float32)
     chosen = torch.tensor([[1, 3]]).expand(len(x), 2)
-    for gradient in result(fused_grouped_swiglu, (x, chosen, weights, *matrices))[3:]:
+    for gradient in result(grouped_swiglu, (x, chosen, weights, *matrices))[3:]:
         assert gradient[[0, 2]].count_nonzero() == 0
         assert gradient[[1, 3]].abs().amin(dim=(1, 2)).min() > 0
 
@@ -81,7 +79,7 @@ def test_keeps_gate_and_up_of_every_choice_beside_its_inputs():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        fused_grouped_swiglu(*arguments)
+        grouped_swiglu(*arguments)
     own = [
         t for pointer, t in kept.items() if t.is_floating_point() and pointer not in {a.data_ptr() for a in arguments}
     ]
@@ -91,7 +89,7 @@ def test_keeps_gate_and_up_of_every_choice_beside_its_inputs():
 def test_the_flop_counter_sees_the_chosen_experts_only():
     arguments = inputs(13, 7, 5, 11, 4, 2)
     with FlopCounterMode(display=False) as counter:
-        out = fused_grouped_swiglu(*arguments)
+        out = grouped_swiglu(*arguments)
         assert counter.get_total_flops() == 2 * 13 * 2 * (7 * 5 + 7 * 5 + 5 * 11)
         out.sum().backward()
     assert counter.get_total_flops() == 3 * 2 * 13 * 2 * (7 * 5 + 7 * 5 + 5 * 11)
@@ -99,7 +97,7 @@ def test_the_flop_counter_sees_the_chosen_experts_only():
 
 def test_compiles_to_one_graph():
     torch._dynamo.reset()
-    compiled = torch.compile(fused_grouped_swiglu, backend="aot_eager", fullgraph=True, dynamic=False)
+    compiled = torch.compile(grouped_swiglu, backend="aot_eager", fullgraph=True, dynamic=False)
     arguments = inputs(13, 7, 5, 9, 4, 2, torch.float32, torch.float32)
-    for ours, truth in zip(*(result(op, arguments) for op in (compiled, fused_grouped_swiglu)), strict=True):
+    for ours, truth in zip(*(result(op, arguments) for op in (compiled, grouped_swiglu)), strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)

@@ -8,12 +8,12 @@ from thinned import every_pair, in_turn
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from widthwise.kernels import hyper_connections_chunks, read_slots, write_slots
+from widthwise.kernels import hyper_connections_chunks
 from widthwise.kernels.hyper_connections import (
-    fused_read_slots,
-    fused_write_slots,
+    read_slots,
     reference_read_slots,
     reference_write_slots,
+    write_slots,
 )
 
 SITES = [
@@ -71,7 +71,7 @@ class Chain:
         return state
 
     def fused(self, state_every=1) -> Tensor:
-        return self.run(fused_read_slots, fused_write_slots, state_every=state_every)
+        return self.run(read_slots, write_slots, state_every=state_every)
 
     def reference(self) -> Tensor:
         def read(state, static, projection, scale, n_read, eps):
@@ -168,7 +168,7 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
 def test_a_read_that_nobody_writes_after():
     chain = Chain((2, 3, 2, 5))
     (tables,) = chain.tables
-    ours, _ = fused_read_slots(chain.state, *tables, 2, 1e-5, 1)
+    ours, _ = read_slots(chain.state, *tables, 2, 1e-5, 1)
     truth, _ = reference_read_slots(chain.state, *tables, 2, 1e-5)
     inputs = [chain.state, *tables]
     assert_same(

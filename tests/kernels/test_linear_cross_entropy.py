@@ -1,15 +1,13 @@
-"""The loss of a linear head in chunks against the reference."""
-
-from importlib import import_module
+"""The loss of a linear head in chunks, with and without a teacher, against the reference."""
 
 import pytest
 import torch
 from thinned import in_turn
 
-from widthwise.kernels.linear_cross_entropy import fused_linear_cross_entropy as fused
+from widthwise.kernels import linear_cross_entropy as kernel
+from widthwise.kernels.linear_cross_entropy import Teacher
+from widthwise.kernels.linear_cross_entropy import linear_cross_entropy as fused
 from widthwise.kernels.linear_cross_entropy import reference_linear_cross_entropy as reference
-
-MODULE = import_module("widthwise.kernels.linear_cross_entropy")  # its function has the same name
 
 
 def inputs(shape=(3, 5), d_model=7, vocab_size=11, dtype=torch.float64, weight_dtype=None):
@@ -19,8 +17,8 @@ def inputs(shape=(3, 5), d_model=7, vocab_size=11, dtype=torch.float64, weight_d
     return hidden, weight, torch.randint(vocab_size, shape, generator=generator)
 
 
-def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale=1.0):
-    objective, loss, log_normaliser = op(hidden, weight, targets, multiplier, z_coefficient)
+def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale=1.0, teacher=None):
+    objective, loss, log_normaliser = op(hidden, weight, targets, multiplier, z_coefficient, teacher)
     return objective, loss, log_normaliser, *torch.autograd.grad(scale * objective, (hidden, weight))
 
 
@@ -29,10 +27,43 @@ def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale
     (("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)]),
 )
 def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coefficient, multiplier):
-    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: n_rows)
+    monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)
     arguments = (*inputs(), multiplier, z_coefficient, 2.5)
     for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
+
+
+def teacher(hidden, share=0.3, temperature=1.7):
+    states = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return Teacher(states.to(hidden.dtype), share, temperature)
+
+
+def test_what_a_teacher_adds_is_the_literal_divergence():
+    hidden, weight, targets = inputs()
+    taught = teacher(hidden)
+    logits, aims = (0.7 * states @ weight.T for states in (hidden, taught.hidden))
+    narrow, wide = ((each / 1.7).softmax(dim=-1) for each in (logits, aims.detach()))
+    divergence = (wide * (wide / narrow).log()).sum(dim=-1)
+    losses = -logits.log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
+    expected = (0.7 * losses + 0.3 * 1.7**2 * divergence + 0.2 * logits.logsumexp(dim=-1).square()).mean()
+    gradients = torch.autograd.grad(expected, (hidden, weight))
+    for form in (fused, reference):
+        objective, loss, _, *found = result(form, hidden, weight, targets, 0.7, 0.2, teacher=taught)
+        torch.testing.assert_close(objective, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(loss, losses.detach(), rtol=1e-12, atol=1e-13)
+        for ours, truth in zip(found, gradients):
+            torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "dtype", "tolerance"), [(1, torch.float64, 1e-12), (7, torch.float32, 1e-5), (16, torch.float64, 1e-12)]
+)
+def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, tolerance):
+    monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)
+    arguments = inputs(dtype=dtype)
+    options = {"multiplier": 0.5, "z_coefficient": 0.01, "scale": 2.5, "teacher": teacher(arguments[0])}
+    for ours, truth in zip(result(fused, *arguments, **options), result(reference, *arguments, **options)):
+        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
 @in_turn(
@@ -95,9 +126,9 @@ def test_a_target_outside_the_vocabulary_is_an_error(target):
 
 
 def test_holds_no_more_logits_than_a_chunk(monkeypatch):
-    monkeypatch.setattr(MODULE, "rows_per_chunk", lambda *_: 3)
+    monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: 3)
     sizes = []
-    real = MODULE.linear
-    monkeypatch.setattr(MODULE, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
+    real = kernel.linear
+    monkeypatch.setattr(kernel, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
     fused(*inputs(), 1.0)
     assert sizes == [33] * 5

@@ -1,17 +1,19 @@
 """Units up to a token's own width, in stripes, against the network with a mask over all of them."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from thinned import every_pair
 from torch.nn.functional import linear, silu
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.kernels import bucketed_units, sliced_swiglu
-from widthwise.kernels.sliced_swiglu import fused_sliced_swiglu, reference_sliced_swiglu
-
-MODULE = import_module("widthwise.kernels.sliced_swiglu")  # its function has the same name
+from widthwise.kernels import sliced_swiglu as kernel
+from widthwise.kernels.sliced_swiglu import (
+    Edge,
+    bucketed_units,
+    fused_sliced_swiglu,
+    reference_sliced_swiglu,
+    sliced_swiglu,
+)
 
 N, D_MODEL, D_FF, D_OUT = 11, 6, 13, 5
 RAMP = 2.6
@@ -20,7 +22,7 @@ RAMP = 2.6
 @pytest.fixture
 def small_buckets(monkeypatch):
     """Edges at 3, 6, 9, 12 and 13 units."""
-    monkeypatch.setattr(MODULE, "UNIT_TILE", 3)
+    monkeypatch.setattr(kernel, "UNIT_TILE", 3)
 
 
 def hard(width, units):
@@ -44,12 +46,9 @@ class HardWithRampGradient(torch.autograd.Function):
         return (grad * inside / RAMP).sum(dim=1, keepdim=True), None
 
 
-MASKS = {
-    "hard": (hard, 0.0, 0.0),
-    "ramp": (ramp, RAMP / 2, RAMP / 2),
-    "straight_through": (HardWithRampGradient.apply, RAMP / 2, 0.0),
-}
-"""Mask, margin, overlap."""
+HARD = Edge(hard, 0.0, 0.0)
+LINEAR = Edge(ramp, RAMP / 2, RAMP / 2)
+EDGES = (HARD, LINEAR, Edge(HardWithRampGradient.apply, RAMP / 2, 0.0))
 
 WIDTHS = {
     "spread": lambda n: torch.linspace(0.1, D_FF + 2, n, dtype=torch.float64).roll(4),
@@ -67,10 +66,10 @@ def operands(dtype=torch.float64, n=N, d_model=D_MODEL, d_ff=D_FF, d_out=D_OUT):
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def result(form, tensors, width, mask, margin, overlap=None):
+def result(form, tensors, width, edge):
     """Output, and gradients of x, the weights and the width; zeros where the width has no influence."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in (*tensors, width)]
-    out = form(*leaves, mask, margin, overlap)
+    out = form(*leaves, edge)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
     gradients = torch.autograd.grad(out, leaves, direction, allow_unused=True)
     return out, *(torch.zeros_like(leaf) if own is None else own for own, leaf in zip(gradients, leaves))
@@ -82,14 +81,14 @@ def result(form, tensors, width, mask, margin, overlap=None):
         ("form", "n", "row_tile"),
         [(fused_sliced_swiglu, N, 1), (fused_sliced_swiglu, N, 4), (fused_sliced_swiglu, 1, 4), (sliced_swiglu, N, 1)],
     ),
-    (("mask", "margin", "overlap"), MASKS.values()),
+    ("edge", EDGES),
     ("width", WIDTHS.values()),
 )
-def test_equals_the_masked_form(form, width, mask, margin, overlap, n, row_tile, monkeypatch):
-    monkeypatch.setattr(MODULE, "ROW_TILE", {torch.float64: row_tile})
+def test_equals_the_masked_form(form, width, edge, n, row_tile, monkeypatch):
+    monkeypatch.setattr(kernel, "ROW_TILE", {torch.float64: row_tile})
     for ours, truth in zip(
-        result(form, operands(n=n), width(n), mask, margin, overlap),
-        result(reference_sliced_swiglu, operands(n=n), width(n), mask, margin, overlap),
+        result(form, operands(n=n), width(n), edge),
+        result(reference_sliced_swiglu, operands(n=n), width(n), edge),
     ):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
@@ -98,7 +97,7 @@ def test_equals_the_masked_form(form, width, mask, margin, overlap, n, row_tile,
 def test_a_token_of_k_units_equals_the_network_cut_to_k():
     x, w_gate, w_up, w_down = operands()
     width = torch.arange(N, dtype=torch.float64)
-    y = fused_sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)
+    y = fused_sliced_swiglu(x, w_gate, w_up, w_down, width, HARD)
     for k, own in enumerate(y):
         cut = linear(silu(w_gate[:k] @ x[k]) * (w_up[:k] @ x[k]), w_down[:, :k])
         torch.testing.assert_close(own, cut, rtol=1e-12, atol=1e-12)
@@ -108,7 +107,8 @@ def test_a_token_of_k_units_equals_the_network_cut_to_k():
 def test_a_learned_ramp_gets_its_gradient():
     def gradient(form):
         length = torch.tensor(RAMP, dtype=torch.float64, requires_grad=True)
-        out = form(*operands(), WIDTHS["spread"](N), lambda w, c: ((w - c) / length + 0.5).clamp(0, 1), RAMP / 2)
+        edge = LINEAR._replace(mask=lambda w, c: ((w - c) / length + 0.5).clamp(0, 1))
+        out = form(*operands(), WIDTHS["spread"](N), edge)
         return torch.autograd.grad(out.square().sum(), length)[0]
 
     torch.testing.assert_close(gradient(fused_sliced_swiglu), gradient(reference_sliced_swiglu), rtol=1e-12, atol=0)
@@ -117,12 +117,10 @@ def test_a_learned_ramp_gets_its_gradient():
 def test_a_mask_without_end_computes_everything():
     width = WIDTHS["spread"](N)
 
-    def sigmoid(width, units):
-        return torch.sigmoid(width - units)
-
+    edge = Edge(lambda width, units: torch.sigmoid(width - units), torch.inf, torch.inf)
     for ours, truth in zip(
-        result(fused_sliced_swiglu, operands(), width, sigmoid, float("inf")),
-        result(reference_sliced_swiglu, operands(), width, sigmoid, float("inf")),
+        result(fused_sliced_swiglu, operands(), width, edge),
+        result(reference_sliced_swiglu, operands(), width, edge),
     ):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
@@ -133,8 +131,8 @@ def test_under_autocast():
     tensors = [tensors[0], tensors[1] / 6, tensors[2] / 6, tensors[3] / 17]
     width = 300 * torch.rand(n, generator=torch.Generator().manual_seed(2))
     with torch.autocast("cpu", torch.bfloat16):
-        ours = result(sliced_swiglu, tensors, width, ramp, RAMP / 2)
-    truth = result(reference_sliced_swiglu, tensors, width, ramp, RAMP / 2)
+        ours = result(sliced_swiglu, tensors, width, LINEAR)
+    truth = result(reference_sliced_swiglu, tensors, width, LINEAR)
     assert ours[0].dtype == torch.bfloat16
     assert all(gradient.dtype == torch.float32 for gradient in ours[1:])
     for own, true in zip(ours, truth):
@@ -146,7 +144,7 @@ def test_executed_flops_are_asked_ones_rounded_up_to_an_edge():
     width = WIDTHS["spread"](N)
     leaves = [tensor.requires_grad_() for tensor in operands()]
     with FlopCounterMode(display=False) as counter:
-        fused_sliced_swiglu(*leaves, width, hard, 0.0).sum().backward()
+        fused_sliced_swiglu(*leaves, width, HARD).sum().backward()
     rounded = [min(edge for edge in (0, 3, 6, 9, 12, 13) if edge >= round(min(float(w), D_FF))) for w in width]
     assert bucketed_units(width, 0.0, D_FF).tolist() == rounded
     assert counter.get_total_flops() == 3 * sum(rounded) * (4 * D_MODEL + 2 * D_OUT)
@@ -154,17 +152,18 @@ def test_executed_flops_are_asked_ones_rounded_up_to_an_edge():
 
 @pytest.mark.usefixtures("small_buckets")
 def test_masks_are_applied_only_where_they_are_partial():
-    for mask, margin, overlap in MASKS.values():
+    for edge in EDGES:
         n_masked = []
 
-        def counted(width, units, mask=mask, n_masked=n_masked):
+        def counted(width, units, mask=edge.mask, n_masked=n_masked):
             n_masked.append(len(width) * len(units))
             return mask(width, units)
 
-        fused_sliced_swiglu(*operands(), WIDTHS["everything"](N), counted, margin, overlap)
+        counting = edge._replace(mask=counted)
+        fused_sliced_swiglu(*operands(), WIDTHS["everything"](N), counting)
         assert sum(n_masked) == 0
-        fused_sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counted, margin, overlap)
-        whole = sum(c <= 7.2 - margin for c in (i + 0.5 for i in range(D_FF)))
+        fused_sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counting)
+        whole = sum(c <= 7.2 - edge.margin for c in (i + 0.5 for i in range(D_FF)))
         assert sum(n_masked) == N * (9 - whole)
 
 
@@ -179,7 +178,7 @@ def test_keeps_no_more_than_the_masked_form():
 
         leaves = [tensor.requires_grad_() for tensor in operands(n=97)]
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = form(*leaves, torch.full((97,), D_FF, dtype=torch.float64), ramp, RAMP / 2)
+            out = form(*leaves, torch.full((97,), D_FF, dtype=torch.float64), LINEAR)
         del out
         return sum(sizes.values())
 
@@ -190,8 +189,8 @@ def test_the_masked_form_runs_when_asked_for_and_under_compile(monkeypatch):
     def refuse(*_):
         raise AssertionError("stripes")
 
-    monkeypatch.setattr(MODULE, "fused_sliced_swiglu", refuse)
-    arguments = (*operands(n=40), torch.full((40,), 7.0, dtype=torch.float64), hard, 0.0)
+    monkeypatch.setattr(kernel, "fused_sliced_swiglu", refuse)
+    arguments = (*operands(n=40), torch.full((40,), 7.0, dtype=torch.float64), HARD)
     truth = reference_sliced_swiglu(*arguments)
     with pytest.raises(AssertionError, match="stripes"):
         sliced_swiglu(*arguments)

@@ -1,19 +1,18 @@
 """Models whose attention runs in small blocks, beside the same with torch's fused function."""
 
 from contextlib import contextmanager
-from importlib import import_module
 
 import pytest
 import torch
 from model_cases import decoder, random_tokens, variant
 from thinned import in_turn
 
+from widthwise.kernels import attention as choice
 from widthwise.kernels import attention_in_blocks
 from widthwise.model.generate import pad_left
 from widthwise.model.recompute import Recompute
 
 pytestmark = pytest.mark.usefixtures("float64")
-CHOICE = import_module("widthwise.kernels.attention")  # the module; its function has the same name
 NAMES = ["values_of_other_sizes", "unrotated", "further_heads", "slots"]
 
 
@@ -26,7 +25,7 @@ def in_blocks(monkeypatch):
         ran = []
         build = attention_in_blocks.Blocks
         with monkeypatch.context() as patch:
-            patch.setattr(CHOICE, "blocks_are_faster", lambda n_queries, *_, **__: n_queries > 1)
+            patch.setattr(choice, "blocks_are_faster", lambda n_queries, *_, **__: n_queries > 1)
             patch.setattr(attention_in_blocks, "rows_at_once", lambda n_keys: 4)
             patch.setattr(attention_in_blocks, "Blocks", lambda *arguments: ran.append(1) or build(*arguments))
             yield

@@ -88,7 +88,7 @@ def test_every_norm_divides_by_the_width_it_sees(placement, norm, share_weights,
     [
         (HourglassTemplate, {"n_blocks": 0}, "n_blocks: got 0"),
         (HourglassTemplate, {"d_hidden": 0}, "d_hidden: got 0"),
-        (HourglassTemplate, {"d_hidden": 5, "ratio": 0.4}, "not both"),
+        (HourglassTemplate, {"d_hidden": 5, "ratio": 0.4}, "the width or the rule"),
         (HourglassTemplate, {"norm": "post"}, "norm: got 'post'"),
         (HourglassConfig, {"n_blocks": 2, "d_hidden": [5, 3, 2]}, "got 3 widths for n_blocks = 2"),
         (HourglassConfig, {"n_blocks": 2, "d_hidden": [5, 3], "share_weights": True}, "no matrices in common"),

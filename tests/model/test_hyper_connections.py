@@ -10,7 +10,8 @@ from measured import on_meta
 from thinned import in_turn
 from torch import Tensor
 
-from widthwise.model.initial_weights import fill
+from widthwise.model.axes import Weight
+from widthwise.model.initial_weights import drawn
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.hyper_connections_module import HyperConnection
 
@@ -25,7 +26,8 @@ def connection(m: int, n: int, is_random: bool = True, **options) -> HyperConnec
     site = HyperConnectionsConfig(**settings).build(m * SLOT_WIDTH, m * SLOT_WIDTH, m * SLOT_WIDTH).to(torch.float64)
     generator = torch.Generator().manual_seed(n)
     for module in site.modules():
-        fill(module, 1.0, generator)
+        if isinstance(module, Weight):
+            module.weight.data.copy_(drawn(module, 1.0, generator))
     if is_random:
         with torch.no_grad():
             for parameter in site.parameters():

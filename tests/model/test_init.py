@@ -9,7 +9,7 @@ from model_cases import KINDS, SLOTS, VARIANTS, config, decoder, variant
 from widthwise.config_io import parse
 from widthwise.model.axes import Linear, RMSNorm
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.initial_weights import fill
+from widthwise.model.initial_weights import drawn as drawn_weight
 from widthwise.shape.template import ModelTemplate
 
 PAPER = {
@@ -82,13 +82,10 @@ def test_building_on_meta_equals_building_directly():
 
 
 def started(start, dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix, whatever its memory held before, and what the generator gives after it."""
+    """The first weight of a matrix, and what the generator gives after it."""
     module = Linear({"d_in": 4}, {"d_out": 6}, start=start).to(dtype)
     generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        module.weight.fill_(math.nan)
-    fill(module, 0.5, generator)
-    return module.weight.detach(), torch.rand((), generator=generator)
+    return drawn_weight(module, 0.5, generator), torch.rand((), generator=generator)
 
 
 def test_a_weight_starts_at_a_number_or_as_a_function_fills_it_or_is_drawn():

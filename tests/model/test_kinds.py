@@ -78,6 +78,6 @@ def test_a_feed_forward_that_does_not_say_its_hidden_widths_is_refused_when_it_i
     class SilentTemplate(FFNTemplate):
         kind: Literal["silent"] = "silent"
 
-    with pytest.raises(UserError, match=r"^Silent\.hidden_axes: must name the fields that count hidden units"):
+    with pytest.raises(UserError, match=r"^Silent\.hidden_axes: must name the fields of hidden units"):
         register_ffn(Silent, SilentTemplate)
     assert Silent not in [*FEED_FORWARDS.configs]

@@ -68,7 +68,7 @@ def test_no_ngram_crosses_documents_that_do_not_see_each_other():
     model, told = decoder(config("x", **NGRAMS)), Boundaries(eos_id=0, masks=True, resets=True)
     tokens = torch.tensor([[3, 4, 0, 5, 6, 7, 0, 8, 9]])
     with torch.no_grad():
-        whole = model.hidden(tokens, documents=told.documents(tokens), positions=told.positions(tokens))
+        whole = model.exit(model.stream(tokens, documents=told.documents(tokens), positions=told.positions(tokens)))
         alone = torch.cat([model.hidden(part) for part in tokens.split([3, 4, 2], dim=1)], dim=1)
     torch.testing.assert_close(whole, alone, rtol=1e-9, atol=1e-9)
 

@@ -7,9 +7,10 @@ import torch
 from comparing import assert_same, context, random
 from pydantic import TypeAdapter
 
+from widthwise.model.axes import Weight
 from widthwise.model.ffn.width_choice import AnyWidthScore
 from widthwise.model.ffn.width_choice_module import EPS
-from widthwise.model.initial_weights import fill
+from widthwise.model.initial_weights import drawn
 
 D = 37
 VOCAB = 61
@@ -28,7 +29,8 @@ def initial(kind, dtype=torch.float64, **options):
     score = config(kind, **options).build(D).to(dtype)
     generator = torch.Generator().manual_seed(0)
     for module in score.modules():
-        fill(module, 0.4, generator)
+        if isinstance(module, Weight):
+            module.weight.data.copy_(drawn(module, 0.4, generator))
     return score
 
 
@@ -92,9 +94,7 @@ def test_cost_is_that_of_the_built_score_which_has_a_gain_unless_told_otherwise(
 
 def test_as_written_the_score_is_zero_and_says_so():
     with pytest.warns(UserWarning, match="score has no variance"):
-        score = config("ln_mean").build(D).double()
-    for module in score.modules():
-        fill(module, 1.0, torch.Generator())
+        score = initial("ln_mean")
     assert apply(score, *inputs()).abs().max() < 1e-12
 
 

@@ -16,7 +16,7 @@ from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder
-from widthwise.model.residual.hyper_connections import site_cost
+from widthwise.model.residual.hyper_connections import HyperConnectionOptions
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.shape.search import search
@@ -43,6 +43,12 @@ def inspected(command: str) -> dict[str, Any]:
     return inspect_recipe(recipe(command))
 
 
+def site_cost(slot_width: float, n_slots: int, n_blocks: int, dynamic: bool, state_every: int = 1) -> Cost:
+    """What a site counts that reads and writes so many blocks."""
+    options = HyperConnectionOptions(dynamic=dynamic, state_every=state_every)
+    return options.site_cost(slot_width, n_slots, n_blocks, n_blocks)
+
+
 class TestSite:
     """Section 3.5 of the paper, worked out by hand, and what the library counts."""
 
@@ -50,7 +56,7 @@ class TestSite:
         for ((m, n), total), slot_width in zip(TOTALS.items(), cycle([1, 5, 80])):
             paper, d_model = site_flops(m, n), m * slot_width
             assert sum(paper) == total
-            dynamic, static = (site_cost(slot_width, n, m, m, dynamic=dynamic).flops for dynamic in (True, False))
+            dynamic, static = (site_cost(slot_width, n, m, dynamic=dynamic).flops for dynamic in (True, False))
             assert dynamic == (total - paper.norm) * d_model
             assert static == (paper.width + paper.depth) * d_model
             assert dynamic - static == paper.coefficients * d_model
@@ -62,14 +68,14 @@ class TestSite:
 
     @pytest.mark.parametrize(("m", "n", "slot_width", "by_hand"), [(2, 3, 1024, 8234), (8, 64, 256, 30976)])
     def test_parameters(self, m, n, slot_width, by_hand):
-        assert site_cost(slot_width, n, m, m, dynamic=True).params == site_params(m, n, slot_width) == by_hand
-        assert site_cost(slot_width, n, m, m, dynamic=False).params == n * (2 * m + n)
+        assert site_cost(slot_width, n, m, dynamic=True).params == site_params(m, n, slot_width) == by_hand
+        assert site_cost(slot_width, n, m, dynamic=False).params == n * (2 * m + n)
 
     def test_a_site_keeps_the_states_and_the_update(self):
         """The (n / m + 1) D numbers of the paper's first formula, before it computes any again."""
         slot_width = 6
         for (m, n), dynamic in zip(TOTALS, cycle([True, False])):
-            every, second = (site_cost(slot_width, n, m, m, dynamic, state_every) for state_every in (1, 2))
+            every, second = (site_cost(slot_width, n, m, dynamic, state_every) for state_every in (1, 2))
             numbers = every.activation_elements + every.activation_fp32_elements
             assert numbers == (n / m + 1) * m * slot_width
             assert every.activation_bytes() - second.activation_bytes() == 4 * n * slot_width / 2
@@ -271,7 +277,7 @@ class TestDocuments:
         lines = cells(GUIDE, r"(\d+), (\d+) \| (.+)")
         assert len(lines) >= len(TOTALS)
         for m, n, costs in ((int(m), int(n), costs) for m, n, costs in lines):
-            sites = {d_model: site_cost(d_model / m, n, m, m, dynamic=True) for d_model in (640, 1024, 2048, 4096)}
+            sites = {d_model: site_cost(d_model / m, n, m, dynamic=True) for d_model in (640, 1024, 2048, 4096)}
             shares = [f"{2 * site.flops / (24 * d_model**2):.1%}" for d_model, site in sites.items()]
             params = [f"{sites[d_model].params:,.0f}" for d_model in (640, 2048)]
             assert costs.split(" | ") == [f"{n / m:g}", f"{sites[640].flops / 640:.0f}", *shares, *params], (m, n)

@@ -4,7 +4,7 @@ The config of a feed-forward or residual declares what it keeps and which sizes 
 order, which is the order in which a growth happens:
 
 1. `choices`: the options, and the requested config for requests by size (`--d-model 96`).
-2. The origin of entries: `correspondence` (layers and blocks; one axis; heads), `stream` (coordinates of the residual
+2. The origin of entries: `correspondence` (layers; one axis; heads), `stream` (coordinates of the residual
    stream).
 3. `target`: the grown config: the requested sizes with the constants of the old model.
 4. `tensor_plan`: the making of one tensor, with new entries; `rules`: its plan, from the names of its axes; `added`:

@@ -6,19 +6,16 @@ is. With a zero matrix before a norm, the first optimizer step, however small, w
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
-
 from widthwise.config_io import UserError
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
-from widthwise.model.initial_weights import fill, initial_std
+from widthwise.model.initial_weights import drawn, initial_std
 from widthwise.model.input_tables_module import LearnedPositions
 
 IsAdded = Callable[[str], bool]
 """True if the old model lacks the parameter of that name."""
-WHOLE_PROJECTION = "w_widen"
 SUBLAYERS = ("attention", "ffn")
 """The parts of a layer that write the stream."""
 
@@ -29,7 +26,7 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
     owner: the module that holds it in the grown model. Raises UserError for one that is used from the start and that no
     value makes silent.
     """
-    if isinstance(owner, Linear) and name.split(".")[-2] == WHOLE_PROJECTION and "d_model" in owner.out_axes:
+    if isinstance(owner, Linear) and name.endswith("w_widen.weight") and "d_model" in owner.out_axes:
         raise UserError(
             f"residual.resize: {name} of full_projection would replace the whole stream where a layer becomes "
             "wider than the one before it; let the widths of all layers grow alike"
@@ -42,23 +39,15 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
     is_free = any(part in SUBLAYERS for part in name.split("."))
     if inside:
         is_free = inside.split(".")[0] not in model.get_submodule(layer).config.ffn.active_at_start  # pyright: ignore
-    return TensorPlan("", maps, InitialValues(starter(name, model, owner), is_free=is_free))
+    return TensorPlan("", maps, InitialValues(initialiser(name, owner, model), is_free=is_free))
 
 
-def starter(name: str, model: Decoder, owner: Weight) -> Draw:
-    """Return the function that initialises this parameter in an untrained model."""
+def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:
+    """Return the function that draws this parameter of an untrained model. owner: the module that holds it."""
     config = model.config
-    width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
-    std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
-
-    def start(tensor: Tensor, generator) -> None:
-        # A module without `__init__`, so that `fill` sees the owner's class and `start` but allocates nothing else.
-        holder = type(owner).__new__(type(owner))
-        nn.Module.__init__(holder)
-        holder.start, holder.weight = owner.start, nn.Parameter(tensor)
-        fill(holder, std, generator, config.init.truncate_at)
-
-    return start
+    width_ratio = config.d_model / config.width_of(name)
+    std = initial_std(config.init, owner, width_ratio, config.n_residual_additions)
+    return lambda generator: drawn(owner, std, generator, config.init.truncate_at)
 
 
 def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
@@ -90,9 +79,4 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
             break
     if isinstance(owner, Norm) and owner.is_after:
         return owner is behind
-    return behind is None and is_writer(owner)
-
-
-def is_writer(owner: nn.Module) -> bool:
-    """Return True if a module is the last matrix of a sublayer: it writes d_model and does not read it."""
-    return isinstance(owner, Linear) and "d_model" in owner.out_axes and "d_model" not in owner.in_axes
+    return behind is None and isinstance(owner, Linear) and owner.writes_stream

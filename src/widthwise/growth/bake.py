@@ -87,7 +87,7 @@ def _baked_config(config: ModelConfig, one_eps: bool) -> ModelConfig:
         # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
         return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
 
-    config = with_layers(config, lambda layer: {"attention": _attention(layer.attention, one_eps)})
+    config = with_layers(config, lambda _, layer: {"attention": _attention(layer.attention, one_eps)})
     return with_norms(config, baked, residual=config.residual.baked())
 
 
@@ -157,7 +157,7 @@ def stream_factor(config: ModelConfig) -> float:
         if norm.stat_width is not None:
             raise UserError(f"{where}.stat_width: got {norm.stat_width}; one eps needs norms that measure all {width}")
     widths = {config.d_model, config.final_norm_width}
-    widths |= {width for layer in config.layers for width in (layer.d_model, layer.d_in, layer.d_out)}
+    widths |= {width for layer in config.layers for width in layer.widths}
     if len(widths) > 1:
         raise UserError(f"d_model: got widths {sorted(widths)}; one eps needs layers that are all equally wide")
     divisors = {norm.norm_dim for _, norm, _ in norms_of(config)}

@@ -53,13 +53,12 @@ def certify(
     lr: float,
     seed: int = 0,
     fresh: FreshEntries | None = None,
-    tokens: Tensor | None = None,
 ) -> Certificate:
     """Compare a grown model with its original.
 
     old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed, fresh: as given to the plan
-    for the new weights; seq_len: for counting FLOPs; lr: of the two optimizer steps; tokens: integers (B, T) with
-    T > 1, random by default. The caller's random state is not touched.
+    for the new weights; seq_len: for counting FLOPs; lr: of the two optimizer steps. The caller's random state is not
+    touched.
     """
     n_old, n_new = plan.old.cost().params, plan.new.cost().params
     # At once are held two tensors for each old parameter (weight, gradient) and six for each grown one: weight and
@@ -67,10 +66,9 @@ def certify(
     n_bytes = (2 * n_old + 6 * n_new) * torch.float64.itemsize
     dtype = torch.float64 if n_bytes <= free_memory() / 2 else torch.float32
     logit_bound, gradient_bound = BOUNDS[dtype]
-    if tokens is None:
-        n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
-        size, generator = (N_SEQUENCES, min([N_TOKENS, *n_positions])), torch.Generator().manual_seed(seed)
-        tokens = torch.randint(plan.old.vocab_size, size, generator=generator)
+    n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
+    size, generator = (N_SEQUENCES, min([N_TOKENS, *n_positions])), torch.Generator().manual_seed(seed)
+    tokens = torch.randint(plan.old.vocab_size, size, generator=generator)
     new = {name: weight.detach() for name, weight in new_weights.items()}
     old = {name: weight.detach().to(dtype) for name, weight in old_weights.items()}
     grown = new if dtype != torch.float64 else dict(plan.weights(old, seed, fresh))
@@ -237,12 +235,10 @@ def first_order_gains(
         model = decoder_of(plan.new, weights, torch.float32)
         halves: list[dict[str, Tensor]] = []
         for half in (batches[::2], batches[1::2]):
-            gradients = {
-                name: found.view(is_zero[name].shape)
-                for name, found in _gradients(model, half).items()
-                if name in is_zero
-            }
-            chosen = {name: found.movedim(-1, 0)[is_zero[name].movedim(-1, 0)] for name, found in gradients.items()}
-            halves.append({name: found.double() / len(half) for name, found in chosen.items()})
+            gradients, mean = _gradients(model, half), {}
+            for name, found in is_zero.items():
+                columns = gradients[name].view(found.shape).movedim(-1, 0)
+                mean[name] = columns[found.movedim(-1, 0)].double() / len(half)
+            halves.append(mean)
     pairs = {name: (halves[0][name], halves[1][name]) for name in is_zero}
     return {name: (first * step(second) + step(first) * second) / 2 for name, (first, second) in pairs.items()}

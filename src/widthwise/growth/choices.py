@@ -20,8 +20,6 @@ from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import SlotLayout
 from widthwise.sizes import MOST_LAYERS, Count
 
-NewLayers = Literal["drawn", "copied"]
-"""Origin of those parts of added layers that do not have to be 0: drawn, or copied from the layer before."""
 Reset = Literal["none", "new", "all"]
 """State that the optimizer forgets; see `growth.plan.grown_states`."""
 RewarmupOf = Literal["all", "new"]
@@ -55,16 +53,14 @@ class NewSizes(Config):
     """Feed-forward whose first block the present one becomes."""
 
 
-def _old_layer(name: Any) -> Any:
-    return None if name == "new" else name
+_AddedLayer = pydantic.BeforeValidator(lambda name: None if name == "new" else name)
+OldLayer = Annotated[pydantic.NonNegativeInt | None, _AddedLayer]
 
 
 class GrowthChoices(Config):
     """The choices that a growth leaves open beside the sizes."""
 
-    new_layers: NewLayers = "drawn"
-    """Draw what of added layers does not have to be 0 as in an untrained model, or copy that of the layer before."""
-    layers: tuple[Annotated[pydantic.NonNegativeInt | None, pydantic.BeforeValidator(_old_layer)], ...] | None = None
+    layers: tuple[OldLayer, ...] | None = None
     """For each layer of the larger model the old one it comes from, counted from 0, or new (null) for one that is
     added, such as 0,1,new,2; default: added layers lie evenly among the others."""
     reset: Reset = "none"
@@ -158,13 +154,13 @@ def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
         d_ff, key = sizes.d_ff, f"ffn.{_hidden_key(model.layers[0].ffn)}"
         _check_alike(model, "d_ff", d_ff, lambda layer: getattr(layer.ffn, _hidden_key(layer.ffn)), key)
         model = with_layers(
-            model, lambda layer: {"ffn": checked_copy(layer.ffn, "ffn", **{_hidden_key(layer.ffn): d_ff})}
+            model, lambda _, layer: {"ffn": checked_copy(layer.ffn, "ffn", **{_hidden_key(layer.ffn): d_ff})}
         )
     heads = {name: size for name in ("n_heads", "n_kv_heads", "head_dim") if (size := getattr(sizes, name)) is not None}
     for name, size in heads.items():
         _check_alike(model, name, size, lambda layer, name=name: getattr(layer.attention, name), f"attention.{name}")
     if heads:
-        model = with_layers(model, lambda layer: {"attention": _attention(layer.attention, **heads)})
+        model = with_layers(model, lambda _, layer: {"attention": _attention(layer.attention, **heads)})
     return _with_added_layers(model, sizes.add_layers)
 
 
@@ -185,14 +181,16 @@ def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[L
         )
 
 
-def with_layers(model: ModelConfig, change: Callable[[LayerConfig], dict[str, Any]], **changes: Any) -> ModelConfig:
+LayerChange = Callable[[str, LayerConfig], dict[str, Any]]
+"""(path, layer) -> the changed fields of the layer."""
+
+
+def with_layers(model: ModelConfig, change: LayerChange, **changes: Any) -> ModelConfig:
     """Return the model with changed fields of every layer, that of the MTP heads included, and of its own."""
-
-    def changed(where: str, layer: LayerConfig) -> LayerConfig:
+    layers = []
+    for where, layer in model.named_layers():
         with mistakes_at(where):
-            return layer.model_copy(update=change(layer))
-
-    layers = [changed(where, layer) for where, layer in model.named_layers()]
+            layers.append(layer.model_copy(update=change(where, layer)))
     mtp = model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
     return checked_copy(model, "model", layers=tuple(layers), mtp=mtp, **changes)
 
@@ -207,25 +205,21 @@ def _with_d_model(model: ModelConfig, d_model: int) -> ModelConfig:
             )
         return found
 
-    layers = [
-        layer.model_copy(
-            update={name: wider(f"{where}.{name}", getattr(layer, name)) for name in ("d_model", "d_in", "d_out")}
-        )
-        for where, layer in model.named_layers()
-    ]
-    residual, mtp = model.residual, model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
+    def widths(where: str, layer: LayerConfig) -> dict[str, Any]:
+        return {name: wider(f"{where}.{name}", getattr(layer, name)) for name in ("d_model", "d_in", "d_out")}
+
+    residual = model.residual
     if isinstance(residual.layout, SlotLayout):
         slot_width = wider("residual.slot_width", residual.slot_shape(model.d_model)[1])
         residual = checked_copy(residual, "residual", slot_width=slot_width)
     final_norm_width = wider("final_norm_width", model.final_norm_width)
-    sizes = {"d_model": d_model, "final_norm_width": final_norm_width, "residual": residual}
     usual = {where: width for where, _, width in norms_of(model)}
-    return with_norms(
-        model.model_copy(update={**sizes, "layers": tuple(layers), "mtp": mtp}),
-        lambda where, norm, width: (
-            norm.model_copy(update={"norm_dim": width}) if norm.norm_dim == usual[where] else norm
-        ),
-    )
+
+    def divisor(where: str, norm: NormConfig, width: int) -> NormConfig:
+        return norm.model_copy(update={"norm_dim": width}) if norm.norm_dim == usual[where] else norm
+
+    model = with_layers(model, widths, d_model=d_model, final_norm_width=final_norm_width, residual=residual)
+    return with_norms(model, divisor)
 
 
 def norms_of(model: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
@@ -245,15 +239,14 @@ def norms_of(model: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
 def with_norms(model: ModelConfig, change: Callable[[str, NormConfig, int], NormConfig], **changes: Any) -> ModelConfig:
     """Return the model with every norm changed, and fields of its own. change: takes what `norms_of` yields."""
     norms = {where: change(where, norm, norm_dim) for where, norm, norm_dim in norms_of(model)}
-    layers = [
-        checked_copy(layer, where, **{name: norms[f"{where}.{name}"] for name in layer.usual_norm_dims})
-        for where, layer in model.named_layers()
-    ]
-    mtp = model.mtp
-    if mtp is not None:
-        of_heads = {"slot_norm": norms["mtp.slot_norm"], "final_norm": norms["mtp.final_norm"]}
-        mtp = mtp.model_copy(update={"layer": layers.pop(), **of_heads})
-    return checked_copy(model, "model", layers=tuple(layers), mtp=mtp, final_norm=norms["final_norm"], **changes)
+    if model.mtp is not None:
+        of_heads = {name: norms[f"mtp.{name}"] for name in ("slot_norm", "final_norm")}
+        model = model.model_copy(update={"mtp": model.mtp.model_copy(update=of_heads)})
+
+    def of_layer(where: str, layer: LayerConfig) -> dict[str, Any]:
+        return {name: norms[f"{where}.{name}"] for name in layer.usual_norm_dims}
+
+    return with_layers(model, of_layer, final_norm=norms["final_norm"], **changes)
 
 
 def _attention(
@@ -263,10 +256,8 @@ def _attention(
     if n_kv_heads is None:
         n_kv_heads, rest = divmod(n_heads * old.n_kv_heads, old.n_heads)
         if rest:
-            raise UserError(
-                f"n_heads: got {n_heads}; no whole number of groups of {old.n_heads // old.n_kv_heads}; give "
-                "n_kv_heads too"
-            )
+            group = old.n_heads // old.n_kv_heads
+            raise UserError(f"n_heads: got {n_heads}; must be whole groups of {group}, or give n_kv_heads too")
     changes: dict[str, Any] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads}
     if head_dim not in (None, old.head_dim):
         rule = next((rule for rule in SCALES.values() if math.isclose(old.scale, rule(old.head_dim))), None)

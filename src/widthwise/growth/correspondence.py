@@ -1,9 +1,9 @@
-"""The origin of a grown model's parts in the old one: layers and blocks, the entries along one axis, heads."""
+"""The origin of a grown model's parts in the old one: layers, the entries along one axis, heads."""
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from widthwise.config_io import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
-from widthwise.model.ffn.interface import FFNConfig
 
 
 def check_not_less(name: str, n_old: int, n_new: int) -> None:
@@ -22,12 +21,10 @@ def check_not_less(name: str, n_old: int, n_new: int) -> None:
 
 @dataclass(frozen=True)
 class Correspondence:
-    """The old layer or block that each new one comes from; None for an added one."""
+    """The old layer that each new one comes from; None for an added one."""
 
     layers: tuple[int | None, ...]
     """(new n_layers,)"""
-    blocks: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
-    """New layer -> (n_blocks,) for the residual blocks of its feed-forward. Layers not listed get added blocks last."""
 
     @classmethod
     def same(cls, model: ModelConfig) -> "Correspondence":
@@ -37,16 +34,6 @@ class Correspondence:
     def pairs(self) -> list[tuple[int, int]]:
         """List the (old, new) positions of the kept layers."""
         return [(old, new) for new, old in enumerate(self.layers) if old is not None]
-
-    def nearest(self, new_layer: int) -> tuple[int, int]:
-        """Return the (old, new) positions of the kept layer nearest to an added one, the earlier of two."""
-        return min(self.pairs(), key=lambda pair: (abs(pair[1] - new_layer), pair[1] > new_layer))
-
-    def blocks_of(self, new_layer: int | None, old: FFNConfig, new: FFNConfig) -> tuple[int | None, ...]:
-        """Return the old block of each new block of a feed-forward. new_layer: None for the layer of the MTP heads."""
-        n_old, n_new = old.n_residual_additions, new.n_residual_additions
-        given = None if new_layer is None else self.blocks.get(new_layer)
-        return given or (*range(n_old), *[None] * (n_new - n_old))
 
     def old_name(self, name: str) -> str | None:
         """Return the parameter's name with the old layer number; None if its layer is added."""
@@ -263,10 +250,9 @@ def frequency_places(old: Sequence[float], new: Sequence[float]) -> list[int] | 
     """Return the index of each old frequency among the new ones, each used once; None if any is missing."""
     places: list[int] = []
     for frequency in old:
-        found = [
-            i for i, other in enumerate(new) if abs(other - frequency) <= TOLERANCE * frequency and i not in places
-        ]
-        if not found:
+        found = [i for i, other in enumerate(new) if abs(other - frequency) <= TOLERANCE * frequency]
+        place = next((i for i in found if i not in places), None)
+        if place is None:
             return None
-        places.append(found[0])
+        places.append(place)
     return places

@@ -19,10 +19,9 @@ def expansions(plan: GrowthPlan) -> list[str]:
     old, new = plan.old, plan.new
     stream = stream_map(old, new, plan.correspondence.pairs())
 
-    def changes(j: int | None, before: LayerConfig, after: LayerConfig) -> list[str]:
-        blocks = plan.correspondence.blocks_of(j, before.ffn, after.ffn)
+    def changes(before: LayerConfig, after: LayerConfig) -> list[str]:
         sizes = *_width(before, after, stream), *_attention(before.attention, after.attention)
-        return [*sizes, *after.ffn.growth_in_words(before.ffn, blocks)]
+        return [*sizes, *after.ffn.growth_in_words(before.ffn)]
 
     layers: dict[str, list[int]] = {}
     for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers)):
@@ -32,7 +31,7 @@ def expansions(plan: GrowthPlan) -> list[str]:
             sizes = f"width {layer.d_model}, {heads}, {layer.ffn.kind} feed-forward of {hidden} hidden units"
             texts = [f"added, {sizes}, silent at first (layer addition)"]
         else:
-            texts = changes(j, old.layers[source], layer)
+            texts = changes(old.layers[source], layer)
         for text in texts:
             layers.setdefault(text, []).append(j)
     lines = []
@@ -49,7 +48,7 @@ def expansions(plan: GrowthPlan) -> list[str]:
         lines.append(f"further heads: {n} added, which the model does not read (multi-token prediction)")
     lines += [f"{_named(members)}: {text}" for text, members in layers.items()]
     if old.mtp is not None and new.mtp is not None:
-        lines += [f"further heads: {text}" for text in changes(None, old.mtp.layer, new.mtp.layer)]
+        lines += [f"further heads: {text}" for text in changes(old.mtp.layer, new.mtp.layer)]
     return lines
 
 

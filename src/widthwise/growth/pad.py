@@ -42,15 +42,9 @@ def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
     if d_model > 1 and isinstance(model.residual.layout, SlotLayout):
         raise UserError(f"d_model: cannot be padded in a stream of slots ({model.residual.kind}); pad the other sizes")
     if d_model > 1 and model.final_norm.kind == "layer":
-        raise UserError(
-            "d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes, or grow"
-        )
-    return with_layers(
-        model,
-        lambda layer: _padded_layer(layer, multiples),
-        d_model=_up(model.d_model, d_model),
-        final_norm_width=_up(model.final_norm_width, d_model),
-    )
+        raise UserError("d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes or grow")
+    widths = {name: _up(getattr(model, name), d_model) for name in ("d_model", "final_norm_width")}
+    return with_layers(model, lambda _, layer: _padded_layer(layer, multiples), **widths)
 
 
 def _up(size: int, multiple: int) -> int:
@@ -79,9 +73,7 @@ def _padded_attention(old: AttentionConfig, multiples: Multiples) -> AttentionCo
     n_kv_heads = next((n for n in shared if n * group % n_devices == 0), most)
     n_heads = n_kv_heads * group
     if old.qk_norm is not None and head_dim != old.head_dim:
-        raise UserError(
-            "attention.head_dim: cannot be padded behind a norm of queries and keys, which would measure zeros"
-        )
+        raise UserError("attention.head_dim: cannot be padded behind a norm of queries and keys, which measures zeros")
     if old.qk_norm is not None and old.qk_norm.over == "all_heads" and n_heads != old.n_heads:
         raise UserError("attention.n_heads: cannot be padded behind a norm over all heads, which would measure zeros")
     sizes: dict[str, int | None] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
@@ -103,7 +95,7 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
         raise UserError(f"pad_heads: got {multiple}; allowed: multiples of {KERNEL_MULTIPLE}")
     largest = max(max(layer.attention.head_dim, layer.attention.value_dim) for _, layer in model.named_layers())
     head_dim = _up(largest, multiple)
-    new = with_layers(model, lambda layer: {"attention": _with_head_dim(layer.attention, head_dim)})
+    new = with_layers(model, lambda _, layer: {"attention": _with_head_dim(layer.attention, head_dim)})
     if new == model:
         raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so leave it out")
     new_modules: dict[str, nn.Module] = dict(blueprint(new).named_modules())

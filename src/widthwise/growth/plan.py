@@ -3,7 +3,6 @@
 It yields the grown weights, the grown optimizer state, which entries are new, and the old weights back.
 """
 
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.added import SUBLAYERS, drawn_plan, is_silent, is_writer, starter
-from widthwise.growth.choices import NewLayers, Reset
+from widthwise.growth.added import drawn_plan, initialiser
+from widthwise.growth.choices import Reset
 from widthwise.growth.correspondence import Correspondence, align
 from widthwise.growth.rules import Owner, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
-from widthwise.growth.tensor_plan import FreshEntries, RedrawnRows, TensorPlan
+from widthwise.growth.tensor_plan import FreshEntries, TensorPlan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
@@ -62,20 +61,14 @@ class GrowthPlan:
 
     def shrunk(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Recover the old weights from the grown ones, bitwise unless a tensor was scaled or mirrored."""
-        return {
-            plan.source: plan.shrink(weights[name])
-            for name, plan in self.tensors.items()
-            if plan.source and not plan.is_foreign
-        }
+        return {plan.source: plan.shrink(weights[name]) for name, plan in self.tensors.items() if plan.source}
 
 
-def plan_growth(
-    old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence | None = None, new_layers: NewLayers = "drawn"
-) -> GrowthPlan:
+def plan_growth(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence | None = None) -> GrowthPlan:
     """Return the plan by which a model grows to the sizes of `wanted` while it keeps its own constants.
 
-    correspondence: the old layer and block of each new one, by default from `align`; new_layers: whether added layers
-    are drawn or copied, see `NewLayers`. Raises UserError if the function cannot be preserved.
+    correspondence: the old layer of each new one, by default from `align`. Raises UserError if the function cannot be
+    preserved.
     """
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
@@ -83,9 +76,9 @@ def plan_growth(
         models = blueprint(old), blueprint(new)
         stream = stream_map(old, new, correspondence.pairs())
         before, after = (dict(model.named_modules(remove_duplicate=False)) for model in models)
-        planner = _Planner(models[1], before, after, correspondence, stream, copies_layers=new_layers == "copied")
+        planner = _Planner(models[1], before, after, correspondence, stream)
         tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
-        kept = {plan.source for plan in tensors.values() if not plan.is_foreign}
+        kept = {plan.source for plan in tensors.values()}
         if lost := {name for name, _ in models[0].named_parameters()} - kept:
             raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
         return GrowthPlan(old, new, correspondence, tensors)
@@ -98,14 +91,13 @@ class _Planner:
     new_modules: Mapping[str, nn.Module]
     correspondence: Correspondence
     stream: StreamMap
-    copies_layers: bool
 
     def plan(self, name: str) -> TensorPlan:
         """Return the plan of one parameter of the grown model."""
         owner, old_name = _weight(self.new_modules, name), self.old_name(name)
         assert owner is not None, f"{name} has no named axes"
         if old_name is None:
-            return self._added(name, owner)
+            return drawn_plan(name, owner, self.new, lambda other: self.old_name(other) is None)
         before = _weight(self.old_modules, old_name)
         assert before is not None
         # The module around the parameter's owner; for a bias, around its matrix or norm.
@@ -115,7 +107,7 @@ class _Planner:
         )
         ffn = _ffn_of(self.new_modules, name)
         place = Owner(name.removesuffix(".weight"), before, owner, parent, old_parent, ffn)
-        of_slots = slot_plan(old_name, place, self.stream, starter(name, self.new, owner))
+        of_slots = slot_plan(old_name, place, self.stream, initialiser(name, owner, self.new))
         return weight_plan(old_name, place, self.stream) if of_slots is None else of_slots
 
     def old_name(self, name: str) -> str | None:
@@ -126,32 +118,11 @@ class _Planner:
         old, new = _ffn_of(self.old_modules, old_name), _ffn_of(self.new_modules, name)
         if old is not None and new is not None:  # the old feed-forward may be of another kind
             layer, ffn, leaf = old_name.partition(".ffn.")
-            found = re.match(r"layers\.(\d+)\.", name)
-            blocks = self.correspondence.blocks_of(int(found[1]) if found else None, old, new)
-            before = new.name_before(old, leaf, blocks)
+            before = new.name_before(old, leaf)
             if before is None:
                 return None
             old_name = f"{layer}{ffn}{before}"
         return None if _weight(self.old_modules, old_name) is None else old_name
-
-    def _added(self, name: str, owner: Weight) -> TensorPlan:
-        """Plan a parameter that the old model lacks: drawn, or a copy of that of the nearest kept layer."""
-
-        def is_added(other: str) -> bool:
-            return self.old_name(other) is None
-
-        path = name.split(".")
-        # Residual sites act from the start, so that a copied one would change the function.
-        is_of_layer = path[0] == "layers" and path[2] in SUBLAYERS
-        if self.copies_layers and is_of_layer and self.correspondence.layers[int(path[1])] is None:
-            near = self.correspondence.nearest(int(path[1]))[0]
-            copied = ".".join(("layers", str(near), *path[2:]))
-            source = _weight(self.old_modules, copied)
-            is_alike = source is not None and source.weight.shape == owner.weight.shape
-            if is_alike and not is_silent(name, self.new, is_added):
-                derived = RedrawnRows() if is_writer(owner) else None
-                return TensorPlan.same(copied, owner.weight.shape, derived=derived, is_foreign=True)
-        return drawn_plan(name, owner, self.new, is_added)
 
 
 def _weight(modules: Mapping[str, nn.Module], name: str) -> Weight | None:
@@ -204,7 +175,7 @@ def grown_states(
     groups = grouped_parameters(blueprint(plan.new))
     for_muon = {name for group in groups if group.are_hidden_matrices for name in group.names}
     for name, tensor in plan.tensors.items():
-        old = {} if tensor.is_foreign else state.get(tensor.source, {})
+        old = state.get(tensor.source, {})
         if not old or ("momentum_buffer" in old and name not in for_muon):
             continue
         # Copies whose parts of a gradient differ are assumed to have independent ones, so that their squares add up to

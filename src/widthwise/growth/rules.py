@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.correspondence import AttentionMaps, AxisMap, product
+from widthwise.growth.correspondence import AttentionMaps, AxisMap, check_not_less, product
 from widthwise.growth.stream import StreamMap
 from widthwise.growth.tensor_plan import (
     DerivedRows,
@@ -27,7 +27,7 @@ from widthwise.growth.tensor_plan import (
     TensorPlan,
 )
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import Control, Embedding, LayerNorm, Linear, Norm, Vector, Weight
+from widthwise.model.axes import Control, Embedding, Experts, LayerNorm, Linear, Norm, Vector, Weight
 from widthwise.model.cost import Axes
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoEConfig
@@ -37,8 +37,6 @@ from widthwise.model.residual.hyper_connections_module import HyperConnection
 
 TABLES = (Embedding, LearnedPositions)
 """Lookup tables: rows are their in_axes, columns their out_axes; in all other weights rows are out_axes."""
-EXPERTS = ("w_gate", "w_up", "w_down")
-"""Matrices of a mixture, stacked along the rows, one block of rows for each expert."""
 ZEROS = {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")}
 """(matrix, axis) whose new entries are 0. Zero keys leave the scores unchanged whatever the new query coordinates are;
 zero columns of w_o ignore new heads and new value coordinates. The other factor is free, so both have a gradient."""
@@ -126,10 +124,7 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
     if name == "n_slots":
         return AxisMap.appended(n_old, n_new, zero=role == "in")
     if owner.ffn is not None and name in owner.ffn.hidden_axes.values():
-        if n_new < n_old:
-            raise UserError(
-                f"{owner.name}: got {n_new} hidden units where there were {n_old}; growth takes nothing away"
-            )
+        check_not_less(owner.name, n_old, n_new)
         return AxisMap.of(n_old, owner.ffn.units_before(n_old, n_new), zero=role == "in")
     if name == "n_experts":  # copies of an old expert are adjacent
         return AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)])
@@ -157,7 +152,7 @@ def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
 def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> TensorPlan | None:
     """Plan expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
     n_parts = new.n_experts // old.n_experts
-    if n_parts == 1 or new.d_expert * n_parts != old.d_expert or owner.leaf not in EXPERTS:
+    if n_parts == 1 or new.d_expert * n_parts != old.d_expert or not isinstance(owner.new, Experts):
         return None
     before, after, experts = owner.old, owner.new, AxisMap.same(old.n_experts)
     if owner.leaf == "w_down":
@@ -210,8 +205,8 @@ def _derived(owner: Owner) -> DerivedRows | None:
     return None
 
 
-def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:
-    """Return the plan of a parameter of a hyper-connection, None for all others. start: initialises an untrained one.
+def slot_plan(source: str, owner: Owner, stream: StreamMap, draw: Draw) -> TensorPlan | None:
+    """Return the plan of a parameter of a hyper-connection, None for all others. draw: draws an untrained one.
 
     At first no old block reads a new slot and nothing is carried from it into an old one, so its content is free; it
     comes into use as soon as a read coefficient is learned. With dynamic coefficients both the static table and its
@@ -233,7 +228,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> Tens
         is_new_slot = torch.arange(n_slots) >= old.config.n_slots
         to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))
         unused = (is_new_slot[:, None] & to_old).flatten()
-        return TensorPlan(source, (product([slots, coefficients]),), InitialValues(start), zero_entries=unused)
+        return TensorPlan(source, (product([slots, coefficients]),), InitialValues(draw), zero_entries=unused)
     if isinstance(owner.new, Control):
         read = stream.slot.read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
         return TensorPlan(source, (coefficients, read))

@@ -135,11 +135,7 @@ class SlotMap(StreamMap):
 
 def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, int]]) -> StreamMap:
     """Return the map that suits all layers, (old, new) positions of the kept ones. Raises UserError if none does."""
-    widths = {
-        (getattr(old.layers[i], name), getattr(new.layers[j], name))
-        for i, j in layers
-        for name in ("d_model", "d_in", "d_out")
-    }
+    widths = {pair for i, j in layers for pair in zip(old.layers[i].widths, new.layers[j].widths)}
     has_layer_norms = any(norm.kind == "layer" for _, norm, _ in norms_of(old))
     if isinstance(new.residual.layout, SlotLayout):
         return _slot_map(old, new, new.residual.layout, widths, has_layer_norms)

@@ -27,18 +27,15 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     layers = list(wanted.layers)
     for i, j in correspondence.pairs():
         layers[j] = _layer(old.layers[i], wanted.layers[j], stream, f"layers.{j}")
+    kept = [j for _, j in correspondence.pairs()]
     for j, source in enumerate(correspondence.layers):
         if source is None:
-            near = correspondence.nearest(j)[1]
+            near = min(kept, key=lambda place: (abs(place - j), place > j))  # the earlier of two
             layers[j] = _added_layer(wanted.layers[j], wanted.layers[near], layers[near])
     must_agree("final_norm.kind", old.final_norm.kind, wanted.final_norm.kind)
-    return checked_copy(
-        wanted,
-        "model",
-        layers=tuple(layers),
-        final_norm=_norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width),
-        mtp=_mtp(old, wanted, stream),
-    )
+    final_norm = _norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width)
+    mtp = _mtp(old, wanted, stream)
+    return checked_copy(wanted, "model", layers=tuple(layers), final_norm=final_norm, mtp=mtp)
 
 
 def _check(old: ModelConfig, wanted: ModelConfig) -> None:
@@ -46,14 +43,10 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
     for model in (old, wanted):
         residual = model.residual
         if residual.kept is None or residual.layout is None:
-            raise UserError(
-                f"residual: growth does not know residual `{residual.kind}`; its config must say `kept` and `layout`"
-            )
+            raise UserError(f"residual: growth does not know `{residual.kind}`; it must say `kept` and `layout`")
         for where, layer in model.named_layers():
             if layer.ffn.kept is None:
-                raise UserError(
-                    f"{where}.ffn: growth does not know feed-forward `{layer.ffn.kind}`; its config must say `kept`"
-                )
+                raise UserError(f"{where}.ffn: growth does not know `{layer.ffn.kind}`; it must say `kept`")
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
     must_stay(("tie_embeddings",), old, wanted)
     may_be_added("positions", old.positions, wanted.positions)
@@ -106,11 +99,8 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
         for name in ("bias", "out_bias"):
             may_be_added(name, getattr(old.attention, name), getattr(new.attention, name))
     # Softmax scale, rotary frequencies and norm divisors stay.
-    constants = {
-        "scale": old.attention.scale,
-        **kept_rotation(old.attention, new.attention),
-        "qk_norm": _qk_norm(old.attention, new.attention, path),
-    }
+    constants = {"scale": old.attention.scale, **kept_rotation(old.attention, new.attention)}
+    constants["qk_norm"] = _qk_norm(old.attention, new.attention, path)
     attention = new.attention.model_copy(update=constants)
     with mistakes_at(where):
         AttentionMaps.of(old.attention, attention)

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from widthwise.growth.correspondence import AxisMap
 
-Draw = Callable[[Tensor, torch.Generator], None]
-"""Fills a tensor in place."""
+Draw = Callable[[torch.Generator], Tensor]
+"""Draws a whole tensor, in fp32."""
 
 
 def root_mean_square(old: Tensor) -> float:
@@ -65,17 +65,16 @@ class Constant(FreshEntries):
 
 @dataclass(frozen=True)
 class InitialValues(FreshEntries):
-    """The values of an untrained model. start: initialises a whole tensor of the new shape."""
+    """The values of an untrained model. draw: all of them, in the new shape."""
 
-    start: Draw
+    draw: Draw
     is_free: bool = True
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        started = torch.empty(grown.shape, dtype=torch.float32)
-        self.start(started, generator)
+        drawn = self.draw(generator)
         for dim, axis in enumerate(maps):
             where = torch.nonzero(axis.is_free)[:, 0]
-            grown.index_copy_(dim, where, started.index_select(dim, where).to(grown.dtype))
+            grown.index_copy_(dim, where, drawn.index_select(dim, where).to(grown.dtype))
         return grown
 
 
@@ -130,19 +129,7 @@ class MirroredNoise:
         return (copies + signed).flatten(0, 2)
 
 
-class RedrawnRows:
-    """Redrawn rows where all entries are 0, for a copied matrix whose following norm starts with zero gains.
-
-    With zero gains and zero rows neither would ever get a gradient.
-    """
-
-    def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
-        is_dead = (grown == 0).flatten(1).all(dim=1)
-        drawn = torch.empty(grown.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
-        return torch.where(is_dead[:, None], drawn.to(grown.dtype), grown)
-
-
-DerivedRows = OrthogonalCopies | MirroredNoise | RedrawnRows
+DerivedRows = OrthogonalCopies | MirroredNoise
 """New rows that are computed from the other rows, once the free entries are filled. `apply` takes the grown tensor, the
 map of dimension 0, and the RMS of the old entries."""
 
@@ -170,8 +157,6 @@ class TensorPlan:
     """(n_experts, n_parts): the down-projections (n_experts * d_out, d_expert) are of experts that are each cut into
     narrower ones; `maps` are those before the cut. The router gives each part 1 / n_parts of the weight its expert had,
     so that the scale is n_parts."""
-    is_foreign: bool = False
-    """The source only lends its values, to an added layer: no entry counts as old."""
 
     @classmethod
     def same(cls, source: str, shape: tuple[int, ...], **options: Any) -> "TensorPlan":
@@ -246,8 +231,6 @@ class TensorPlan:
 
     def is_new(self, was_new: Tensor | None = None) -> Tensor:
         """Return bool, of the new shape: the entries that growth added. was_new: the same of an earlier growth."""
-        if self.is_foreign:
-            return torch.ones(self.shape, dtype=torch.bool)
         found = torch.zeros(self.shape, dtype=torch.bool) if was_new is None else self._gathered(was_new)
         for dim, axis in enumerate(self.maps):
             found.index_fill_(dim, torch.nonzero(axis.is_new)[:, 0], True)

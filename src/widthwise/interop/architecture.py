@@ -7,7 +7,7 @@ evaluated once, as a model of ours has the numbers themselves. Rules that depend
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
 import pydantic
@@ -34,40 +34,32 @@ class Fields:
 
     def size(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
         """Return a whole number. Raises UserError for another value, and for none without a default."""
-        value = self._given(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            self.refuse(key, f"a whole number from {least} to {most}")
-        return value
+        allowed = f"a whole number from {least} to {most}"
+        return self._checked(key, default, lambda value: type(value) is int and least <= value <= most, allowed)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a number above 0. Raises as `size`."""
-        value = self._given(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-            self.refuse(key, "a number above 0")
-        return float(value)
+        types, allowed = (int, float), "a number above 0"
+        return float(self._checked(key, default, lambda value: type(value) in types and 0 < value < math.inf, allowed))
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false. Raises UserError for another value."""
-        value = self._given(key, default)
-        if not isinstance(value, bool):
-            self.refuse(key, "true or false")
-        return value
+        return self._checked(key, default, lambda value: isinstance(value, bool), "true or false")
 
-    def only(self, key: str, allowed: Any, default: Any = None) -> None:
-        """Raise UserError if a key has another value than the one that can be imported.
-
-        default: of transformers, where the key is missing; None: the allowed value.
-        """
-        if self.get(key, allowed if default is None else default) != allowed:
+    def only(self, key: str, allowed: Any) -> None:
+        """Raise UserError if a key has another value than the one that can be imported."""
+        if self.get(key, allowed) != allowed:
             self.refuse(key, repr(allowed))
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
         raise UserError(f"{self.where}: {key}: got {self._data.get(key)!r}; allowed: {allowed}")
 
-    def _given(self, key: str, default: Any) -> Any:
+    def _checked(self, key: str, default: Any, is_valid: Callable[[Any], bool], allowed: str) -> Any:
         value = self.get(key, default)
         if value is None:
             raise UserError(f"{self.where}: {key}: is required but missing")
+        if not is_valid(value):
+            self.refuse(key, allowed)
         return value
 
 
@@ -99,9 +91,8 @@ class Llama3(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
         if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"high_freq_factor: got {self.high_freq_factor}; must be above low_freq_factor = {self.low_freq_factor}"
-            )
+            factors = self.high_freq_factor, self.low_freq_factor
+            raise ValueError(f"high_freq_factor: got {factors[0]}; must be above low_freq_factor = {factors[1]}")
         return self
 
     def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
@@ -173,7 +164,7 @@ def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[fl
     given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
     given = {"rope_type": given.pop("type", "default"), **given}
     scaling = parse(_Rule, {"rope_parameters": given}, fields.where).rope_parameters
-    return base, None if isinstance(scaling, NoScaling) else scaling.scaled(plain_frequencies(base, head_dim))
+    return base, None if isinstance(scaling, NoScaling) else scaling.scaled(Rope(head_dim, base).pair_frequencies)
 
 
 def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
@@ -194,7 +185,7 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[flo
     # The first plain frequency is 1.
     if (found := base_of([frequency / wanted[0] for frequency in wanted], base)) is not None:
         return found, LinearScaling(factor=1 / wanted[0])
-    plain = plain_frequencies(base, 2 * len(wanted))
+    plain = Rope(2 * len(wanted), base).pair_frequencies
     # Its factor is that of the lowest frequency; its other constants are those of Llama 3.1 to 3.3.
     llama3 = Llama3(factor=round(plain[-1] / wanted[-1], 9), original_max_position_embeddings=8192)
     if agree(llama3.scaled(plain), wanted):
@@ -202,11 +193,6 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[flo
     factors = tuple(frequency / other for frequency, other in zip(plain, wanted))
     sizes = {"original_max_position_embeddings": n_positions, "attention_factor": 1.0}
     return base, LongRope(short_factor=factors, long_factor=factors, **sizes)
-
-
-def plain_frequencies(base: float, head_dim: int) -> tuple[float, ...]:
-    """Return base^(-2i / head_dim) of each pair."""
-    return Rope(head_dim, base).pair_frequencies
 
 
 class HFTensor(NamedTuple):

@@ -42,6 +42,8 @@ class Family(Architecture):
     ties_by_default: ClassVar[bool] = False
     depth_scaled: ClassVar[bool] = False
     learns_positions: ClassVar[bool] = False
+    heads_divide_width: ClassVar[bool] = False
+    """True if transformers refuses any other number of heads, even where head_dim is given."""
     fixed: ClassVar[dict[str, Any]] = {}
     """Options of the family -> the only value that our models have."""
 
@@ -91,6 +93,14 @@ class Family(Architecture):
             "tie_word_embeddings": config.tie_embeddings,
         }
 
+    def check_written(self, fields: Fields) -> None:
+        d_model, n_heads = fields.size(self.keys.d_model), fields.size(self.keys.n_heads)
+        if self.heads_divide_width and d_model % n_heads:
+            raise UserError(
+                f"d_model: got {d_model}, which is no multiple of n_heads = {n_heads}; transformers refuses such a "
+                f"{self.model_type}; grow either, so that it is one"
+            )
+
     def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
         keys, prefix = self.keys, self.base_prefix
         yield HFTensor(f"{prefix}{keys.embedding}.weight", ("embedding.weight",))
@@ -123,6 +133,7 @@ class GPT2(Family):
     ties_by_default = True
     depth_scaled = True
     learns_positions = True
+    heads_divide_width = True
     fixed: ClassVar = {"add_cross_attention": False}
 
     activations: ClassVar = {
@@ -142,6 +153,7 @@ class GPT2(Family):
         "mlp.c_proj": ("ffn.w_down",),
     }
     norms: ClassVar = {"ln_1": ("attention.norm",), "ln_2": ("ffn.norm",)}
+    unrotated: ClassVar = {"rope_base": None, "bias": True, "out_bias": True}
 
     def n_positions(self, fields: Fields) -> int:
         return fields.size("n_positions", 1024)
@@ -161,15 +173,7 @@ class GPT2(Family):
         scale = head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
         if fields.flag("scale_attn_by_inverse_layer_idx", False):
             scale /= layer + 1
-        return AttentionConfig(
-            n_heads=n_heads,
-            n_kv_heads=n_heads,
-            head_dim=head_dim,
-            scale=scale,
-            rope_base=None,
-            bias=True,
-            out_bias=True,
-        )
+        return AttentionConfig(n_heads=n_heads, n_kv_heads=n_heads, head_dim=head_dim, scale=scale, **self.unrotated)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         names = {ours: theirs for theirs, ours in reversed(self.activations.items())}
@@ -179,11 +183,6 @@ class GPT2(Family):
             "activation_function": names[getattr(config.layers[0].ffn, "activation", "gelu_tanh")],
             **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
         }
-
-    def check_written(self, fields: Fields) -> None:
-        d_model, n_heads = fields.size("n_embd"), fields.size("n_head")
-        if d_model % n_heads:
-            raise UserError(f"d_model: got {d_model}; in gpt2 it is n_heads * head_dim, with n_heads = {n_heads}")
 
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         for name, parts in (self.norms | self.matrices).items():
@@ -274,15 +273,8 @@ class RotaryDecoder(Family):
 class Llama(RotaryDecoder):
     model_type = "llama"
     class_name = "LlamaForCausalLM"
+    heads_divide_width = True
     fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
-
-    def check_written(self, fields: Fields) -> None:
-        d_model, n_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-        if d_model % n_heads:
-            raise UserError(
-                f"d_model: got {d_model}, which is no multiple of n_heads = {n_heads}; transformers refuses such a "
-                "llama, even where head_dim is given; grow either, so that it is one"
-            )
 
 
 class OLMo2(RotaryDecoder):

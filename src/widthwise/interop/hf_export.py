@@ -16,15 +16,7 @@ from widthwise.config_io import UserError, differences, to_data
 from widthwise.files import as_readable_as_others, check_free, fsync_file, new_folder, write_atomic
 from widthwise.interop.architecture import Architecture, Fields
 from widthwise.interop.families import family_of
-from widthwise.interop.hf_import import (
-    CONFIG,
-    GENERATION_CONFIG,
-    ONE_FILE,
-    TOKEN_IDS,
-    TOKENIZER,
-    WIDTHWISE,
-    read_config,
-)
+from widthwise.interop.hf_import import CONFIG, GENERATION, ONE_FILE, TOKEN_IDS, TOKENIZER, WIDTHWISE, read_config
 from widthwise.model.config import ModelConfig
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -77,9 +69,8 @@ REASONS = {
     "mtp": "it has no place for further heads",
     **dict.fromkeys(("d_in", "d_out", "d_model"), "every layer is as wide as the embedding"),
     "d_ff": "one number stands for all layers",
-    "n_heads": "one number stands for all layers, and in gpt2 n_heads * head_dim is the width",
+    **dict.fromkeys(("n_heads", "head_dim"), "all layers have one; in gpt2 n_heads * head_dim is the width"),
     "n_kv_heads": "one number stands for all layers, and in gpt2 it is n_heads",
-    "head_dim": "one number stands for all layers, and in gpt2 n_heads * head_dim is the width",
     "rope_frequencies": "it turns queries and keys, those of all layers alike",
 }
 
@@ -149,7 +140,7 @@ def export_hf(
     }
     written = {**head, **surroundings.model_keys, **written, **token_ids, "use_cache": True}
     generation = {key: value for key, value in token_ids.items() if value is not None}
-    texts = {CONFIG: _json(written), GENERATION_CONFIG: _json(generation), **surroundings.texts}
+    texts = {CONFIG: _json(written), GENERATION: _json(generation), **surroundings.texts}
     if surroundings.tokenizer is not None:
         # Names the class, which transformers would guess by the model_type and which might split text otherwise.
         tokenizer_config = {

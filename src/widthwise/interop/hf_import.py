@@ -25,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
+GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 HEAD = "lm_head.weight"
@@ -129,38 +129,35 @@ def _opened(path: Path) -> Iterator[Any]:
 def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> dict[str, Tensor]:
     """Read the tensors, by our names. Raises UserError for damaged files, and for numbers that are no plain floats."""
     file_of, prefix = _files(folder), architecture.base_prefix
-    if not any(name.startswith(prefix) for name in file_of):  # saved without its head
-        file_of = {name if name == HEAD else prefix + name: path for name, path in file_of.items()}
-        stored_name = {name: name if name == HEAD else name.removeprefix(prefix) for name in file_of}
-    else:
-        stored_name = {name: name for name in file_of}
+    is_whole = any(name.startswith(prefix) for name in file_of)  # else saved without its head
+    stored = {name if is_whole or name == HEAD else prefix + name: (name, path) for name, path in file_of.items()}
 
     def read(name: str) -> Tensor:
-        path = file_of.pop(name)
+        own_name, path = stored.pop(name)
         with _opened(path) as file:
-            found = file.get_tensor(stored_name[name])
+            found = file.get_tensor(own_name)
         if found.dtype not in TYPES:
-            raise UserError(f"{path}: {stored_name[name]} is of type {found.dtype}; allowed: fp32, bf16, fp16 and fp64")
+            raise UserError(f"{path}: {own_name} is of type {found.dtype}; allowed: fp32, bf16, fp16 and fp64")
         return found
 
     shapes, weights = parameter_shapes(config), {}
     for tensor in architecture.tensors(config):
-        if tensor.name not in file_of:
+        if tensor.name not in stored:
             raise UserError(f"{folder}: has no tensor {tensor.name}, which {CONFIG} asks for")
-        stored = read(tensor.name)
+        found = read(tensor.name)
         sizes = [shapes[part] for part in tensor.parts]
         wanted = (sum(size[0] for size in sizes), *sizes[0][1:])
         expected = wanted[::-1] if tensor.is_transposed else wanted
-        if tuple(stored.shape) != expected:
-            raise UserError(f"{folder}: {tensor.name} has shape {tuple(stored.shape)}; must be {expected}, by {CONFIG}")
-        rows = (stored.T if tensor.is_transposed else stored).split([size[0] for size in sizes])
+        if tuple(found.shape) != expected:
+            raise UserError(f"{folder}: {tensor.name} has shape {tuple(found.shape)}; must be {expected}, by {CONFIG}")
+        rows = (found.T if tensor.is_transposed else found).split([size[0] for size in sizes])
         weights |= {part: piece.contiguous() for part, piece in zip(tensor.parts, rows)}
-    if config.tie_embeddings and HEAD in file_of and not torch.equal(read(HEAD), weights["embedding.weight"]):
+    if config.tie_embeddings and HEAD in stored and not torch.equal(read(HEAD), weights["embedding.weight"]):
         raise UserError(
             f"{folder}: {HEAD} differs from the embedding, but {CONFIG} says tie_word_embeddings: true; "
             "set it to false to import both"
         )
-    unknown = sorted(name for name in file_of if not re.fullmatch(architecture.buffers, name))
+    unknown = sorted(name for name in stored if not re.fullmatch(architecture.buffers, name))
     if unknown:
         raise UserError(f"{folder}: has a tensor {unknown[0]}, which a {architecture.model_type} has not")
     return weights
@@ -168,7 +165,7 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
 
 def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[int]]:
     """Read the special tokens from generation_config.json, which may name other ends, else from config.json."""
-    path = folder / GENERATION_CONFIG
+    path = folder / GENERATION
     generation = read_json_mapping(path) if path.is_file() else {}
     found = {key: generation.get(key, data.get(key)) for key in TOKEN_IDS}
     for key, value in found.items():

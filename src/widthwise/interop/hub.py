@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from widthwise.config_io import UserError, require
-from widthwise.interop.hf_import import CONFIG, GENERATION_CONFIG, INDEX, ONE_FILE, TOKENIZER
+from widthwise.interop.hf_import import CONFIG, GENERATION, INDEX, ONE_FILE, TOKENIZER
 
-FETCHED = (CONFIG, GENERATION_CONFIG, TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")
+FETCHED = (CONFIG, GENERATION, TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")
 REASONS = {
     "GatedRepoError": "is gated; accept its terms on its page, then run `hf auth login`",
     "RepositoryNotFoundError": "is no folder here and no model on the hub; a private one needs `hf auth login`",

@@ -211,9 +211,8 @@ class HyperConnection(nn.Module):
 
     def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
         super().__init__()
-        self.slot_width, self.n_slots, self.multiplier = (
-            residual[key] for key in ("slot_width", "n_slots", "multiplier")
-        )
+        self.slot_width, self.n_slots = residual["slot_width"], residual["n_slots"]
+        self.multiplier = residual["multiplier"]
         self.n_read, self.n_write = d_read // self.slot_width, d_write // self.slot_width
         self.takes_own = residual.get("writes") == "own"
         self.n_coefficients = self.n_read + self.n_slots + (1 if self.takes_own else self.n_write)
@@ -447,9 +446,8 @@ class Hourglass(nn.Module):
         d_read = layer.layer_width
         width = normalised_width(layer.norm_placement, d_read, layer.layer_out)
         change = (normalised_width(placement, d_read, d_write) or width) - width
-        return build_norm(
-            placement, d_read, d_write, {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + change}
-        )
+        norm = {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + change}
+        return build_norm(placement, d_read, d_write, norm)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         entered = self.norm.before(x)

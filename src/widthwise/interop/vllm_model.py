@@ -155,9 +155,8 @@ class WidthwiseModel(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(
             config.vocab_size, self.d_model, quant_config=vllm_config.quant_config, prefix=f"{prefix}.embed_tokens"
         )
-        self.embed_positions = (
-            nn.Embedding(config.max_position_embeddings, self.d_model) if config.learned_positions else None
-        )
+        n_rows = config.max_position_embeddings if config.learned_positions else None
+        self.embed_positions = None if n_rows is None else nn.Embedding(n_rows, self.d_model)
         ropes = [rope_of(layer) for layer in config.per_layer_config]
         n_positions = vllm_config.model_config.max_model_len
         rotaries = {rope: None if rope is None else Rotary(rope, n_positions) for rope in ropes}

@@ -161,11 +161,8 @@ def backward(
 
 @backward.register_fake
 def _(grad, queries, keys, values, scale, documents):
-    return (
-        _empty_rows(queries, queries.shape[-1]),
-        torch.empty_like(keys, memory_format=torch.contiguous_format),
-        torch.empty_like(values, memory_format=torch.contiguous_format),
-    )
+    of_keys, of_values = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (keys, values))
+    return _empty_rows(queries, queries.shape[-1]), of_keys, of_values
 
 
 def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -34,9 +34,7 @@ def reference_wanted() -> bool:
 def refuse_double_backward() -> None:
     """Raises RuntimeError if a hand-written backward pass is itself differentiated, which would be silently wrong."""
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            "fused kernels have no second derivative: set WIDTHWISE_KERNELS=reference for create_graph=True"
-        )
+        raise RuntimeError("fused kernels have no second derivative; for create_graph set WIDTHWISE_KERNELS=reference")
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

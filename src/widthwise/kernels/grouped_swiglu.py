@@ -45,7 +45,10 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     a: (m, n_rows), b: (n_rows, n) -> (n_groups, m, n): one product over the rows of each group, 0 for an empty group.
     """
     if a.dtype == torch.float64:
-        return _group_by_group(a, b, ends)
+        groups = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
+        if b.dim() == 3:
+            return torch.cat([a[rows] @ matrix for rows, matrix in zip(groups, b)])
+        return torch.stack([a[:, rows] @ b[rows] for rows in groups])
     return torch.nn.functional.grouped_mm(_aligned(a), _aligned(b), offs=ends).contiguous()
 
 
@@ -70,14 +73,6 @@ def _aligned(matrices: Tensor) -> Tensor:
     return pad(matrices, (0, unit - n_columns % unit))[..., :n_columns]
 
 
-def _group_by_group(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """The same products in a loop over the groups."""
-    groups = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
-    if b.dim() == 3:
-        return torch.cat([a[rows] @ matrix for rows, matrix in zip(groups, b)])
-    return torch.stack([a[:, rows] @ b[rows] for rows in groups])
-
-
 class _GroupedSwiGLU(torch.autograd.Function):
     """Grouped matrix products over tokens sorted by expert.
 
@@ -94,7 +89,7 @@ class _GroupedSwiGLU(torch.autograd.Function):
         experts, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, torch.arange(n_experts, device=x.device), right=True, out_int32=True)
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        rows = _sorted(x, order, top_k)
+        rows = x[order // top_k]  # one for each choice
         gate, up = grouped_mm(rows, w_gate.mT, ends), grouped_mm(rows, w_up.mT, ends)
         hidden = silu(gate).mul_(up).mul_(weights.flatten()[order, None])
         ctx.save_for_backward(x, weights, w_gate, w_up, w_down, gate, up, order, place, ends)
@@ -105,8 +100,8 @@ class _GroupedSwiGLU(torch.autograd.Function):
         refuse_double_backward()
         x, weights, w_gate, w_up, w_down, gate, up, order, place, ends = ctx.saved_tensors
         top_k = weights.shape[1]
-        weight = weights.flatten()[order, None]
-        grad_rows = _sorted(grad, order, top_k)
+        weight, token = weights.flatten()[order, None], order // top_k
+        grad_rows = grad[token]
         grad_hidden = grouped_mm(grad_rows, w_down, ends)
         activated = silu(gate)
         product = activated * up
@@ -115,32 +110,21 @@ class _GroupedSwiGLU(torch.autograd.Function):
         grad_product = grad_hidden.mul_(weight)
         grad_gate = torch.ops.aten.silu_backward(grad_product * up, gate)
         grad_up = activated.mul_(grad_product)
-        rows = _sorted(x, order, top_k)
+        rows = x[token]
         grad_w_gate, grad_w_up = grouped_mm(grad_gate.T, rows, ends), grouped_mm(grad_up.T, rows, ends)
         grad_x = _summed(grouped_mm(grad_gate, w_gate, ends).add_(grouped_mm(grad_up, w_up, ends)), place, top_k)
         return grad_x, None, grad_weight[place].view_as(weights), grad_w_gate, grad_w_up, grad_w_down
 
 
-def _sorted(x: Tensor, order: Tensor, top_k: int) -> Tensor:
-    """x: (n_tokens, n) -> (n_tokens * top_k, n): one row for each choice, sorted by expert."""
-    return x[order // top_k]
-
-
 def _summed(rows: Tensor, place: Tensor, top_k: int) -> Tensor:
-    """The adjoint of `_sorted`. It gathers rather than scatter-adds, so that the result is deterministic."""
+    """The adjoint of `x[token]`. It gathers rather than scatter-adds, so that the result is deterministic."""
     return rows[place].view(len(place) // top_k, top_k, rows.shape[1]).sum(dim=1)
-
-
-def fused_grouped_swiglu(
-    x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor
-) -> Tensor:
-    """See `reference_grouped_swiglu`."""
-    dtype = compute_dtype(x)
-    matrices = (matrix.to(dtype) for matrix in (w_gate, w_up, w_down))
-    return _GroupedSwiGLU.apply(x.to(dtype), chosen, weights, *matrices)
 
 
 def grouped_swiglu(x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """See `reference_grouped_swiglu`."""
-    form = reference_grouped_swiglu if reference_wanted() else fused_grouped_swiglu
-    return form(x, chosen, weights, w_gate, w_up, w_down)
+    if reference_wanted():
+        return reference_grouped_swiglu(x, chosen, weights, w_gate, w_up, w_down)
+    dtype = compute_dtype(x)
+    matrices = (matrix.to(dtype) for matrix in (w_gate, w_up, w_down))
+    return _GroupedSwiGLU.apply(x.to(dtype), chosen, weights, *matrices)

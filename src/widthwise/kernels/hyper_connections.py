@@ -121,9 +121,6 @@ def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write:
             continue
         assert site.projection is not None
         assert site.scale is not None
-        assert half_tanh is not None
-        assert doubled is not None
-        assert inverse_rms is not None
         by_scale = torch.mul(grad, half_tanh, out=table)
         gradients.scale.add_(by_scale.sum(dim=1), alpha=2)
         grad.addcmul_(by_scale, half_tanh, value=-4).mul_(site.scale[:, None])  # 1 - tanh^2
@@ -255,25 +252,6 @@ def _made_again(writing: Any, dtype: torch.dtype) -> Tensor:
     return made.to(dtype)
 
 
-def fused_read_slots(
-    state: Tensor,
-    static: Tensor,
-    projection: Tensor | None,
-    scale: Tensor | None,
-    n_read: int,
-    eps: float,
-    state_every: int,
-) -> tuple[Tensor, FusedRead]:
-    """See `reference_read_slots`. state_every: one in this many consecutive sites keeps its state."""
-    x, carried, write = _Read.apply(state, static, projection, scale, n_read, eps, state_every)
-    return x, FusedRead(carried, write, x.dtype, x.grad_fn)
-
-
-def fused_write_slots(kept: FusedRead, update: Tensor, multiplier: float) -> Tensor:
-    """See `reference_write_slots`. A read can be written after only once, because its carried state is overwritten."""
-    return _Write.apply(*kept, update, multiplier)
-
-
 class ReferenceRead(NamedTuple):
     """The same of the reference."""
 
@@ -293,17 +271,18 @@ def read_slots(
 ) -> tuple[Tensor, ReferenceRead | FusedRead]:
     """The input of a sublayer, and what `write_slots` needs later. See `reference_read_slots`.
 
-    state_every: the hand-written form keeps only every state_every-th state for the backward pass.
+    state_every: of so many consecutive sites the hand-written form keeps one state for the backward pass.
     """
     is_recorded = state.requires_grad or static.requires_grad  # else a write would find no read in the graph
     if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):
-        return fused_read_slots(state, static, projection, scale, n_read, eps, state_every)
+        x, carried, write = _Read.apply(state, static, projection, scale, n_read, eps, state_every)
+        return x, FusedRead(carried, write, x.dtype, x.grad_fn)
     x, coefficients = reference_read_slots(state, static, projection, scale, n_read, eps)
     return x, ReferenceRead(state, coefficients, n_read)
 
 
 def write_slots(kept: ReferenceRead | FusedRead, update: Tensor, multiplier: float) -> Tensor:
-    """The state after a sublayer, once for each read. See `reference_write_slots`."""
+    """The state after a sublayer, once for each read, which it overwrites. See `reference_write_slots`."""
     if isinstance(kept, FusedRead):
-        return fused_write_slots(kept, update, multiplier)
+        return _Write.apply(*kept, update, multiplier)
     return reference_write_slots(kept.state, update, kept.coefficients, kept.n_read, multiplier)

@@ -7,7 +7,7 @@ them are indifferent to it as long as C is odd, because rows a power of two apar
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,11 +39,11 @@ class Coefficients(NamedTuple):
 
     table: Tensor
     """(k, C, n): the k coefficients of each slot of each token."""
-    half_tanh: Tensor | None = None
+    half_tanh: Any = None
     """(k, C, n): tanh(doubled / 2) / 2."""
-    doubled: Tensor | None = None
+    doubled: Any = None
     """(k, C, n): twice the projected, normalised state."""
-    inverse_rms: Tensor | None = None
+    inverse_rms: Any = None
     """(C, n): 1 / rms of each slot."""
 
 

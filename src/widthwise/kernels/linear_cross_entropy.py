@@ -3,11 +3,11 @@
 This pays on every device: with a vocabulary of 100,263, the logits of 4,096 tokens are 1.6 GB in fp32.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, kl_div, linear
 
 from widthwise.kernels.dispatch import reference_wanted, refuse_double_backward, widened
 
@@ -17,20 +17,48 @@ MIN_ROWS = 256
 """Positions in a chunk at least: each chunk adds to the gradient of the whole matrix."""
 
 
+class Teacher(NamedTuple):
+    """Predictions to learn beside the targets: those of the same head for other hidden states."""
+
+    hidden: Tensor
+    """(..., d_model), as many as the student's. No gradient goes into them, nor through them into the head."""
+    share: float
+    """The share of the objective that the teacher has, from 0 to 1."""
+    temperature: float
+
+
 def reference_linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, multiplier: float, z_coefficient: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    multiplier: float,
+    z_coefficient: float = 0.0,
+    teacher: Teacher | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of softmax(multiplier * hidden weight^T) against targets, in nats, in fp32 or wider.
 
     hidden: (..., d_model), weight: (vocab_size, d_model), targets: integers (...).
     Returns the scalar objective mean(loss + z_coefficient * log_normaliser^2) and, detached, the loss and the
-    log-normaliser of every position, both (...). Source of the z-loss: PaLM, arXiv:2204.02311.
+    log-normaliser of every position, both (...). Source of the z-loss: PaLM, arXiv:2204.02311. With a teacher the loss
+    in the objective is (1 - share) * loss + share * temperature^2 * KL(teacher || student), where both predict
+    softmax(logits / temperature); Hinton et al. 2015, arXiv:1503.02531.
     """
-    logits = widened(linear(hidden, weight.to(hidden.dtype)).flatten(0, -2)) * multiplier
+    logits = _logits(hidden, weight, multiplier)
     loss = cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape)
     log_normaliser = logits.logsumexp(dim=-1).view(targets.shape)
-    objective = (loss + z_coefficient * log_normaliser.square()).mean()
+    objective = loss
+    if teacher is not None:
+        taught = _logits(teacher.hidden, weight, multiplier).detach()
+        ours, aims = ((each / teacher.temperature).log_softmax(dim=-1) for each in (logits, taught))
+        divergence = kl_div(ours, aims, reduction="none", log_target=True).sum(dim=-1).view(targets.shape)
+        objective = (1 - teacher.share) * loss + teacher.share * teacher.temperature**2 * divergence
+    objective = (objective + z_coefficient * log_normaliser.square()).mean()
     return objective, loss.detach(), log_normaliser.detach()
+
+
+def _logits(hidden: Tensor, weight: Tensor, multiplier: float) -> Tensor:
+    """(n, vocab_size), in fp32 or wider."""
+    return widened(linear(hidden, weight.to(hidden.dtype)).flatten(0, -2)) * multiplier
 
 
 def rows_per_chunk(device_type: str, vocab_size: int) -> int:
@@ -49,15 +77,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         multiplier: float,
         z_coefficient: float,
+        teacher: Teacher | None,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         compute_weight = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         loss = hidden.new_empty(len(hidden), dtype=wide)
-        log_normaliser = torch.empty_like(loss)
+        log_normaliser, objective = torch.empty_like(loss), loss if teacher is None else torch.empty_like(loss)
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
         grad_weight = torch.zeros_like(weight) if with_gradient else None
         n_rows = rows_per_chunk(hidden.device.type, len(weight))
+        share, by_logits = 0.0 if teacher is None else teacher.share, None
         for rows in (slice(i, i + n_rows) for i in range(0, len(hidden), n_rows)):
             target = targets[rows, None]
             logits = linear(hidden[rows], compute_weight).to(wide)
@@ -68,40 +98,56 @@ class _LinearCrossEntropy(torch.autograd.Function):
             highest, log_sum = logits.amax(dim=-1), probs.amax(dim=-1).log_().neg_()
             loss[rows] = highest - logits.gather(1, target)[:, 0] + log_sum
             log_normaliser[rows] = highest + log_sum
+            if teacher is not None:
+                taught = linear(teacher.hidden[rows], compute_weight).to(wide).mul_(multiplier)
+                divergence, by_logits = _divergence(logits, taught, teacher.temperature)
+                objective[rows] = torch.lerp(loss[rows], divergence, share)
             if grad_hidden is not None and grad_weight is not None:
                 # d loss / d logits = softmax - onehot; the z-loss adds 2 z log_normaliser softmax.
-                if z_coefficient:
-                    probs.mul_(1 + 2 * z_coefficient * log_normaliser[rows, None])
-                grad = probs.scatter_add_(1, target, probs.new_full((1, 1), -1.0).expand_as(target)).to(hidden.dtype)
+                if z_coefficient or share:
+                    probs.mul_(1 - share + 2 * z_coefficient * log_normaliser[rows, None])
+                grad = probs.scatter_add_(1, target, probs.new_full((1, 1), share - 1.0).expand_as(target))
+                if by_logits is not None:
+                    grad.add_(by_logits, alpha=share)
+                grad = grad.to(hidden.dtype)
                 torch.mm(grad, compute_weight, out=grad_hidden[rows])
                 grad_weight += grad.T @ hidden[rows]
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
             ctx.scale = multiplier / max(1, len(hidden))
         ctx.mark_non_differentiable(loss, log_normaliser)
-        return (loss + z_coefficient * log_normaliser.square()).mean(), loss, log_normaliser
+        return (objective + z_coefficient * log_normaliser.square()).mean(), loss, log_normaliser
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
         grad_hidden, grad_weight = (own * (grad * ctx.scale) for own in ctx.saved_tensors)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def fused_linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, multiplier: float, z_coefficient: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference_linear_cross_entropy`."""
-    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    objective, loss, log_normaliser = _LinearCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), multiplier, z_coefficient, with_gradient
-    )
-    return objective, loss.view(targets.shape), log_normaliser.view(targets.shape)
+def _divergence(logits: Tensor, taught: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """temperature^2 * KL(teacher || student) at each position, and its derivative by the student's logits."""
+    student, teacher = ((each / temperature).log_softmax(dim=-1) for each in (logits, taught))
+    expected = teacher.exp()
+    divergence = (expected * teacher.sub_(student)).sum(dim=-1)
+    return temperature**2 * divergence, student.exp_().sub_(expected).mul_(temperature)
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, multiplier: float, z_coefficient: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    multiplier: float,
+    z_coefficient: float = 0.0,
+    teacher: Teacher | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference_linear_cross_entropy`."""
-    form = reference_linear_cross_entropy if reference_wanted() else fused_linear_cross_entropy
-    return form(hidden, weight, targets, multiplier, z_coefficient)
+    if reference_wanted():
+        return reference_linear_cross_entropy(hidden, weight, targets, multiplier, z_coefficient, teacher)
+    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if teacher is not None:
+        teacher = teacher._replace(hidden=teacher.hidden.detach().flatten(0, -2))
+    objective, loss, log_normaliser = _LinearCrossEntropy.apply(
+        hidden.flatten(0, -2), weight, targets.flatten(), multiplier, z_coefficient, teacher, with_gradient
+    )
+    return objective, loss.view(targets.shape), log_normaliser.view(targets.shape)

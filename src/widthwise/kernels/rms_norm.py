@@ -66,13 +66,10 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x.to(ctx.input_dtype), grad_gain.to(gain.dtype), None, None, None
 
 
-def fused_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
     """See `reference_rms_norm`."""
+    if not use_fused(x):
+        return reference_rms_norm(x, gain, eps, norm_dim)
     if not torch.is_grad_enabled():
         return _normalise(x, eps, norm_dim)[0].mul_(gain).to(compute_dtype(x))
     return _RMSNorm.apply(x, gain, eps, norm_dim, compute_dtype(x))
-
-
-def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
-    """See `reference_rms_norm`."""
-    return (fused_rms_norm if use_fused(x) else reference_rms_norm)(x, gain, eps, norm_dim)

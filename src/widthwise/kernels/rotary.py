@@ -103,11 +103,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int = 1) -> Tensor:
     return turned.to(x.dtype)
 
 
-def fused_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """See `reference_rotate`."""
-    return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turned(x, cos, sin)
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See `reference_rotate`."""
-    return (fused_rotate if use_fused(x) else reference_rotate)(x, cos, sin)
+    if not use_fused(x):
+        return reference_rotate(x, cos, sin)
+    return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turned(x, cos, sin)

@@ -14,6 +14,20 @@ from widthwise.kernels.swiglu import swiglu
 Mask = Callable[[Tensor, Tensor], Tensor]
 """Elementwise and differentiable: widths (n, 1), unit centres (m,) -> values (n, m)."""
 
+
+class Edge(NamedTuple):
+    """Fall of a mask from 1 to 0 around the width w of a token; c_i = i + 1/2 is the centre of unit i."""
+
+    mask: Mask
+    margin: float
+    """In units: the mask is exactly 1 where c_i < w - margin and exactly 0 where c_i > w + margin, with no derivative
+    in either range. 0 for a hard mask, T / 2 for a linear ramp over T units, infinite for a sigmoid; a straight-through
+    mask says where its derivative is lost in rounding."""
+    overlap: float
+    """Distance beyond the width, in units, up to which the mask is above 0, at most `margin`: its derivative may go
+    further."""
+
+
 UNIT_TILE = 64
 """Bucket edges are multiples of this, because matrix products run best at such sizes."""
 N_BUCKETS = 8
@@ -29,28 +43,16 @@ def unit_centres(start: int, stop: int, like: Tensor) -> Tensor:
 
 
 def reference_sliced_swiglu(
-    x: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    width: Tensor,
-    mask: Mask,
-    margin: float,
-    overlap: float | None = None,
+    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, edge: Edge
 ) -> Tensor:
     """w_down (silu(w_gate x) * (w_up x) * mask(width, c)), where unit i has its centre at c_i = i + 1/2.
 
     x: (N, d_model), w_gate and w_up: (d_ff, d_model), w_down: (d_out, d_ff), width: (N,), in units, fp32 or wider
-    -> (N, d_out), in the autocast dtype if autocast is on, else that of x.
-
-    `margin` >= 0, in units, says what may be skipped: the mask is exactly 1 where c_i < width - margin and exactly 0
-    where c_i > width + margin, with no derivative in either range. It is 0 for a hard mask, T / 2 for a linear ramp
-    over T units, infinite for a sigmoid; a straight-through mask says where its derivative is lost in rounding.
-    `overlap` <= margin: how far beyond the width, in units, the mask may be above 0, where its derivative goes further;
-    None: as far as the margin. This form skips nothing and ignores both.
+    -> (N, d_out), in the autocast dtype if autocast is on, else that of x. This form skips nothing, whatever the margin
+    and the overlap of the edge.
     """
     hidden = silu(linear(x, w_gate)) * linear(x, w_up)
-    values = mask(width[:, None], unit_centres(0, len(w_gate), width))
+    values = edge.mask(width[:, None], unit_centres(0, len(w_gate), width))
     return linear(hidden * values.to(hidden.dtype), w_down)
 
 
@@ -62,7 +64,7 @@ def whole_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
 def reached_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
     """Count the leading units that a token needs: all later ones have mask 0 and no derivative.
 
-    width: (...), in units; margin: see `reference_sliced_swiglu` -> integers (...).
+    width: (...), in units; margin: see `Edge` -> integers (...).
     """
     return (width.detach() + margin + 0.5).floor().clamp(0, d_ff).long()
 
@@ -108,13 +110,11 @@ class Stripe(NamedTuple):
 def plan_stripes(width: Tensor, margin: float, overlap: float, d_ff: int, row_tile: int) -> list[Stripe]:
     """The fewest stripes that compute every token up to its bucket edge; buckets in which no token ends are merged.
 
-    width: (N,) with N > 0, descending; margin, overlap: see `reference_sliced_swiglu`. `n_rows` and `n_used` are
+    width: (N,) with N > 0, descending; margin, overlap: see `Edge`. `n_rows` and `n_used` are
     rounded up to a multiple of `row_tile`, at most N.
     """
-    whole, reach, used = (
-        whole_units(width, margin, d_ff),
-        *(reached_units(width, far, d_ff) for far in (margin, overlap)),
-    )
+    whole = whole_units(width, margin, d_ff)
+    reach, used = (reached_units(width, far, d_ff) for far in (margin, overlap))
     edges = bucket_edges(d_ff)
     starts, stops = torch.tensor([0, *edges], device=width.device).unfold(0, 2, 1).unbind(dim=1)
     n_tokens = ((units[:, None] > starts).sum(dim=0) for units in (reach, used))
@@ -206,24 +206,13 @@ class _SlicedSwiGLU(torch.autograd.Function):
         return grad_rows.index_select(0, inverse), grad_w_gate, grad_w_up, grad_w_down, None, None, *grad_masks
 
 
-def fused_sliced_swiglu(
-    x: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    width: Tensor,
-    mask: Mask,
-    margin: float,
-    overlap: float | None = None,
-) -> Tensor:
+def fused_sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, edge: Edge) -> Tensor:
     """See `reference_sliced_swiglu`. N > 0."""
     dtype = compute_dtype(x)
     widths, order = width.sort(descending=True)
-    stripes = plan_stripes(
-        widths.detach(), margin, margin if overlap is None else overlap, len(w_gate), ROW_TILE.get(dtype, 1)
-    )
+    stripes = plan_stripes(widths.detach(), edge.margin, edge.overlap, len(w_gate), ROW_TILE.get(dtype, 1))
     masks = [
-        mask(widths[n_whole:n_rows, None], unit_centres(units.start + masked_from, units.stop, widths)).to(dtype)
+        edge.mask(widths[n_whole:n_rows, None], unit_centres(units.start + masked_from, units.stop, widths)).to(dtype)
         for units, n_rows, _, n_whole, masked_from in stripes
     ]
     weights = (weight.to(dtype) for weight in (w_gate, w_up, w_down))
@@ -241,16 +230,7 @@ def sliced_is_faster(n_tokens: int, dtype: torch.dtype) -> bool:
     return n_tokens >= (128 if dtype == torch.bfloat16 else 32)
 
 
-def sliced_swiglu(
-    x: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    width: Tensor,
-    mask: Mask,
-    margin: float,
-    overlap: float | None = None,
-) -> Tensor:
+def sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, edge: Edge) -> Tensor:
     """See `reference_sliced_swiglu`. A few tokens, as in decoding, all compute the units that the widest of them needs.
 
     All units are computed under torch.compile, because token counts are known only at run time, and on a GPU, where
@@ -258,10 +238,10 @@ def sliced_swiglu(
     """
     if use_fused(x):
         if sliced_is_faster(len(x), compute_dtype(x)):
-            everything = bool((whole_units(width, margin, len(w_gate)) == len(w_gate)).all())
+            everything = bool((whole_units(width, edge.margin, len(w_gate)) == len(w_gate)).all())
             if everything and not width.requires_grad:  # else the width needs the gradient of 0 that stripes give it
                 return linear(swiglu(linear(x, w_gate), linear(x, w_up)), w_down)
-            return fused_sliced_swiglu(x, w_gate, w_up, w_down, width, mask, margin, overlap)
-        n_units = units_for_all(width, margin, len(w_gate))
+            return fused_sliced_swiglu(x, w_gate, w_up, w_down, width, edge)
+        n_units = units_for_all(width, edge.margin, len(w_gate))
         w_gate, w_up, w_down = w_gate[:n_units], w_up[:n_units], w_down[:, :n_units]
-    return reference_sliced_swiglu(x, w_gate, w_up, w_down, width, mask, margin, overlap)
+    return reference_sliced_swiglu(x, w_gate, w_up, w_down, width, edge)

@@ -30,13 +30,8 @@ class _SwiGLU(torch.autograd.Function):
         return grad_gate, silu(gate).mul_(grad)
 
 
-def fused_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """See `reference_swiglu`."""
-    if not torch.is_grad_enabled():
-        return silu(gate).mul_(up)
-    return _SwiGLU.apply(gate, up)
-
-
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """See `reference_swiglu`."""
-    return (fused_swiglu if use_fused(gate) else reference_swiglu)(gate, up)
+    if not use_fused(gate):
+        return reference_swiglu(gate, up)
+    return _SwiGLU.apply(gate, up) if torch.is_grad_enabled() else silu(gate).mul_(up)

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import pydantic
@@ -99,9 +100,7 @@ class AttentionConfig(Config):
         if self.rope_frequencies is not None:
             n_found, n_pairs = len(self.rope_frequencies), self.head_dim // 2
             if self.rope_base is None:
-                raise ValueError(
-                    "rope_frequencies: conflicts with rope_base: null, which means no rotary positions; give only one"
-                )
+                raise ValueError("rope_frequencies: conflicts with rope_base: null, which means no rotary positions")
             if n_found != n_pairs:
                 raise ValueError(f"rope_frequencies: got {n_found} numbers; must be head_dim / 2 = {n_pairs}")
         return self
@@ -114,9 +113,9 @@ class AttentionConfig(Config):
     @property
     def rope(self) -> "Rope | None":
         """The rotary positions of its heads; None where it has none."""
-        from widthwise.kernels.rotary import Rope
-
-        return None if self.rope_base is None else Rope(self.head_dim, self.rope_base, self.rope_frequencies)
+        if self.rope_base is None:
+            return None
+        return resolve_name("widthwise.kernels.rotary:Rope")(self.head_dim, self.rope_base, self.rope_frequencies)
 
     @property
     def queries(self) -> Axes:
@@ -153,9 +152,8 @@ class AttentionConfig(Config):
         if self.qk_norm is None:
             return cost
         is_kept_by_attention = self.rope_base is None and self.value_dim <= self.head_dim
-        return cost + sum(
-            (self.qk_norm.cost(heads, is_kept_by_attention) for heads in (self.queries, self.keys)), Cost()
-        )
+        of_queries, of_keys = (self.qk_norm.cost(heads, is_kept_by_attention) for heads in (self.queries, self.keys))
+        return cost + of_queries + of_keys
 
 
 class AttentionTemplate(Config):
@@ -188,10 +186,7 @@ class AttentionTemplate(Config):
         if self.n_kv_heads is not None:
             vars(self).update(kv_group_size=self._counted_group(self.n_kv_heads), n_kv_heads=None)
         if self.n_heads is not None and self.head_dim is not None:
-            raise ValueError(
-                "n_heads: conflicts with head_dim; the width, or d_attention, decides one of them, so give only the "
-                "other"
-            )
+            raise ValueError("n_heads: conflicts with head_dim; the width, or d_attention, decides the other one")
         if self.d_attention is not None and self.ratio is not None:
             raise ValueError("d_attention: conflicts with ratio; give the width or the rule, not both")
         if self.ratio is not None and abs(self._fraction - self.ratio) > MOST_RATIO_MISS * self.ratio:
@@ -200,9 +195,7 @@ class AttentionTemplate(Config):
                 f"{self._fraction or Fraction(1, LARGEST_DENOMINATOR)}"
             )
         if self.d_attention is not None and self.d_attention % self.unit:
-            raise ValueError(
-                f"d_attention: got {self.d_attention}; must be a multiple of {self.unit} ({self._unit_in_words})"
-            )
+            raise ValueError(f"d_attention: got {self.d_attention}; must be a multiple of {self.unit} ({self._rule})")
         if self.n_heads is not None and self.n_heads % self.kv_group_size:
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
         check_head_dim(self.constant_head_dim, self.rope_base is not None)
@@ -237,7 +230,8 @@ class AttentionTemplate(Config):
         return self.n_heads if self.rope_base is None else 2 * self.n_heads
 
     @property
-    def _unit_in_words(self) -> str:
+    def _rule(self) -> str:
+        """The unit in words."""
         if self.n_heads is None:
             return "head_dim * kv_group_size"
         return "n_heads" if self.rope_base is None else "2 * n_heads"
@@ -266,7 +260,7 @@ class AttentionTemplate(Config):
     def at_width(self, d_model: int) -> AttentionConfig:
         """Raises ValueError where the width holds no whole number of heads."""
         if d_model % self.quantum:
-            rule = self._unit_in_words if self.ratio is None else f"{self._unit_in_words}, over ratio {self._fraction}"
+            rule = self._rule if self.ratio is None else f"{self._rule}, over ratio {self._fraction}"
             raise ValueError(f"d_model: got {d_model}; attention needs a multiple of {self.quantum} ({rule})")
         width = round(self.width(d_model))
         n_heads = width // self.constant_head_dim if self.n_heads is None else self.n_heads
@@ -276,10 +270,7 @@ class AttentionTemplate(Config):
             n_kv_heads=n_heads // self.kv_group_size,
             head_dim=head_dim,
             scale=SCALES[self.scale](head_dim),
-            rope_base=self.rope_base,
-            bias=self.bias,
-            out_bias=self.out_bias,
-            qk_norm=self.qk_norm,
+            **{name: getattr(self, name) for name in ("rope_base", "bias", "out_bias", "qk_norm")},
         )
 
 

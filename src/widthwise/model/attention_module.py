@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from widthwise.kernels import attention, rotate
+from widthwise.kernels.attention import attention
+from widthwise.kernels.rotary import rotate
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Linear, RMSNorm
 from widthwise.model.context import LayerCache, PassContext

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels import rms_norm
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
-from widthwise.kernels.rms_norm import reference_rms_norm
+from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
 from widthwise.model.cost import Axes, size
 
 Start = float | Callable[[Tensor, torch.Generator], None] | None
@@ -30,7 +29,7 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
 
     def extra_repr(self) -> str:
-        return f"{self.in_axes} -> {self.out_axes}"
+        return f"{self.in_axes}" if self.in_axes is self.out_axes else f"{self.in_axes} -> {self.out_axes}"
 
 
 class Linear(Weight):
@@ -42,6 +41,11 @@ class Linear(Weight):
     def __init__(self, in_axes: Axes, out_axes: Axes, start: Start = None, has_bias: bool = False):
         super().__init__(in_axes, out_axes, (size(out_axes), size(in_axes)), start)
         self.bias = Vector(out_axes, start=0.0) if has_bias else None
+
+    @property
+    def writes_stream(self) -> bool:
+        """True for the last matrix of a sublayer, which has the stream on its output side alone."""
+        return "d_model" in self.out_axes and "d_model" not in self.in_axes
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(in_axes)) -> (..., size(out_axes))."""
@@ -96,9 +100,6 @@ class Vector(Weight):
         """The entries, (size(axes),)."""
         return self.weight
 
-    def extra_repr(self) -> str:
-        return f"{self.in_axes}"
-
 
 class Scale(Vector):
     """A learned factor of another learned parameter, so that only their product matters. It can be set to decay."""
@@ -141,7 +142,7 @@ class Norm(Weight):
         return math.sqrt(self.norm_dim / other.norm_dim)
 
     def extra_repr(self) -> str:
-        return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"
+        return f"{super().extra_repr()}, eps={self.eps}, norm_dim={self.norm_dim}"
 
 
 class RMSNorm(Norm):

@@ -53,26 +53,19 @@ class ModelConfig(Config):
     init: InitConfig = InitConfig()
 
     @pydantic.model_validator(mode="after")
-    def _layers_fit(self) -> "ModelConfig":
+    def _check(self) -> "ModelConfig":
         for name, layer in self.named_layers():
             found = layer.ffn.vocab_size
             if found not in (None, self.vocab_size):
                 raise ValueError(f"{name}.ffn: its vocab_size is {found}; must be the model's, {self.vocab_size}")
         if self.mtp is not None:
             layer = self.mtp.layer
-            if {layer.d_in, layer.d_model, layer.d_out} != {self.d_model}:
+            if set(layer.widths) != {self.d_model}:
                 raise ValueError(f"mtp.layer.d_model: got {layer.d_model}; must be the model's, {self.d_model}")
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _residual_fits(self) -> "ModelConfig":
         d_model, residual = self.d_model, self.residual
-        widths = [width for layer in self.layers for width in (layer.d_model, layer.d_in, layer.d_out)]
+        widths = [width for layer in self.layers for width in layer.widths]
         with mistakes_at("residual"):
             residual.check_widths(d_model, widths)
-        for name, layer in self.named_layers():
-            with mistakes_at(name):
-                residual.check_layer(layer)
         n_columns = residual.embedding_width(d_model)
         if self.tie_embeddings and n_columns != d_model:
             raise ValueError(
@@ -83,6 +76,10 @@ class ModelConfig(Config):
         if width != d_model and not residual.final_norm_spans_layer:
             raise ValueError(f"final_norm_width: got {width}; with {residual.kind} it is d_model, {d_model}")
         return self
+
+    def width_of(self, name: str) -> int:
+        """Return the width of the layer that holds the parameter of that name; d_model for one outside of layers."""
+        return self.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else self.d_model
 
     def named_layers(self) -> list[tuple[str, LayerConfig]]:
         """Every layer with its path, that of further heads too."""
@@ -184,11 +181,7 @@ class ModelConfig(Config):
         """Parameters whose gradient is 0 by construction: they read coordinates of the stream that nobody wrote, or
         write coordinates that nobody reads. The design of some shapes, such as growing ones, and of full ends.
         """
-        sites = [
-            site
-            for layer, d_before in zip(self.layers, self.widths_before)
-            for site in ((d_before, layer.d_in, layer.d_model), (layer.d_model, layer.d_model, layer.d_out))
-        ]
+        sites = [site for layer, d_before in zip(self.layers, self.widths_before) for site in layer.sites(d_before)]
         idle = self.residual.idle(self.d_model, sites, self.final_norm_width)
         of_layers = sum(
             layer.n_dead_params(n_unwritten, n_unread)
@@ -253,24 +246,16 @@ def pflops_days(training_flops_per_token: float, n_tokens: int) -> float:
     return training_flops_per_token * n_tokens / (1e15 * 86400)
 
 
-ENDS = {
-    "embedding": "embedding",
-    "ngrams": "embedding",
-    "positions": "embedding",
-    "entry": "embedding",
-    "head": "head",
-    "mtp": "mtp",
-}
-
-
 def part_of(name: str) -> str:
     """The part, one of `records.cost.PARTS`, of a decoder's parameter with this name."""
-    first = name.split(".")[0]
-    if first in ENDS:
-        return ENDS[first]
+    first, *inside = name.split(".")
+    if first in ("head", "mtp"):
+        return first
+    if first in ("embedding", "ngrams", "positions", "entry"):
+        return "embedding"
     if first == "exit":
-        return "norm" if name.startswith("exit.norm.") else "residual"
-    sublayer = name.split(".")[2]
+        return "norm" if inside[0] == "norm" else "residual"
+    sublayer = inside[1]
     if sublayer.endswith("residual"):
         return "residual"
     return "norm" if name.endswith(("norm.weight", "norm.bias.weight")) else sublayer

@@ -87,16 +87,9 @@ class FeedForward(nn.Module, ABC):
 class Site(nn.Module, ABC):
     """One sublayer's access to the stream."""
 
-    def take_place(self, index: int) -> None:
-        """Is told how many sites come before it in the stream. Only what weights start at may depend on it."""
+    def set_index(self, index: int) -> None:
+        """Set the number of sites before it in the stream, on which only the start of weights may depend."""
         return
-
-    def join(self, first: Any) -> None:
-        """Uses the parameters that a layer has once from the first site of its layer, if the variant has any."""
-
-    def choices(self) -> Choices:
-        """Return what the residual decided for the layer; see `model.context.Choices`."""
-        return {}
 
     @abstractmethod
     def read(self, stream: "Stream") -> tuple[Tensor, Any]:
@@ -191,8 +184,7 @@ class KVCache:
     def repeated(self, counts: Tensor, capacity: int) -> "KVCache":
         """A cache that holds each text as often as `counts`, integers (B,), says, neighbours of each other."""
         first = self.layers[0].keys
-        sizes = [(layer.keys.shape, layer.values.shape) for layer in self.layers]
-        shapes = [CacheShape(n_kv_heads, head_dim, values[3]) for (_, n_kv_heads, _, head_dim), values in sizes]
+        shapes = [CacheShape(own.keys.shape[1], own.keys.shape[3], own.values.shape[3]) for own in self.layers]
         found = KVCache(shapes, int(counts.sum()), capacity, dtype=first.dtype, device=first.device)
         for own, layer in zip(self.layers, found.layers):
             for before, after in ((own.keys, layer.keys), (own.values, layer.values)):

@@ -6,20 +6,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels import linear_cross_entropy
 from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import compute_dtype
+from widthwise.kernels.linear_cross_entropy import Teacher, linear_cross_entropy
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import (
-    CacheShape,
-    Choices,
-    KVCache,
-    PassContext,
-    all_real,
-    padding_documents,
-)
+from widthwise.model.context import CacheShape, Choices, KVCache, PassContext, all_real, padding_documents
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.input_tables_module import LearnedPositions, NGrams
 from widthwise.model.layer import LayerConfig
@@ -33,8 +26,8 @@ class Loss(NamedTuple):
     """Results of `Decoder.loss`. Only the objective and the choices carry gradients."""
 
     objective: Tensor
-    """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2), the layers' auxiliary losses, and the
-    mean objective of the further heads times its coefficient."""
+    """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2), or what a teacher makes of it, the
+    layers' auxiliary losses, and the mean objective of the further heads times its coefficient."""
     losses: Tensor
     """(B, T), nats per token, without any auxiliary term."""
     log_normalisers: Tensor
@@ -43,13 +36,15 @@ class Loss(NamedTuple):
     """One a layer; see `model.context.Choices`."""
     mtp_losses: tuple[Tensor, ...] = ()
     """One a depth of multi-token prediction, (B, T - k) nats per token: at depth k position i predicts target i + k."""
+    hidden: Tensor | None = None
+    """(B, T, d_model), what the head read, detached; None where it was not asked for."""
 
 
 class Decoder(nn.Module):
     """A language model. Build with `build`; made directly, its weights are uninitialised."""
 
     progress: Tensor
-    """Progress of training, from 0 to 1, for schedules inside the model; set by the training loop."""
+    """How far training has come, from 0 to 1, for schedules inside the model; set by the training loop."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -60,12 +55,8 @@ class Decoder(nn.Module):
         self.ngrams = None if config.ngrams is None else NGrams(config.ngrams, config.vocab_size, n_columns)
         self.positions = None if config.positions is None else LearnedPositions(config.positions, n_columns)
         self.entry = residual.build_entry(d_model)
-        layers = [
-            DecoderLayer(layer, residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)
-        ]
-        for index, layer in enumerate(layers):
-            layer.take_place(index)
-        self.layers = nn.ModuleList(layers)
+        layers = enumerate(zip(config.layers, config.widths_before))
+        self.layers = nn.ModuleList(DecoderLayer(layer, residual, d_before, i) for i, (layer, d_before) in layers)
         self.exit = residual.build_exit(d_model, config.final_norm_width, config.final_norm)
         self.head = Linear({"d_model": d_model}, {"vocab_size": config.vocab_size})
         mtp = config.mtp
@@ -128,21 +119,9 @@ class Decoder(nn.Module):
             rows = rows + self.positions(places)
         return self.entry(rows)
 
-    def hidden(
-        self,
-        tokens: Tensor,
-        cache: KVCache | None = None,
-        is_real: Tensor | None = None,
-        documents: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """tokens: integers (B, T) -> normalised hidden states (B, T, d_model) before the head.
-
-        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on padding. For rows of several
-        documents, without cache and padding, see `data.boundaries`: documents: integers (B, T), attention sees only
-        tokens of an equal number; positions: integers (B, T), in place of those in the row.
-        """
-        return self.exit(self.stream(tokens, cache, is_real, documents, positions))
+    def hidden(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
+        """Return the normalised hidden states (B, T, d_model) before the head. For the arguments see `stream`."""
+        return self.exit(self.stream(tokens, cache, is_real))
 
     def stream(
         self,
@@ -152,7 +131,12 @@ class Decoder(nn.Module):
         documents: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Stream:
-        """The residual's stream after the last layer. For the arguments see `hidden`."""
+        """Return the residual's stream after the last layer. tokens: integers (B, T).
+
+        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on padding. For rows of several
+        documents, without cache and padding, see `data.boundaries`: documents: integers (B, T), attention sees only
+        tokens of an equal number; positions: integers (B, T), in place of those in the row.
+        """
         if cache is not None:
             cache.check_room(*tokens.shape)
         context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
@@ -175,7 +159,7 @@ class Decoder(nn.Module):
         return stream, tuple(choices)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
-        """tokens: integers (B, T) -> logits (B, T, vocab_size). For the other arguments see `hidden`."""
+        """tokens: integers (B, T) -> logits (B, T, vocab_size). For the other arguments see `stream`."""
         return self.logits(self.hidden(tokens, cache, is_real))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -190,30 +174,34 @@ class Decoder(nn.Module):
         width_fraction: float | None = None,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
+        teacher: Teacher | None = None,
+        with_hidden: bool = False,
     ) -> Loss:
         """Next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
         width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
-        see `hidden`; every target counts, also one of another document than its token.
+        see `stream`; every target counts, also one of another document than its token. teacher: what the predictions
+        learn beside the targets; the further heads learn from targets alone. with_hidden: whether what the head reads
+        is returned, as that of a teacher.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
         entered = self.embed(tokens, context.positions, documents=context.documents)
         stream, choices = self._run_layers(entered, context)
-        objective, losses, log_normalisers = self._cross_entropy(self.exit(stream), targets, z_coefficient)
+        hidden = self.exit(stream)
+        head = self.head.weight, targets, self.config.logit_multiplier
+        objective, losses, log_normalisers = linear_cross_entropy(hidden, *head, z_coefficient, teacher)
+        kept = hidden.detach() if with_hidden else None
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)
         if self.config.mtp is None:
-            return Loss(objective, losses, log_normalisers, choices)
+            return Loss(objective, losses, log_normalisers, choices, hidden=kept)
         further, mtp_losses = self._mtp_losses(entered, stream, targets, context)
         coefficient, final = self.config.mtp.coefficient, self.config.mtp.final_coefficient
         if final is not None:
             coefficient = self.progress.new_tensor(coefficient).lerp(self.progress.new_tensor(final), self.progress)
         objective = objective + coefficient * further
-        return Loss(objective, losses, log_normalisers, choices, mtp_losses)
-
-    def _cross_entropy(self, hidden: Tensor, targets: Tensor, z_coefficient: float) -> tuple[Tensor, Tensor, Tensor]:
-        return linear_cross_entropy(hidden, self.head.weight, targets, self.config.logit_multiplier, z_coefficient)
+        return Loss(objective, losses, log_normalisers, choices, mtp_losses, kept)
 
     def _mtp_losses(
         self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext
@@ -230,7 +218,8 @@ class Decoder(nn.Module):
         total, losses = targets.new_zeros((), dtype=torch.float32), []
         for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
             slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], context.ahead(k))
-            mean, of_tokens, _ = self._cross_entropy(depth.hidden(slots), targets[:, k:], z_coefficient=0.0)
+            hidden, multiplier = depth.hidden(slots), self.config.logit_multiplier
+            mean, of_tokens, _ = linear_cross_entropy(hidden, self.head.weight, targets[:, k:], multiplier)
             total = total + mean + chosen.get("auxiliary_loss", 0.0)
             losses.append(of_tokens)
         return total / max(1, len(losses)), tuple(losses)

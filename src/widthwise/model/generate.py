@@ -22,6 +22,9 @@ from widthwise.model.context import KVCache
 from widthwise.model.decoder import Decoder
 from widthwise.model.memory import allocating
 
+Prompts = Sequence[Sequence[int]]
+"""Token ids of one or more texts."""
+
 
 class SamplingConfig(Config):
     """Options for drawing the next token."""
@@ -62,7 +65,7 @@ def draw(logits: Tensor, config: SamplingConfig, generator: torch.Generator | No
     return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
 
 
-def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_left(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor]:
     """Prompts of any lengths -> tokens (B, T) with padding in front, and bool (B, T), True on real tokens."""
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
@@ -73,7 +76,7 @@ def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
     return tokens, is_real
 
 
-def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
+def check_prompts(prompts: Prompts) -> None:
     """Raises UserError where there is none, or an empty one."""
     if not prompts or not all(prompts):
         raise UserError("prompt: is empty; give at least one token for each text")
@@ -91,11 +94,7 @@ def check_length(model: Decoder, n_prompt: int, max_new_tokens: int) -> None:
 
 @torch.no_grad()
 def stream_tokens(
-    model: Decoder,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    sampling: SamplingConfig | None = None,
-    seed: int = 0,
+    model: Decoder, prompts: Prompts, max_new_tokens: int, sampling: SamplingConfig | None = None, seed: int = 0
 ) -> Iterator[Tensor]:
     """Yields the next token ids (B,) of all prompts, `max_new_tokens` times.
 
@@ -140,7 +139,7 @@ def continue_cached(
 @torch.inference_mode()
 def generate(
     model: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     max_new_tokens: int,
     sampling: SamplingConfig | None = None,
     seed: int = 0,
@@ -251,7 +250,7 @@ def stream_drafted(
 
 @torch.inference_mode()
 def generate_drafted(
-    model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos_id: int | None = None
+    model: Decoder, prompts: Prompts, max_new_tokens: int, eos_id: int | None = None
 ) -> tuple[list[list[int]], Speculation]:
     """Generate as `generate` does at temperature 0, in fewer passes; the prompts one after another.
 
@@ -259,9 +258,7 @@ def generate_drafted(
     """
     check_prompts(prompts)
     if not model.depths:
-        raise UserError(
-            "generate: the model has no heads to draft with; `model.mtp` in its recipe would have given it some"
-        )
+        raise UserError("generate: the model has no heads to draft with; `model.mtp` in its recipe would give it some")
     check_length(model, max(len(prompt) for prompt in prompts), max_new_tokens)
     counts, continuations = Speculation(), []
     started = time.perf_counter()

@@ -9,7 +9,7 @@ it is the paper's.
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,14 @@ def initial_std(config: "InitConfig", module: nn.Module, width_ratio: float, n_a
     if not isinstance(module, Linear):
         return config.std
     std = config.std / math.sqrt(config.width_multiplier) * math.sqrt(width_ratio)
-    writes_stream = "d_model" in module.out_axes and "d_model" not in module.in_axes
-    return std / math.sqrt(n_additions) if writes_stream and config.depth_scaled else std
+    return std / math.sqrt(n_additions) if module.writes_stream and config.depth_scaled else std
 
 
-def drawn(module: nn.Module, std: float, generator: torch.Generator, truncate_at: float | None = None) -> Tensor | None:
-    """The whole initial weight of one module: what it starts at, or normal(std), in fp32; None without a weight.
+def drawn(module: Weight, std: float, generator: torch.Generator, truncate_at: float | None = None) -> Tensor:
+    """Return the whole initial weight of one module, in fp32: its start, or normal(std).
 
     truncate_at: cut of the normal distribution, in standard deviations.
     """
-    if not isinstance(module, Weight):
-        return None
     # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
     weight = torch.empty(module.weight.shape, dtype=torch.float32)
     if isinstance(module.start, (int, float)):
@@ -50,14 +47,6 @@ def drawn(module: nn.Module, std: float, generator: torch.Generator, truncate_at
     if truncate_at is None:
         return weight.normal_(0.0, std, generator=generator)
     return nn.init.trunc_normal_(weight, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
-
-
-@torch.no_grad()
-def fill(module: nn.Module, std: float, generator: torch.Generator, truncate_at: float | None = None) -> None:
-    """Fills the own weight of one module, where it has one, with what `drawn` gives."""
-    weight = drawn(module, std, generator, truncate_at)
-    if weight is not None:
-        cast(Weight, module).weight.copy_(weight)
 
 
 def initial_weights(model: "Decoder", seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
@@ -75,6 +64,5 @@ def initial_weights(model: "Decoder", seed: int) -> Iterator[tuple[nn.Parameter,
         stds += [(each, initial_std(init, each, ratio, config.n_residual_additions)) for each in part.modules()]
     generator = torch.Generator().manual_seed(seed)
     for module, std in stds:
-        weight = drawn(module, std, generator, init.truncate_at)
-        if weight is not None:
-            yield cast(Weight, module).weight, weight
+        if isinstance(module, Weight):
+            yield module.weight, drawn(module, std, generator, init.truncate_at)

@@ -84,9 +84,8 @@ class Component(Generic[C, T]):
     def register(self, config: type[C], template: type[T]) -> None:
         """Raises UserError where they are no pair, or where their kind is taken."""
         if kind_of(config) != kind_of(template):
-            raise UserError(
-                f"{config.__name__}: is of kind {kind_of(config)!r}, and {template.__name__} of {kind_of(template)!r}"
-            )
+            kinds = kind_of(config), kind_of(template)
+            raise UserError(f"{config.__name__}: is of kind {kinds[0]!r}, and {template.__name__} of {kinds[1]!r}")
         self.configs.add(config)
         self.templates.add(template)
 
@@ -110,33 +109,26 @@ def load_plugins() -> None:
             raise UserError(f"plugin {point.name} ({point.value}): cannot be loaded ({reason})") from None
 
 
-def must_agree(name: str, old: object, new: object) -> None:
-    """Raises UserError where a growth would change something that is no size."""
+def must_agree(name: str, old: object, new: object, why: str = ", which would change the function") -> None:
+    """Raise UserError where a growth would change something that is no size. why: the end of the message."""
     if old != new:
-        raise UserError(f"{name}: got {_shown(new)} where it was {_shown(old)}, which would change the function")
-
-
-def must_stay(names: Iterable[str], old: Config, new: Config) -> None:
-    """Raises UserError for fields that could change without changing the function, but growth does not know how."""
-    for name in names:
-        before, after = getattr(old, name), getattr(new, name)
-        if before != after:
-            raise UserError(
-                f"{name}: got {_shown(after)} where it was {_shown(before)}; growth has no conversion for it"
-            )
-
-
-def may_be_added(name: str, old: object, new: object) -> None:
-    """Raises UserError where a growth would take away what was there; what joins starts unheard."""
-    if old and not new:
-        raise UserError(f"{name}: got {_shown(new)} where it was {_shown(old)}; growth takes nothing away")
-
-
-def _shown(value: object) -> str:
-    return repr(to_data(value)) if isinstance(value, Config) else repr(value)
+        was, got = (repr(to_data(value) if isinstance(value, Config) else value) for value in (old, new))
+        raise UserError(f"{name}: got {got} where it was {was}{why}")
 
 
 def all_must_agree(names: Iterable[str], old: Config, new: Config) -> None:
-    """`must_agree` for fields of two configs of one kind."""
+    """Apply `must_agree` to fields of two configs."""
     for name in names:
         must_agree(name, getattr(old, name), getattr(new, name))
+
+
+def must_stay(names: Iterable[str], old: Config, new: Config) -> None:
+    """Raise UserError for fields that could change without changing the function, but growth does not know how."""
+    for name in names:
+        must_agree(name, getattr(old, name), getattr(new, name), "; growth has no conversion for it")
+
+
+def may_be_added(name: str, old: object, new: object) -> None:
+    """Raise UserError where a growth would take away what was there; what joins starts unheard."""
+    if old and not new:
+        must_agree(name, old, new, "; growth takes nothing away")

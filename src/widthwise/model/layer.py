@@ -20,6 +20,7 @@ from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn import FFN
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
+from widthwise.model.residual.interface import SiteWidths
 from widthwise.records.quantities import MOST_MTP_DEPTHS
 from widthwise.sizes import Width
 
@@ -43,10 +44,17 @@ class LayerConfig(Config):
     def _check(self) -> "LayerConfig":
         for name in ("d_in", "d_out"):
             if getattr(self, name) > self.d_model:
-                raise ValueError(
-                    f"{name}: got {getattr(self, name)}; a layer reaches only its own {self.d_model} coordinates"
-                )
+                raise ValueError(f"{name}: got {getattr(self, name)}; a layer reaches its own {self.d_model} only")
         return self
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Coordinates of the stream that the layer owns, reads and writes."""
+        return self.d_model, self.d_in, self.d_out
+
+    def sites(self, d_before: int) -> tuple[SiteWidths, SiteWidths]:
+        """Return the widths at the residual sites of attention and feed-forward. d_before: of the arriving stream."""
+        return (d_before, self.d_in, self.d_model), (self.d_model, self.d_model, self.d_out)
 
     @property
     def usual_norm_dims(self) -> dict[str, int]:
@@ -67,15 +75,12 @@ class LayerConfig(Config):
 
     def costs(self, residual: Residual, d_before: int) -> dict[str, Cost]:
         """Cost by part. d_before: width of the stream as it arrives."""
-        n_shared = residual.layer_params
         return {
             "attention": self.attention.cost(self.d_model, self.d_in),
             "ffn": self.ffn.cost(self.d_model, self.d_out),
             "norm": self.attention.norm_cost(self.d_model, self.d_in, self.attention_norm_site)
             + self.ffn.norm_cost(self.d_model, self.d_out, self.ffn_norm_site),
-            "residual": residual.cost(d_before, self.d_in, self.d_model)
-            + residual.cost(self.d_model, self.d_model, self.d_out)
-            + Cost(params=-n_shared, active_params=-n_shared),
+            "residual": sum((residual.cost(*site) for site in self.sites(d_before)), Cost()),
         }
 
     def n_dead_params(self, n_unwritten: int, n_unread: int) -> float:

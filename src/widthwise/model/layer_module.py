@@ -12,30 +12,28 @@ from widthwise.model.residual.interface import Stream
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: LayerConfig, residual: Residual, d_before: int):
+    def __init__(self, config: LayerConfig, residual: Residual, d_before: int, index: int = 0):
+        """d_before: width of the stream as it arrives; index: number of layers before it."""
         super().__init__()
         self.config = config
-        self.attention_residual: Site = residual.build(d_before, config.d_in, config.d_model)
+        attention_site, ffn_site = config.sites(d_before)
+        self.attention_residual: Site = residual.build(*attention_site)
         self.attention = Attention(config.attention, config.d_model, config.d_in, config.attention_norm_site)
-        self.ffn_residual: Site = residual.build(config.d_model, config.d_model, config.d_out)
-        self.ffn_residual.join(self.attention_residual)
+        self.ffn_residual: Site = residual.build(*ffn_site)
         self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
-
-    def take_place(self, index: int) -> None:
-        """Is told how many layers come before it."""
-        self.attention_residual.take_place(2 * index)
-        self.ffn_residual.take_place(2 * index + 1)
+        self.attention_residual.set_index(2 * index)
+        self.ffn_residual.set_index(2 * index + 1)
 
     def forward(self, stream: Stream, context: PassContext, cache: LayerCache | None = None) -> tuple[Stream, Choices]:
         """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns.
 
-        Also returns what the feed-forward chose for the tokens, and the residual for the layer.
+        Also returns what the feed-forward chose for the tokens.
         """
         x, kept = self.attention_residual.read(stream)
         stream = self.attention_residual.write(kept, self.attention(x, context, cache))
         x, kept = self.ffn_residual.read(stream)
         update, choices = self.ffn(x, context)
-        return self.ffn_residual.write(kept, update), {**choices, **self.ffn_residual.choices()}
+        return self.ffn_residual.write(kept, update), choices
 
 
 class MTPDepth(nn.Module):

@@ -100,8 +100,7 @@ def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_widt
         return "tables", 1.0
     lr_factor = 1 / model.config.init.width_multiplier
     if lr_follows_layer_width:
-        in_layer = name.startswith("layers.")
-        layer_width = model.config.layers[int(name.split(".")[1])].d_model if in_layer else model.config.d_model
+        layer_width = model.config.width_of(name)
         return f"matrices of width {layer_width}", lr_factor * model.config.d_model / layer_width
     return "matrices", lr_factor
 

@@ -1,6 +1,7 @@
 """The norms: what one computes, and where it stands in a sublayer: before it, after it, or nowhere."""
 
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pydantic
@@ -59,9 +60,8 @@ class NormConfig(Config):
 
     def build(self, axes: Axes, is_after: bool = False) -> "Norm":
         """is_after: whether, as the norm of a sublayer, it stands behind that, not before it."""
-        from widthwise.model.axes import NORM_MODULES
-
-        norm = NORM_MODULES[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
+        modules = resolve_name("widthwise.model.axes:NORM_MODULES")
+        norm = modules[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
         norm.is_after = is_after
         return norm
 
@@ -117,11 +117,11 @@ class NormSite:
 
     def build(self, d_read: int, d_write: int) -> "Norm | NoNorm":
         """The arguments are those of `cost`."""
-        from widthwise.model.axes import NoNorm
-
         place = PLACEMENTS[self.placement]
         width = place.normalised_width(d_read, d_write)
-        return self.config.build({"d_model": width}, place.is_after) if width else NoNorm()
+        if not width:
+            return resolve_name("widthwise.model.axes:NoNorm")()
+        return self.config.build({"d_model": width}, place.is_after)
 
 
 class QKNormConfig(Config):

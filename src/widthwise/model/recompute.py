@@ -73,10 +73,8 @@ class Recompute:
                 streams.append(stream)
                 tensors = [leaf for leaf in tree_leaves(streams) if isinstance(leaf, Tensor)]
                 memory = {StorageWeakRef(x.untyped_storage()): x for x in tensors}  # they may be parts of the same
-                n_before, n_elements = (
-                    n_elements,
-                    sum(x.untyped_storage().nbytes() // x.element_size() for x in memory.values()),
-                )
+                n_before = n_elements
+                n_elements = sum(x.untyped_storage().nbytes() // x.element_size() for x in memory.values())
                 found.append(Cost(activation_fp32_elements=n_elements - n_before))
             else:
                 found.append(activations_of(cost))
@@ -135,7 +133,7 @@ def _inputs(model: ModelConfig) -> list[tuple[int, Any]]:
     entered = stream = residual.build_entry(d_model)(torch.empty(1, 1, residual.embedding_width(d_model)))
     for i, (layer, d_before) in enumerate(zip(model.layers, model.widths_before, strict=True)):
         found.append((i, stream))
-        for widths in ((d_before, layer.d_in, layer.d_model), (layer.d_model, layer.d_model, layer.d_out)):
+        for widths in layer.sites(d_before):
             site = residual.build(*widths)
             stream = site.write(site.read(stream)[1], torch.empty(1, 1, widths[-1]))
     if model.mtp is not None:

@@ -85,10 +85,6 @@ def reshard(model: nn.Module) -> None:
             cast(Any, module).reshard()
 
 
-ROOT = "root"
-"""Name of the unit of what is in no layer: embedding, head, positions, entry, exit, what joins further heads."""
-
-
 def block_entries(shape: Sequence[int], n_shards: int) -> int:
     """Entries of a parameter's block, padding included: ceil(rows / n_shards) rows of it."""
     n_rows, *row = shape
@@ -117,14 +113,14 @@ class Unit:
 
 
 def sharded_units(model: "Decoder") -> list[Unit]:
-    """The units in the order in which a forward pass comes to their layers; the root is the last.
+    """The units in the order in which a forward pass comes to their layers; last the root, which is in no layer.
 
     A parameter belongs to the first unit that reaches it, as with `fully_shard` called in this order.
     """
     layers = {f"layers.{i}": layer for i, layer in enumerate(model.layers)}
     heads = {f"mtp.{k}.layer": depth.layer for k, depth in enumerate(model.depths)}
     units, taken = [], set[nn.Parameter]()
-    for name, module in (*layers.items(), *heads.items(), (ROOT, model)):
+    for name, module in (*layers.items(), *heads.items(), ("root", model)):
         own = tuple(parameter for parameter in module.parameters() if parameter not in taken)
         taken.update(own)
         units.append(Unit(name, own))

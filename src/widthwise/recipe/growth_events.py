@@ -188,7 +188,7 @@ def grown_phases(
             wanted = section.resolve(seq_len)
         try:
             pace = Pace.after(start, event, settling_steps, n_steps - start)
-            plan = plan_growth(before.model, wanted, align(before.model, wanted, event.layers), event.new_layers)
+            plan = plan_growth(before.model, wanted, align(before.model, wanted, event.layers))
             growth = Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None

@@ -43,7 +43,7 @@ def larger_model(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
         )
         model = _shaped(model, request)
     if sizes.ffn is not None:
-        model = with_layers(model, _as_hourglass)
+        model = with_layers(model, lambda _, layer: _as_hourglass(layer))
     if sizes.virtual_width is not None:
         asked = {"kind": "virtual", "width": sizes.virtual_width}
         with mistakes_at("--virtual-width"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from widthwise.growth.choices import NewLayers, NewSizes
+from widthwise.growth.choices import NewSizes
 from widthwise.growth.plan import plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
@@ -36,25 +36,19 @@ def build(
     return build_decoder(recipe, default if seed is None else seed, device, dtype)
 
 
-def grow_model(
-    model: Decoder,
-    to: Recipe | ModelConfig | NewSizes | Path | str,
-    new_layers: NewLayers = "drawn",
-    seed: int = 0,
-) -> Decoder:
+def grow_model(model: Decoder, to: Recipe | ModelConfig | NewSizes | Path | str, seed: int = 0) -> Decoder:
     """A larger model that computes exactly the same, on the same device; the given one stays as it is.
 
     to: what it becomes as a recipe, a recipe's file or a config, or by sizes, as `NewSizes(d_model=96, add_layers=2)`.
-    It keeps the constants of the given model. new_layers: whether added layers are `drawn` at random or `copied`. seed:
-    of new entries that are drawn. Raises UserError where the function cannot be preserved; `widthwise grow` does the
-    same for a run, with its optimizer state and a certificate.
+    It keeps the constants of the given model. seed: of new entries that are drawn. Raises UserError where the function
+    cannot be preserved; `widthwise grow` does the same for a run, with its optimizer state and a certificate.
     """
     recipe = load_recipe(to) if isinstance(to, (str, Path)) else to
     if isinstance(recipe, NewSizes):
         wanted = larger_model(model.config, recipe)
     else:
         wanted = recipe.explicit_model if isinstance(recipe, Recipe) else recipe
-    plan = plan_growth(model.config, wanted, new_layers=new_layers)
+    plan = plan_growth(model.config, wanted)
     weight = model.embedding.weight
     grown = build_decoder(plan.new, 0, weight.device, weight.dtype)
     grown.set_weights(plan.weights({name: each.detach() for name, each in model.named_parameters()}, seed))

@@ -109,7 +109,7 @@ def grow_run(
 def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
-    plan = plan_growth(old, wanted, align(old, wanted, options.layers), options.new_layers)
+    plan = plan_growth(old, wanted, align(old, wanted, options.layers))
     constants, changes = tuple(kept_constants(plan, wanted)), ()
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()

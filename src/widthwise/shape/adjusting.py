@@ -54,9 +54,8 @@ class Knob:
         """Raises UserError for a value that is not allowed."""
         change: dict[str, Any] = {self.adjustable.key: self.value(n_steps)}
         if self.section is not None:
-            change = {
-                self.section: checked_copy(getattr(self.template, self.section), f"model.{self.section}", **change)
-            }
+            section = checked_copy(getattr(self.template, self.section), f"model.{self.section}", **change)
+            change = {self.section: section}
         return checked_copy(self.template, "model", **change)
 
     def nearest(self, miss: Callable[[int], float]) -> int:

@@ -12,15 +12,7 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.interface import Adjustable, FFNTemplate
-from widthwise.shape.profile import (
-    along,
-    shares,
-    with_attention_widths,
-    with_blocks,
-    with_heads,
-    with_hidden,
-    with_hidden_ratios,
-)
+from widthwise.shape import profile
 from widthwise.shape.rounding import round_balanced, round_whole
 from widthwise.shape.schedule import SCHEDULES, Progression, Schedule, WidthCost, scaled_widths, solve_widths
 from widthwise.sizes import Width
@@ -115,9 +107,9 @@ class ProfileShape(UnsolvedShape):
         n_layers = len(widths)
         attentions, ffns = [attention] * n_layers, [ffn] * n_layers
         if self.heads is not None:
-            attentions = with_heads(attention, shares(self.heads, n_layers, self.framed), d_model)
+            attentions = profile.with_heads(attention, profile.shares(self.heads, n_layers, self.framed), d_model)
         if self.hidden is not None:
-            ffns = with_hidden(ffn, shares(self.hidden, n_layers, self.framed), d_model)
+            ffns = profile.with_hidden(ffn, profile.shares(self.hidden, n_layers, self.framed), d_model)
         return list(zip(attentions, ffns, strict=True))
 
 
@@ -182,7 +174,7 @@ class CurveShape(SolvedShape):
         return max(1, round(n_layers / self.depth))
 
     def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
-        return scaled_widths(along(self.widths, n_layers), cost, cost.uniform(self.n_uniform_layers(n_layers)))
+        return scaled_widths(profile.along(self.widths, n_layers), cost, cost.uniform(self.n_uniform_layers(n_layers)))
 
     def width_quantum(self, attention: AttentionTemplate) -> int:
         return attention.quantum if self.attention is None else 1
@@ -192,11 +184,12 @@ class CurveShape(SolvedShape):
     ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
         attentions, ffns = [attention] * len(widths), [ffn] * len(widths)
         if self.attention is not None:
-            attentions = with_attention_widths(attention, along(self.attention, len(widths)), d_model, widths)
+            factors = profile.along(self.attention, len(widths))
+            attentions = profile.with_attention_widths(attention, factors, d_model, widths)
         if self.hidden is not None:
-            ffns = with_hidden_ratios(ffn, along(self.hidden, len(widths)))
+            ffns = profile.with_hidden_ratios(ffn, profile.along(self.hidden, len(widths)))
         if self.blocks is not None:
-            ffns = with_blocks(ffns, along(self.blocks, len(widths)))
+            ffns = profile.with_blocks(ffns, profile.along(self.blocks, len(widths)))
         return list(zip(attentions, ffns, strict=True))
 
 
@@ -204,6 +197,8 @@ class ScheduledShape(SolvedShape):
     """A schedule whose end width is solved for. Source: variable-width paper, Appendix A."""
 
     schedule: ClassVar[Schedule]
+    schedule_options: ClassVar[tuple[str, ...]] = ("progression",)
+    """Fields that stand for those of the schedule."""
     progression: Progression = "geometric"
     """Widths between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference, which
     its footnote 2 found to be worse."""
@@ -212,12 +207,8 @@ class ScheduledShape(SolvedShape):
         # The schedule knows which fields of the subclass place its turn.
         depth = None if self.schedule.layer_key is None else getattr(self, self.schedule.layer_key)
         turn_layer, turn_ratio = self.schedule.turn_layer(n_layers, depth), getattr(self, self.schedule.ratio_key)
-        return solve_widths(self._schedule, cost, n_layers, turn_layer, turn_ratio)
-
-    @property
-    def _schedule(self) -> Schedule:
-        """The kind's schedule with the options of this shape."""
-        return replace(self.schedule, progression=self.progression)
+        given = {name: getattr(self, name) for name in self.schedule_options}
+        return solve_widths(replace(self.schedule, **given), cost, n_layers, turn_layer, turn_ratio)
 
     def adjustable(self) -> Adjustable:
         """The width at the turn, in hundredths of d_model."""
@@ -229,13 +220,10 @@ class ScheduledShape(SolvedShape):
 class TurningShape(ScheduledShape):
     """A shape with an end on either side of its turn."""
 
+    schedule_options = ("progression", "last_over_first")
     last_over_first: pydantic.PositiveFloat | None = 1.0
     """Width of the last layer over that of the first; 1 in the paper. null: what the same rate of change on both sides
     of the turn gives (its release's symmetric_widths: false)."""
-
-    @property
-    def _schedule(self) -> Schedule:
-        return replace(super()._schedule, last_over_first=self.last_over_first)
 
 
 class XShape(TurningShape):

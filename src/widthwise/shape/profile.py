@@ -1,6 +1,6 @@
 """Sizes of layers along the depth: points on straight lines, and the attention and feed-forwards that have them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,8 +28,12 @@ def with_attention_widths(
     wanted = [factor * attention.width(width) for factor, width in zip(factors, widths, strict=True)]
     if are_whole:
         wanted = [max(1, round(width / unit)) * unit for width in wanted]
-    rule = {"n_heads": None, "head_dim": uniform.head_dim, "ratio": None}
-    return [attention.model_copy(update={**rule, "d_attention": width}) for width in wanted]
+    return _with_widths(attention, uniform.head_dim, wanted)
+
+
+def _with_widths(attention: AttentionTemplate, head_dim: int, widths: Iterable[float]) -> list[AttentionTemplate]:
+    rule = {"n_heads": None, "head_dim": head_dim, "ratio": None}
+    return [attention.model_copy(update={**rule, "d_attention": width}) for width in widths]
 
 
 def with_hidden_ratios(ffn: FFNTemplate, factors: np.ndarray) -> list[FFNTemplate]:
@@ -40,9 +44,7 @@ def with_hidden_ratios(ffn: FFNTemplate, factors: np.ndarray) -> list[FFNTemplat
     if not isinstance(ffn, HiddenWidthTemplate):
         raise ValueError(f"shape.hidden: feed-forward kind {ffn.kind!r} has no hidden width for a curve")
     if getattr(ffn, ffn.hidden_key) is not None:
-        raise ValueError(
-            f"shape.hidden: needs ffn.ratio, not ffn.{ffn.hidden_key}, because the curve says of the ratio"
-        )
+        raise ValueError(f"shape.hidden: needs ffn.ratio, not ffn.{ffn.hidden_key}, because it scales the ratio")
     return [ffn.model_copy(update={"ratio": (ffn.ratio or ffn.usual_ratio) * float(factor)}) for factor in factors]
 
 
@@ -96,11 +98,8 @@ def with_heads(attention: AttentionTemplate, sizes: np.ndarray, d_model: int) ->
     """(n_layers,) the attention of each layer: heads of the uniform model's size, in whole groups."""
     uniform = attention.at_width(d_model)
     group_width = attention.kv_group_size * uniform.head_dim
-    rule = {"n_heads": None, "head_dim": uniform.head_dim, "ratio": None}
-    return [
-        attention.model_copy(update={**rule, "d_attention": n_groups * group_width})
-        for n_groups in shared_out(uniform.n_kv_heads, sizes, "heads")
-    ]
+    n_groups = shared_out(uniform.n_kv_heads, sizes, "heads")
+    return _with_widths(attention, uniform.head_dim, (n * group_width for n in n_groups))
 
 
 def with_hidden(ffn: FFNTemplate, sizes: np.ndarray, d_model: int) -> list[FFNTemplate]:

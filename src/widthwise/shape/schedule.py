@@ -70,9 +70,8 @@ class Schedule:
         low, high = self.ratios
         if not low < turn_ratio < high:
             allowed = f"between {low:g} and {high:g}" if np.isfinite(high) else f"above {low:g}"
-            raise UserError(
-                f"model.shape.{self.ratio_key}: {turn_ratio:g} times d_model; kind '{self.kind}' needs {allowed}"
-            )
+            got = f"model.shape.{self.ratio_key}: {turn_ratio:g} times d_model"
+            raise UserError(f"{got}; kind '{self.kind}' needs {allowed}")
 
     def widths(self, end_width: float, turn_width: float, n_layers: int, turn_layer: int) -> np.ndarray:
         """(n_layers,) widths in channels, not rounded; exactly the given width at the turn.

@@ -159,9 +159,8 @@ def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: At
     if space.n_layers is None:
         is_near = _within(d_model / n_layers, space.aspect_limits)
         if not is_near.any():
-            raise UserError(
-                f"search: d_model / n_layers is {_span(space.aspect_limits)} at no depth up to {DEEPEST}; give n_layers"
-            )
+            aspect = _span(space.aspect_limits)
+            raise UserError(f"search: d_model / n_layers is {aspect} at no depth up to {DEEPEST}; give n_layers")
         n_blocks, n_layers, ratio, share, d_model = (
             axis[is_near] for axis in (n_blocks, n_layers, ratio, share, d_model)
         )
@@ -188,11 +187,8 @@ def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: S
         f"have d_model / n_layers not {_span(aspect)}": ~_within(examined.d_model / examined.n_layers, aspect),
         f"have d_hidden / d_model not {_span(ratio)}": ~_within(examined.d_hidden / examined.d_model, ratio),
     }
-    largest = {
-        "flops": space.max_flops,
-        "kv_bytes": space.max_kv_bytes,
-        "n_residual_additions": space.max_residual_additions,
-    }
+    largest = {"flops": space.max_flops, "kv_bytes": space.max_kv_bytes}
+    largest["n_residual_additions"] = space.max_residual_additions
     for name, limit in largest.items():
         if limit is not None:
             faults[f"have {name} above {limit:g}"] = count(name, examined) > limit

@@ -1,6 +1,7 @@
 """From what a recipe says about a model, a template with a shape or every layer, to explicit layers."""
 
 import math
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -94,22 +95,11 @@ class ModelTemplate(Config):
         mtp = self._mtp(residual.slot_shape(self.d_model)[1])
         norms_layer = residual.final_norm_spans_layer and self.shape.endpoints != "slim"
         final_norm_width = widths[-1] if norms_layer else self.d_model
+        final_norm = {"final_norm": self.norm.over(final_norm_width), "final_norm_width": final_norm_width}
+        solved = {"layers": layers, "residual": residual, "mtp": mtp, **final_norm}
+        as_given = {name: getattr(self, name) for name in ModelConfig.model_fields if name not in solved}
         with mistakes_at("model"):
-            return ModelConfig(
-                vocab_size=self.vocab_size,
-                d_model=self.d_model,
-                layers=layers,
-                residual=residual,
-                final_norm=self.norm.over(final_norm_width),
-                final_norm_width=final_norm_width,
-                mtp=mtp,
-                ngrams=self.ngrams,
-                positions=self.positions,
-                tie_embeddings=self.tie_embeddings,
-                embedding_multiplier=self.embedding_multiplier,
-                logit_multiplier=self.logit_multiplier,
-                init=self.init,
-            )
+            return ModelConfig(**as_given | solved)
 
     def uniform(self) -> "ModelTemplate":
         """The uniform model this one is matched to: the same rules without shape and changes to single layers."""
@@ -138,9 +128,7 @@ class ModelTemplate(Config):
             widths[index] = change.get("d_model", widths[index])
         for index, width in enumerate(widths):
             if not isinstance(width, int) or not 0 < width <= WIDEST:
-                raise UserError(
-                    f"model.layers.{index}.d_model: got {width!r}; must be a whole number from 1 to {WIDEST}"
-                )
+                raise UserError(f"model.layers.{index}.d_model: got {width!r}; must be whole, from 1 to {WIDEST}")
         return widths
 
     def endpoint_widths(self, widths: Any, is_slim: bool) -> tuple[Any, Any]:
@@ -163,12 +151,8 @@ class ModelTemplate(Config):
             return None
         width = self.d_model
         layer = self._layer_of(width, width, width, self.n_layers + 1, self.attention, self.ffn, "model.mtp.layer")
-        return MTPConfig(
-            **options_of(MTPOptions, self.mtp),
-            layer=layer,
-            slot_norm=self.norm.over(slot_width),
-            final_norm=self.norm.over(width),
-        )
+        norms: dict[str, Any] = {"slot_norm": self.norm.over(slot_width), "final_norm": self.norm.over(width)}
+        return MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, **norms)
 
     def _layer_of(
         self, width: int, d_in: int, d_out: int, number: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str
@@ -209,9 +193,8 @@ class TemplateCost(WidthCost):
         sizes: Any = np.asarray(widths, dtype=np.float64)  # to the counting, an array of sizes is a size
         template, residual = self.template, self.template.residual
         d_in, d_out = template.endpoint_widths(sizes, template.shape.endpoints != "full_matched")
-        of_sites = residual.matched_cost(template.d_model, d_in, sizes) + residual.matched_cost(
-            template.d_model, sizes, d_out
-        )
+        of_site = partial(residual.matched_cost, template.d_model)
+        of_sites = of_site(d_in, sizes) + of_site(sizes, d_out)
         found = QUANTITIES[self.match](of_sites, self.seq_len) + self._of_parts(sizes, d_in, d_out)
         return np.broadcast_to(found, widths.shape)
 
@@ -220,17 +203,14 @@ class TemplateCost(WidthCost):
         template, quantity = self.template, QUANTITIES[self.match]
         with mistakes_at("model"):
             parts = template.shape.layer_parts(template.attention, template.ffn, template.d_model, widths)
-        attention, ffn = parts[0]
+
+        def counted(part: tuple[AttentionTemplate, FFNTemplate], width: Any, reads: Any, writes: Any) -> Any:
+            return quantity(part[0].cost(width, reads) + part[1].cost(width, writes), self.seq_len)
+
         if all(each is parts[0] for each in parts):
-            return quantity(attention.cost(widths, d_in) + ffn.cost(widths, d_out), self.seq_len)
-        return np.array(
-            [
-                quantity(
-                    attention.cost(float(width), float(reads)) + ffn.cost(float(width), float(writes)), self.seq_len
-                )
-                for (attention, ffn), width, reads, writes in zip(parts, widths, d_in, d_out, strict=True)
-            ]
-        )
+            return counted(parts[0], widths, d_in, d_out)
+        layers = zip(parts, widths.tolist(), d_in.tolist(), d_out.tolist(), strict=True)
+        return np.array([counted(*layer) for layer in layers])
 
 
 QUANTITIES = {
@@ -249,12 +229,9 @@ def _form(model: Any) -> str:
     return "resolved" if isinstance(layers, (list, tuple)) else "template"
 
 
-ModelSection = Annotated[
-    Annotated[ModelTemplate, Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
-]
-ModelChange = Annotated[
-    Annotated[dict[str, Any], Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
-]
+_Resolved = Annotated[ModelConfig, Tag("resolved")]
+ModelSection = Annotated[Annotated[ModelTemplate, Tag("template")] | _Resolved, Discriminator(_form)]
+ModelChange = Annotated[Annotated[dict[str, Any], Tag("template")] | _Resolved, Discriminator(_form)]
 """Changes to a section, or another model with every layer written out."""
 
 

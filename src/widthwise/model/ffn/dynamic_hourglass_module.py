@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor
 
-from widthwise.kernels.dispatch import compute_dtype, use_fused
-from widthwise.kernels.sliced_swiglu import unit_centres, whole_units
+from widthwise.kernels.dispatch import use_fused
+from widthwise.kernels.sliced_swiglu import Edge, unit_centres, whole_units
 from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic_hourglass import DynamicHourglassConfig
 from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
-from widthwise.model.ffn.width_mask_module import Edge
 from widthwise.model.norm import NormSite
 
 
@@ -90,9 +89,6 @@ class DynamicHourglass(Hourglass, WidthChoosing):
         if not is_compiled and self._skips(width, self._edge(progress)):
             return self.bucketed_units(width, progress)
         return len(width) * sum(self.config.hidden_widths)
-
-    def _edge(self, progress: Tensor) -> Edge:
-        return self.mask.edge(progress, compute_dtype(self.stack[0].w_up.weight))
 
 
 def _masked_update(update: Tensor, width: Tensor, edge: Edge | None, place: int) -> Tensor:

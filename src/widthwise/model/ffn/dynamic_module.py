@@ -13,22 +13,23 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused
 from widthwise.kernels.sliced_swiglu import (
-    Mask,
+    Edge,
     bucketed_units,
     fused_sliced_swiglu,
     sliced_is_faster,
+    sliced_swiglu,
     unit_centres,
     units_for_all,
     whole_units,
 )
-from widthwise.model.axes import Linear
+from widthwise.kernels.swiglu import swiglu
 from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
-from widthwise.model.ffn.width_mask_module import Edge
 from widthwise.model.norm import NormSite
 
 
@@ -63,16 +64,12 @@ MAX_MARGIN = 0.25
 would be computed anyway, and their masks kept for the backward pass as well."""
 
 
-class DynamicWidth(WidthChoosing):
+class DynamicWidth(SwiGLU, WidthChoosing):
     """A SwiGLU of which each token uses the first few hidden units."""
 
     def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
-        super().__init__()
+        super().__init__(SwiGLUConfig(d_ff=config.d_ff), d_model, d_out, norm)
         self.config = config
-        self.norm = norm.build(d_model, d_out)
-        self.w_gate = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
-        self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
-        self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out})
         self.add_choice(config, d_model)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
@@ -89,10 +86,11 @@ class DynamicWidth(WidthChoosing):
             return self.w_down(swiglu(self.w_gate(x), self.w_up(x)))
         sliced = self._sliced_form(x, edge)
         if sliced is None:
-            return self._masked(x, width, edge.mask)
+            return self._masked(x, width, edge)
         weights = (matrix.weight for matrix in (self.w_gate, self.w_up, self.w_down))
         width, margin = self._as_never_grown(width.flatten(), edge.margin)
-        update = sliced(x.flatten(0, 1), *weights, width, edge.mask, margin, min(margin, edge.overlap))
+        edge = Edge(edge.mask, margin, min(margin, edge.overlap))
+        update = sliced(x.flatten(0, 1), *weights, width, edge)
         return update.unflatten(0, x.shape[:2])
 
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:
@@ -107,12 +105,12 @@ class DynamicWidth(WidthChoosing):
             return fused_sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
 
-    def _masked(self, x: Tensor, width: Tensor, mask: Mask) -> Tensor:
+    def _masked(self, x: Tensor, width: Tensor, edge: Edge) -> Tensor:
         """All units, times the mask; arguments as for `_update`."""
         centres = self._centres(width)
 
         def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
-            return swiglu(gate, up) * mask(width[..., None], centres).to(gate.dtype)
+            return swiglu(gate, up) * edge.mask(width[..., None], centres).to(gate.dtype)
 
         return self.w_down(recomputed(gated, self.w_gate(x), self.w_up(x), width))
 
@@ -145,6 +143,3 @@ class DynamicWidth(WidthChoosing):
         if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
             return len(width) * units_for_all(*self._as_never_grown(width, edge.margin), self.config.d_ff)
         return self.bucketed_units(width, progress)
-
-    def _edge(self, progress: Tensor) -> Edge:
-        return self.mask.edge(progress, compute_dtype(self.w_gate.weight))

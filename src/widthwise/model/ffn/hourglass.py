@@ -5,13 +5,14 @@ Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:26
 
 from abc import ABC
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import ClassVar, Literal, Self
 
 import pydantic
 
 from widthwise.config_io import Config, options_of
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.mlp import N_KEPT, Activation, MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.kinds import must_agree, must_stay
@@ -22,14 +23,26 @@ CONVENTIONAL = (SwiGLUConfig, MLPConfig)
 """Feed-forwards that can be a block."""
 
 
-class BlockForm(Config):
-    """Form of a block: gated or not, with any activation."""
+BlockNorm = Literal["pre", "reordered", "shared", "none"]
+"""Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
+KEPT_OF_BLOCKS = ("block_multiplier", "activation", "gated")
+
+
+class BlockOptions(Config):
+    """Options of the blocks that do not depend on the width of the layer."""
 
     activation: Activation = "silu"
     """silu is SwiGLU's and the paper's. relu2 is the square of relu."""
     gated: bool = True
     """Multiply w_up(x) by w_gate(x), behind the activation; if not, w_up(x) goes through the activation, and a
     block has two matrices instead of three."""
+    share_weights: bool = False
+    """Whether all blocks share their matrices; each still has its own norm."""
+    norm: BlockNorm | None = None
+    """null: as in the layer, which follows model.norm.placement."""
+    block_multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of a block's update as later blocks see it. Equal to the residual's multiplier, it makes the blocks layers
+    without attention."""
 
     def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
         """The matrices, and the hidden activations kept for the backward pass."""
@@ -41,25 +54,6 @@ class BlockForm(Config):
             return recomputed
         # Beside gate or its activation, up and product: the activated gate, where the activation keeps its argument.
         return recomputed + Cost(activation_elements=(N_KEPT[self.activation] - 1) * d_hidden)
-
-
-BlockNorm = Literal["pre", "reordered", "shared", "none"]
-"""Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
-
-
-KEPT_OF_BLOCKS = ("block_multiplier", "activation", "gated")
-
-
-class BlockOptions(BlockForm):
-    """Options of the blocks that do not depend on the width of the layer."""
-
-    share_weights: bool = False
-    """Share the matrices among all blocks; each still has its own norm."""
-    norm: BlockNorm | None = None
-    """null: as in the layer, which follows model.norm.placement."""
-    block_multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of a block's update as later blocks see it. Equal to the residual's multiplier, it makes the blocks layers
-    without attention."""
 
 
 class StackConfig(BlockOptions, FFNConfig, ABC):
@@ -126,10 +120,7 @@ class StackConfig(BlockOptions, FFNConfig, ABC):
             must_agree("gated", isinstance(old, SwiGLUConfig), self.gated)
             must_agree("activation", old.activation if isinstance(old, MLPConfig) else "silu", self.activation)
             if self.share_weights and self.n_blocks > 1:
-                raise ValueError(
-                    "share_weights: got True; an added block starts silent, which it cannot with the matrices of the "
-                    "first"
-                )
+                raise ValueError("share_weights: got True; an added block starts silent, with matrices of its own")
             return self
         grown = super().with_constants_of(old, reads_more)
         self.check_sharing(old)
@@ -140,24 +131,21 @@ class StackConfig(BlockOptions, FFNConfig, ABC):
         blocks would."""
         must_stay(("share_weights", "n_blocks") if self.share_weights else ("share_weights",), old, self)
 
-    def name_before(self, old: FFNConfig, name: str, blocks: Blocks) -> str | None:
-        first, _, rest = name.partition(".")
+    def name_before(self, old: FFNConfig, name: str) -> str | None:
+        first, *rest = name.split(".")
         if first != "blocks":
             return name
-        block, _, rest = rest.partition(".")
-        source = blocks[int(block)]
-        if source is None:
+        if int(rest[0]) >= old.n_residual_additions:
             return None
-        return rest if isinstance(old, CONVENTIONAL) else f"blocks.{source}.{rest}"
+        return ".".join(rest[1:]) if isinstance(old, CONVENTIONAL) else name
 
-    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+    def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         if isinstance(old, CONVENTIONAL):
             yield f"feed-forward {old.kind} -> {self.kind}, whose first block it becomes (conversion)"
-        for place, (source, after) in enumerate(zip(blocks, self.hidden_widths)):
-            if source is None:
+        for place, (before, after) in enumerate(zip_longest(old.hidden_widths, self.hidden_widths)):
+            if before is None:
                 yield f"feed-forward block {place} added, {after} hidden units, silent at first (block addition)"
-            elif after != old.hidden_widths[source]:
-                before = old.hidden_widths[source]
+            elif after != before:
                 yield f"feed-forward block {place} {before} -> {after} hidden units (MLP expansion)"
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from widthwise.model.axes import Linear
 from widthwise.model.context import Choices, FeedForward, PassContext
-from widthwise.model.ffn.hourglass import BlockForm, StackConfig
+from widthwise.model.ffn.hourglass import BlockOptions, StackConfig
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
 from widthwise.model.ffn.swiglu import SwiGLUConfig
@@ -27,7 +27,7 @@ class GLU(SwiGLU):
         return self.norm.after(self.w_down(self.activation(self.w_gate(read)) * self.w_up(read)))
 
 
-def build_block(form: BlockForm, d_model: int, d_hidden: int, d_out: int, norm: NormSite) -> SwiGLU | MLP:
+def build_block(form: BlockOptions, d_model: int, d_hidden: int, d_out: int, norm: NormSite) -> SwiGLU | MLP:
     """Build one block of an hourglass."""
     if not form.gated:
         return MLP(MLPConfig(d_ff=d_hidden, activation=form.activation), d_model, d_out, norm)

@@ -34,12 +34,6 @@ class Adjustable:
     with it."""
 
 
-Blocks = Sequence[int | None]
-"""The old block of each block of a grown feed-forward, None for an added one. A feed-forward that is not a stack
-has one block.
-"""
-
-
 class FFNConfig(Config, ABC):
     """One layer's feed-forward, with explicit sizes.
 
@@ -111,7 +105,7 @@ class FFNConfig(Config, ABC):
         all_must_agree(self.kept or (), old, self)
         return self
 
-    def name_before(self, old: "FFNConfig", name: str, blocks: Blocks) -> str | None:
+    def name_before(self, old: "FFNConfig", name: str) -> str | None:
         """The name of a parameter of this module in the module of `old`; None if it is new."""
         return name
 
@@ -119,7 +113,7 @@ class FFNConfig(Config, ABC):
         """(n_new,): the old hidden unit at each position, -1 for a new one."""
         return (*range(n_old), *[-1] * (n_new - n_old))
 
-    def growth_in_words(self, old: "FFNConfig", blocks: Blocks) -> Iterator[str]:
+    def growth_in_words(self, old: "FFNConfig") -> Iterator[str]:
         """One line for each expansion that leads from `old` to this."""
         for field in self.hidden_axes:
             before, after = getattr(old, field), getattr(self, field)
@@ -165,9 +159,7 @@ class HiddenWidthTemplate(FFNTemplate):
     @pydantic.model_validator(mode="after")
     def _check_hidden(self) -> "HiddenWidthTemplate":
         if self._given is not None and (self.ratio is not None or self.multiple_of != 1):
-            raise ValueError(
-                f"{self.hidden_key}: conflicts with ratio or multiple_of; give the width or the rule, not both"
-            )
+            raise ValueError(f"{self.hidden_key}: conflicts with ratio or multiple_of; give the width or the rule")
         return self
 
     @property
@@ -200,7 +192,5 @@ def register_ffn(config: type[FFNConfig], template: type[FFNTemplate]) -> None:
     differ, if another feed-forward has that kind, and if the hidden widths cannot be known.
     """
     if not config.hidden_axes and config.hidden_widths is FFNConfig.hidden_widths:
-        raise UserError(
-            f"{config.__name__}.hidden_axes: must name the fields that count hidden units; or define hidden_widths"
-        )
+        raise UserError(f"{config.__name__}.hidden_axes: must name the fields of hidden units; or define hidden_widths")
     FEED_FORWARDS.register(config, template)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from widthwise.config_io import Config, options_of
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.kinds import may_be_added
 from widthwise.sizes import Width
 
@@ -55,10 +55,10 @@ class MLPConfig(MLPOptions, FFNConfig):
         may_be_added("bias", old.bias, self.bias)
         return grown
 
-    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+    def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         if self.bias and not getattr(old, "bias", False):
             yield "feed-forward biases added, 0 at first"
-        yield from super().growth_in_words(old, blocks)
+        yield from super().growth_in_words(old)
 
 
 class MLPTemplate(MLPOptions, HiddenWidthTemplate):

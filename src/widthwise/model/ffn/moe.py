@@ -12,7 +12,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, options_of
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.sizes import WIDEST, Count, Width
 
@@ -98,18 +98,14 @@ class MoEConfig(Routing, FFNConfig):
                 "multiply n_experts and top_k by one number, or grow d_expert or d_shared"
             )
         if self.d_expert < old.d_expert and self.d_expert * n_copies != old.d_expert:
-            raise ValueError(
-                f"d_expert: got {self.d_expert} where it was {old.d_expert}; it grows, or experts are cut into equal "
-                "parts"
-            )
+            got = f"d_expert: got {self.d_expert} where it was {old.d_expert}"
+            raise ValueError(f"{got}; it grows, or experts are cut into equal parts")
         return grown
 
-    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+    def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         if not isinstance(old, MoEConfig):
-            yield (
-                f"feed-forward {old.kind} -> {self.n_experts} experts of {self.d_expert} hidden units, {self.top_k} a "
-                "token (upcycling)"
-            )
+            experts = f"{self.n_experts} experts of {self.d_expert} hidden units, {self.top_k} a token"
+            yield f"feed-forward {old.kind} -> {experts} (upcycling)"
             return
         n_parts = self.n_experts // old.n_experts
         is_cut = n_parts > 1 and self.d_expert * n_parts == old.d_expert

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from widthwise.kernels import swiglu
+from widthwise.kernels.swiglu import swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.swiglu import SwiGLUConfig

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.ffn.interface import Blocks, FFNConfig
+from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.width_mask import AnyWidthMask, StraightThroughMaskConfig
 from widthwise.model.kinds import must_stay
 from widthwise.sizes import VocabSize, Width
@@ -27,31 +27,28 @@ if TYPE_CHECKING:
 class WidthScoreConfig(Config, ABC):
     """A kind of score and its options."""
 
-    module: ClassVar[str]
-    """The class of the module; see `FFNConfig.module`."""
+    n_kept: ClassVar[int] = 0
+    """Numbers kept for the backward pass in fp32 besides x, from which the score is recomputed."""
     is_stream_mean: ClassVar[bool] = False
     """True if it is a mean over the coordinates of the stream, which changes when the stream becomes wider."""
     starts_at_zero: ClassVar[bool] = False
     """True if the score, and its gradient with respect to the features, is 0 for every token before training."""
 
     def cost(self, d_model: float) -> Cost:
-        """Nothing is kept for the backward pass but x, from which the score is recomputed."""
-        return Cost()
+        """Return the cost of the score, without what the feed-forward keeps anyway."""
+        return Cost(activation_fp32_elements=self.n_kept)
 
     def build(self, d_model: int) -> "WidthScore":
-        return resolve_name(self.module)(self, d_model)
+        """Build the module, whose class has the name of this one without `Config`."""
+        name = type(self).__name__.removesuffix("Config")
+        return resolve_name(f"widthwise.model.ffn.width_choice_module:{name}")(self, d_model)
 
 
 class ConstScoreConfig(WidthScoreConfig):
     """Always 0, which leaves only the bias: a learned width of the layer, the same for all tokens."""
 
-    starts_at_zero = True
-    module = "widthwise.model.ffn.width_choice_module:ConstScore"
+    starts_at_zero, n_kept = True, 1
     kind: Literal["const"] = "const"
-
-    def cost(self, d_model: float) -> Cost:
-        """The zeros are kept for the backward pass."""
-        return Cost(activation_fp32_elements=1)
 
 
 class GainedScoreConfig(WidthScoreConfig, ABC):
@@ -61,14 +58,13 @@ class GainedScoreConfig(WidthScoreConfig, ABC):
     """Learn the gain, as exp(theta) with theta starting at 0; otherwise it is 1."""
 
     def cost(self, d_model: float) -> Cost:
-        return vector(1) if self.learn_gain else Cost()
+        return super().cost(d_model) + vector(1 if self.learn_gain else 0)
 
 
 class TokenScoreConfig(GainedScoreConfig):
     """A learned number for each vocabulary entry: the best that can be decided without the context."""
 
     starts_at_zero = True
-    module = "widthwise.model.ffn.width_choice_module:TokenScore"
     kind: Literal["token"] = "token"
     vocab_size: VocabSize
     """Must equal the model's."""
@@ -83,12 +79,8 @@ class RandomScoreConfig(GainedScoreConfig):
     A control: the same budget and spread of widths, but no information in them. Random in evaluation as well.
     """
 
-    module = "widthwise.model.ffn.width_choice_module:RandomScore"
+    n_kept = 1
     kind: Literal["random"] = "random"
-
-    def cost(self, d_model: float) -> Cost:
-        """The draws are kept for the backward pass."""
-        return super().cost(d_model) + Cost(activation_fp32_elements=1)
 
 
 class FeatureScoreConfig(GainedScoreConfig, ABC):
@@ -106,7 +98,6 @@ class LayerNormMeanScoreConfig(FeatureScoreConfig):
     """
 
     is_stream_mean = True
-    module = "widthwise.model.ffn.width_choice_module:LayerNormMeanScore"
     kind: Literal["ln_mean"] = "ln_mean"
 
     def cost(self, d_model: float) -> Cost:
@@ -126,27 +117,20 @@ class RMSMeanScoreConfig(FeatureScoreConfig):
     """mean(x) / rms(x), between -1 and 1: the paper's score without the centring."""
 
     is_stream_mean = True
-    module = "widthwise.model.ffn.width_choice_module:RMSMeanScore"
     kind: Literal["rms_mean"] = "rms_mean"
 
 
 class RawMeanScoreConfig(FeatureScoreConfig):
     """The mean of the residual stream before the norm: the paper's score without its norm. Unbounded."""
 
-    is_stream_mean = True
-    module = "widthwise.model.ffn.width_choice_module:RawMeanScore"
+    is_stream_mean, n_kept = True, 1
     kind: Literal["raw_mean"] = "raw_mean"
-
-    def cost(self, d_model: float) -> Cost:
-        """The means are kept for the backward pass."""
-        return super().cost(d_model) + Cost(activation_fp32_elements=1)
 
 
 class LinearScoreConfig(FeatureScoreConfig):
     """v . x with a learned v that starts at 0, so that all tokens start at the same width."""
 
     starts_at_zero = True
-    module = "widthwise.model.ffn.width_choice_module:LinearScore"
     kind: Literal["linear"] = "linear"
 
     def cost(self, d_model: float) -> Cost:
@@ -157,7 +141,6 @@ class MLPScoreConfig(FeatureScoreConfig):
     """v . silu(W x) with a v that starts at 0, so that all tokens start at the same width."""
 
     starts_at_zero = True
-    module = "widthwise.model.ffn.width_choice_module:MLPScore"
     kind: Literal["mlp"] = "mlp"
     d_hidden: Width = 16
     """Hidden width, in channels."""
@@ -166,17 +149,9 @@ class MLPScoreConfig(FeatureScoreConfig):
         return super().cost(d_model) + linear(d_model, self.d_hidden) + linear(self.d_hidden, 1)
 
 
-AnyWidthScore = Annotated[
-    LayerNormMeanScoreConfig
-    | RMSMeanScoreConfig
-    | RawMeanScoreConfig
-    | LinearScoreConfig
-    | MLPScoreConfig
-    | TokenScoreConfig
-    | ConstScoreConfig
-    | RandomScoreConfig,
-    Field(discriminator="kind"),
-]
+_OfFeatures = LayerNormMeanScoreConfig | RMSMeanScoreConfig | RawMeanScoreConfig | LinearScoreConfig | MLPScoreConfig
+_Others = TokenScoreConfig | ConstScoreConfig | RandomScoreConfig
+AnyWidthScore = Annotated[_OfFeatures | _Others, Field(discriminator="kind")]
 
 
 class WidthChoice(Config):
@@ -249,13 +224,13 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
         """Return whether growth from `old` gives a score to tokens that have used all units so far."""
         return self.mask.has_width and not old.mask.has_width
 
-    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+    def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         start = f"every token with all {self.units_are} at first (conversion)"
         if isinstance(old, self.unchosen):
             yield f"feed-forward {old.kind} -> {self.kind}, {start}"
         elif isinstance(old, WidthChoosingConfig) and self.begins_to_choose(old):
             yield f"mask {old.mask.kind} -> {self.mask.kind}, {start}"
-        yield from super().growth_in_words(old, blocks)
+        yield from super().growth_in_words(old)
 
     def started_whole(self, old: FFNConfig) -> Self:
         """This config with a `start` so high that the mask is exactly 1 for every unit and every token, as a layer

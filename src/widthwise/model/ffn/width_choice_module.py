@@ -4,7 +4,7 @@ Scores are computed in fp32, or wider if the model is: in bf16 a width could not
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
+from widthwise.kernels.sliced_swiglu import Edge
 from widthwise.model.axes import Control, Vector
 from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.width_choice import (
@@ -27,7 +28,7 @@ from widthwise.model.ffn.width_choice import (
     WidthChoosingConfig,
     WidthScoreConfig,
 )
-from widthwise.model.ffn.width_mask_module import HARD, Edge
+from widthwise.model.ffn.width_mask_module import HARD
 from widthwise.model.shards import whole
 
 if TYPE_CHECKING:
@@ -37,43 +38,33 @@ EPS = 1e-5
 """eps of the norms inside scores."""
 
 
-class WidthScore(nn.Module, ABC):
+class WidthScore(nn.Module):
     """forward(source) -> (B, T), called with autocast off. `source` returns what the score is computed from."""
 
     def __init__(self, config: WidthScoreConfig, d_model: int):
         super().__init__()
+        self.detach = isinstance(config, FeatureScoreConfig) and config.detach
+        self.log_gain = Vector({}, 0.0) if isinstance(config, GainedScoreConfig) and config.learn_gain else None
 
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
         """The input of `forward`. x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm."""
-        return x
+        return x.detach() if self.detach else x
 
-    @abstractmethod
-    def forward(self, source: Tensor) -> Tensor: ...
-
-
-class ConstScore(WidthScore):
-    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return torch.zeros_like(widened(x[..., 0]))
-
-    def forward(self, source: Tensor) -> Tensor:
-        return source
-
-
-class GainedScore(WidthScore, ABC):
-    def __init__(self, config: GainedScoreConfig, d_model: int):
-        super().__init__(config, d_model)
-        self.log_gain = Vector({}, 0.0) if config.learn_gain else None
-
-    @abstractmethod
     def before_gain(self, source: Tensor) -> Tensor:
         """The score before the gain, (B, T). source: as returned by `source`."""
+        return source
 
     def forward(self, source: Tensor) -> Tensor:
         score = self.before_gain(source)
         return score if self.log_gain is None else widened(self.log_gain()).exp() * score
 
 
-class TokenScore(GainedScore):
+class ConstScore(WidthScore):
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return torch.zeros_like(widened(x[..., 0]))
+
+
+class TokenScore(WidthScore):
     def __init__(self, config: TokenScoreConfig, d_model: int):
         super().__init__(config, d_model)
         self.table = Vector({"vocab_size": config.vocab_size}, 0.0)
@@ -85,7 +76,7 @@ class TokenScore(GainedScore):
         return widened(functional.embedding(source, self.table()[:, None])[..., 0])
 
 
-class RandomScore(GainedScore):
+class RandomScore(WidthScore):
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
         return torch.rand_like(widened(x[..., 0]))
 
@@ -93,16 +84,7 @@ class RandomScore(GainedScore):
         return source.clamp(min=2**-25).logit()  # a draw can be 0: -inf times a gradient of 0 is NaN
 
 
-class FeatureScore(GainedScore, ABC):
-    def __init__(self, config: FeatureScoreConfig, d_model: int):
-        super().__init__(config, d_model)
-        self.detach = config.detach
-
-    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return x.detach() if self.detach else x
-
-
-class LayerNormMeanScore(FeatureScore):
+class LayerNormMeanScore(WidthScore):
     def __init__(self, config: LayerNormMeanScoreConfig, d_model: int):
         super().__init__(config, d_model)
         self.scale, self.shift = Vector({"d_model": d_model}, 1.0), Vector({"d_model": d_model}, 0.0)
@@ -112,21 +94,18 @@ class LayerNormMeanScore(FeatureScore):
         return functional.layer_norm(x, x.shape[-1:], widened(self.scale()), widened(self.shift()), EPS).mean(dim=-1)
 
 
-class RMSMeanScore(FeatureScore):
+class RMSMeanScore(WidthScore):
     def before_gain(self, source: Tensor) -> Tensor:
         x = widened(source)
         return x.mean(dim=-1) * (x.square().mean(dim=-1) + EPS).rsqrt()
 
 
-class RawMeanScore(FeatureScore):
+class RawMeanScore(WidthScore):
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
         return super().source(widened(stream).mean(dim=-1), stream, context)
 
-    def before_gain(self, source: Tensor) -> Tensor:
-        return source
 
-
-class LinearScore(FeatureScore):
+class LinearScore(WidthScore):
     def __init__(self, config: LinearScoreConfig, d_model: int):
         super().__init__(config, d_model)
         self.v = Control({"d_model": d_model}, {"score": 1}, start=0.0)
@@ -135,7 +114,7 @@ class LinearScore(FeatureScore):
         return functional.linear(widened(source), widened(self.v.weight))[..., 0]
 
 
-class MLPScore(FeatureScore):
+class MLPScore(WidthScore):
     def __init__(self, config: MLPScoreConfig, d_model: int):
         super().__init__(config, d_model)
         self.w_in = Control({"d_model": d_model}, {"d_hidden": config.d_hidden})
@@ -193,6 +172,9 @@ class WidthChoosing(FeedForward):
         with without_autocast(source):
             return torch.sigmoid(self.score(source) + widened(self.bias()))
 
+    def _edge(self, progress: Tensor) -> Edge:
+        return self.mask.edge(progress, compute_dtype(next(self.parameters())))
+
     def _fraction(self, level: Tensor) -> Tensor:
         return self.choice.min_fraction + (1 - self.choice.min_fraction) * level
 
@@ -218,7 +200,7 @@ class WidthChoosing(FeedForward):
 
         Called by all processes that share the model.
         """
-        log_gain = self.score.log_gain if isinstance(self.score, GainedScore) else None
+        log_gain = None if self.score is None else self.score.log_gain
         temperature = self.mask.temperature
         return {
             "gain": None if log_gain is None else _number(log_gain().exp()),

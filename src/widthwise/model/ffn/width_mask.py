@@ -163,13 +163,6 @@ class NoMaskConfig(WidthMaskConfig):
     has_width: ClassVar[bool] = False
 
 
-AnyWidthMask = Annotated[
-    HardMaskConfig
-    | StraightThroughMaskConfig
-    | SoftMaskConfig
-    | AnnealedMaskConfig
-    | LinearRampMaskConfig
-    | NestedMaskConfig
-    | NoMaskConfig,
-    Field(discriminator="kind"),
-]
+_Tempered = StraightThroughMaskConfig | SoftMaskConfig | AnnealedMaskConfig | LinearRampMaskConfig
+_Masks = HardMaskConfig | _Tempered | NestedMaskConfig | NoMaskConfig
+AnyWidthMask = Annotated[_Masks, Field(discriminator="kind")]

@@ -1,25 +1,14 @@
 """The modules of the masks: how each falls from 1 to 0, and what it has as derivative."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels.sliced_swiglu import Mask
+from widthwise.kernels.sliced_swiglu import Edge
 from widthwise.model.axes import Vector
 from widthwise.model.ffn.width_mask import NestedMaskConfig, TemperedMaskConfig, WidthMaskConfig
-
-
-class Edge(NamedTuple):
-    """Fall of a mask from 1 to 0 around the width."""
-
-    mask: Mask
-    margin: float
-    """Distance from the width, in units, beyond which the mask is exactly 1 or 0 with no derivative; see
-    `sliced_swiglu`."""
-    overlap: float
-    """Distance beyond the width up to which the mask is above 0, at most `margin`."""
 
 
 def step(width: Tensor, centres: Tensor) -> Tensor:

@@ -8,13 +8,14 @@ arXiv:2503.14125).
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import pydantic
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.cost import Cost
+from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.kinds import may_be_added, must_agree, must_stay
 from widthwise.model.residual.interface import (
     RESIDUALS,
@@ -28,11 +29,11 @@ from widthwise.model.residual.interface import (
 )
 from widthwise.model.residual.slots import (
     ENTRY_COSTS,
+    N_SCALES,
     REDUCTION_COSTS,
     check_slots,
     group_norm_cost,
     n_blocks,
-    site_cost,
 )
 from widthwise.sizes import NSlots, Width
 
@@ -76,6 +77,27 @@ class HyperConnectionOptions(Config):
     the update, which runs no sublayer twice and is bitwise the same. 1 is faster by a percent or two; the root of twice
     the number of layers has the lowest peak memory. Only in eager mode on the CPU; elsewhere all are kept."""
 
+    def site_cost(self, slot_width: float, n_slots: int, n_read: Any, n_write: Any) -> Cost:
+        """Return the cost of one site; n_read and n_write, in blocks, need not be whole.
+
+        FLOPs of the slot norm are not counted, as for any norm. Slots that take one block each have fewer parameters,
+        and the products of all. Kept for the backward pass: the update and, on average, one state in state_every.
+        """
+        n_coefficients = n_read + n_slots + n_write
+        n_learned = n_coefficients if self.writes == "all" else n_read + n_slots + 1
+        mixing = Cost(
+            flops=2 * n_slots * n_coefficients * slot_width,
+            activation_elements=n_write * slot_width,
+            activation_fp32_elements=n_slots * slot_width / self.state_every,
+        )
+        static = vector(n_slots * n_learned) + mixing
+        if not self.dynamic:
+            return static
+        matrix = slot_width * n_learned
+        projection = replace(linear(slot_width, n_coefficients, n_slots), params=matrix, active_params=matrix)
+        n_scales = n_slots * n_learned if self.scale == "entries" else N_SCALES
+        return static + vector(n_scales + slot_width) + projection
+
 
 GroupNormKind = Literal["rms", "layer"]
 
@@ -102,8 +124,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
 
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         b = self.slot_width
-        n_read, n_write = d_read // b, d_write // b
-        return site_cost(b, self.n_slots, n_read, n_write, self.dynamic, self.state_every, self.writes, self.scale)
+        return self.site_cost(b, self.n_slots, d_read // b, d_write // b)
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
         """Slots that start at 0 have no state at the first site that could be read, carried or followed."""
@@ -147,13 +168,9 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
             # The old stream must be what slots with initial coefficients would hold.
             layout, widest = old.layout, max(d_model, *widths)
             if not (isinstance(layout, PrefixLayout) and old.is_sum):
-                raise ValueError(
-                    f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots"
-                )
+                raise ValueError(f"kind: got {self.kind} where it was {old.kind}; only a plain one can become slots")
             if layout.resize != "carry" and len({d_model, *widths}) > 1:
-                raise ValueError(
-                    f"resize: got {layout.resize}; slots carry coordinates, so that only carry can become slots"
-                )
+                raise ValueError(f"resize: got {layout.resize}; only carry can become slots, which carry coordinates")
             for name in ("read_init", "reduce_init"):
                 if getattr(self, name) != "first":
                     got = f"{name}: got {getattr(self, name)}"
@@ -239,21 +256,16 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
 
     def check_solvable(self) -> None:
         if self.n_slots is None:
-            raise ValueError(
-                "n_slots: missing; a solved shape needs it, because without it the widest layer sets all costs"
-            )
+            raise ValueError("n_slots: missing; a solved shape needs it: without it the widest layer sets all costs")
 
     def check_searchable(self) -> None:
         if self.slot_width is not None and self.n_slots is not None:
-            raise ValueError(
-                "slot_width: conflicts with n_slots; a search changes d_model, so give n_fractions instead"
-            )
+            raise ValueError("slot_width: conflicts with n_slots; a search changes d_model, so give n_fractions")
 
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
         slot_width = self.quantum(d_model)
         n_slots = self.n_slots or d_model // slot_width  # as in a uniform model; see check_solvable
-        n_read, n_write = d_read / slot_width, d_write / slot_width
-        return site_cost(slot_width, n_slots, n_read, n_write, self.dynamic, self.state_every, self.writes, self.scale)
+        return self.site_cost(slot_width, n_slots, d_read / slot_width, d_write / slot_width)
 
     def at_widths(self, d_model: int, widths: Sequence[int]) -> HyperConnectionsConfig:
         slot_width = self.quantum(d_model)
@@ -288,9 +300,8 @@ class VirtualWidthTemplate(HyperConnectionsTemplate):
                 raise ValueError(f"{key}: conflicts with width, which gives n_slots / n_fractions; give only one")
         found = Fraction(self.width).limit_denominator(LARGEST_DENOMINATOR)
         if abs(found - self.width) > 0.005:
-            raise ValueError(
-                f"width: got {self.width:g}; must be a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {found}"
-            )
+            allowed = f"a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {found}"
+            raise ValueError(f"width: got {self.width:g}; must be {allowed}")
         m = max(2, found.denominator)
         options = {key: getattr(self, key) for key in HyperConnectionsTemplate.model_fields}
         meant = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * found)}

@@ -7,21 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from widthwise.kernels import read_slots, write_slots
-from widthwise.kernels.hyper_connections import reference_read_slots
+from widthwise.kernels.hyper_connections import read_slots, reference_read_slots, write_slots
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
 from widthwise.model.context import Site
-from widthwise.model.norm import NormConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-from widthwise.model.residual.over_width_module import (
-    ENTRIES,
-    REDUCTION_STARTS,
-    REDUCTIONS,
-    DirectEntry,
-    GroupNorm,
-    OverWidthExit,
-)
+from widthwise.model.residual.over_width_module import build_entry, build_exit
 from widthwise.model.residual.slots import N_SCALES
+
+__all__ = ["HyperConnection", "build_entry", "build_exit", "build_site"]
 
 
 class Pattern(NamedTuple):
@@ -88,7 +81,7 @@ class HyperConnection(Site):
             self.dynamic = Control(slot, {"n_coefficients": self._pattern.n_coefficients}, start=0.0)
             self.scale = Scale(self.table, start=1.0) if has_entries else Scale({"n_scales": N_SCALES}, start=0.01)
 
-    def take_place(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         if self.config.read_init == "in_turn":
             self.static.start = self._pattern._replace(first_read=index * self.n_read)
 
@@ -140,17 +133,3 @@ class HyperConnection(Site):
 
 def build_site(config: HyperConnectionsConfig, d_before: int, d_read: int, d_write: int) -> HyperConnection:
     return HyperConnection(config, d_read // config.slot_width, d_write // config.slot_width)
-
-
-def build_entry(config: HyperConnectionsConfig, d_model: int) -> DirectEntry:
-    return ENTRIES[config.embedding](d_model, config.n_slots, config.slot_width)
-
-
-def build_exit(config: HyperConnectionsConfig, d_model: int, width: int, norm: NormConfig) -> OverWidthExit:
-    start = REDUCTION_STARTS[config.reduce_init]
-    reduce = REDUCTIONS[config.reduce](d_model, config.n_slots, config.slot_width, start)
-    group_norm = None
-    if config.group_norm is not None:
-        norm_dim = config.group_norm_dim or d_model
-        group_norm = GroupNorm(config.group_norm, d_model, config.stream_width, norm.eps, norm_dim)
-    return OverWidthExit(group_norm, reduce, norm.build({"d_model": width}))

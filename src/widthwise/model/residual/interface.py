@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from widthwise.model.context import Exit, Site
-    from widthwise.model.layer import LayerConfig
 
 SiteWidths = tuple[int, int, int]
 """Coordinates of the stream as it arrives at a site, and those that its sublayer reads and writes."""
@@ -83,9 +82,6 @@ class ResidualConfig(Config, ABC):
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
         """Raises ValueError if layers of these widths cannot use this residual; by default all can."""
 
-    def check_layer(self, layer: "LayerConfig") -> None:
-        """Raises ValueError if a layer has a part that cannot work with this residual."""
-
     @abstractmethod
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         """Cost of one site; arguments as in `build`."""
@@ -98,11 +94,6 @@ class ResidualConfig(Config, ABC):
         """Build a site whose stream arrives d_before wide, and whose sublayer reads d_read coordinates and writes
         d_write."""
         return import_module(self.module).build_site(self, d_before, d_read, d_write)
-
-    @property
-    def layer_params(self) -> int:
-        """Parameters of a site that the two sites of a layer have in common."""
-        return 0
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
         """Return what the sizes of a model leave unused. sites: those of all layers, first to last. width: what the

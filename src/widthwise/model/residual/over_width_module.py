@@ -10,10 +10,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels import rms_norm
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
+from widthwise.kernels.rms_norm import rms_norm
 from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Start, Vector
 from widthwise.model.context import Exit
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 
 
 class DirectEntry(nn.Module):
@@ -154,14 +156,12 @@ class GroupNorm(nn.Module):
     def forward(self, slots: Tensor) -> Tensor:
         """slots: (B, T, n_slots, slot_width) -> the same shape, in the autocast type where autocast is on."""
         groups = slots.flatten(-2).unflatten(-1, (-1, self.d_model))
-        if self.bias is None:
-            return self._normalised(groups).view(slots.shape)
-        wide = widened(groups)
-        normalised = self._normalised(wide - wide.mean(dim=-1, keepdim=True)).flatten(-2)
-        return (normalised + self.bias()).view(slots.shape)
-
-    def _normalised(self, groups: Tensor) -> Tensor:
-        return rms_norm(groups, self.norm.weight.view(-1, self.d_model), self.norm.eps, self.norm.norm_dim)
+        if self.bias is not None:
+            groups = widened(groups)
+            groups = groups - groups.mean(dim=-1, keepdim=True)
+        gains = self.norm.weight.view(-1, self.d_model)
+        normalised = rms_norm(groups, gains, self.norm.eps, self.norm.norm_dim).flatten(-2)
+        return (normalised if self.bias is None else normalised + self.bias()).view(slots.shape)
 
 
 class OverWidthExit(Exit):
@@ -193,3 +193,17 @@ def _mix(weight: Tensor, blocks: Tensor) -> Tensor:
         # Not weight @ blocks, which would keep a copy of the blocks for the backward pass.
         mixed = torch.bmm(weight.to(blocks.dtype).expand(len(tokens), -1, -1), tokens)
     return mixed.view(*blocks.shape[:-2], -1, blocks.shape[-1])
+
+
+def build_entry(config: HyperConnectionsConfig, d_model: int) -> DirectEntry:
+    return ENTRIES[config.embedding](d_model, config.n_slots, config.slot_width)
+
+
+def build_exit(config: HyperConnectionsConfig, d_model: int, width: int, norm: NormConfig) -> OverWidthExit:
+    start = REDUCTION_STARTS[config.reduce_init]
+    reduce = REDUCTIONS[config.reduce](d_model, config.n_slots, config.slot_width, start)
+    group_norm = None
+    if config.group_norm is not None:
+        norm_dim = config.group_norm_dim or d_model
+        group_norm = GroupNorm(config.group_norm, d_model, config.stream_width, norm.eps, norm_dim)
+    return OverWidthExit(group_norm, reduce, norm.build({"d_model": width}))

@@ -59,10 +59,8 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "PlainResidualConfig":
         if self.projections != "as_matrices" and not self.resize.endswith("projection"):
-            raise ValueError(
-                f"projections: got {self.projections}; resize {self.resize} has none, only projection and "
-                "full_projection"
-            )
+            got = f"projections: got {self.projections}; resize {self.resize} has none"
+            raise ValueError(f"{got}, only projection and full_projection")
         return self
 
     def slot_shape(self, d_model: int) -> tuple[int, int]:

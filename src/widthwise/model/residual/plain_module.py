@@ -24,13 +24,6 @@ class Stream(NamedTuple):
     def width(self) -> int:
         return self.prefix.shape[-1]
 
-    def narrow(self, width: int) -> "Stream":
-        """Parks the coordinates from `width` on."""
-        if width >= self.width:
-            return self
-        prefix, tail = self.prefix.split((width, self.width - width), dim=-1)
-        return Stream(prefix, (*self.parked, tail))
-
     def unpark(self, n: int) -> tuple[list[Tensor], "Stream"]:
         """The n coordinates after the prefix, as adjacent pieces, and the stream without them."""
         pieces, parked = [], list(self.parked)
@@ -50,9 +43,13 @@ class Stream(NamedTuple):
         return self.prefix.new_zeros(*self.prefix.shape[:-1], n)
 
     def carry_to(self, width: int) -> "Stream":
-        """The same stream with a prefix of `width` coordinates: a wider one restores what was last written there."""
-        if width <= self.width:
-            return self.narrow(width)
+        """The same stream with a prefix of `width` coordinates: a wider one restores what was last written there, a
+        narrower one parks the others."""
+        if width == self.width:
+            return self
+        if width < self.width:
+            prefix, tail = self.prefix.split((width, self.width - width), dim=-1)
+            return Stream(prefix, (*self.parked, tail))
         pieces, rest = self.unpark(width - self.width)
         return Stream(torch.cat((self.prefix, *pieces), dim=-1), rest.parked)
 

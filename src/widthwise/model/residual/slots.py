@@ -1,9 +1,8 @@
-"""A stream of slots: which layers can share it, and what its sites and ends cost."""
+"""A stream of slots: which layers can share it, and what its ends cost."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from widthwise.model.cost import Cost, linear, vector
 
@@ -34,9 +33,8 @@ def check_slots(residual: "HyperConnectionsConfig", counts: Sequence[int]) -> No
     """Raises ValueError where the slots do not suit their users. counts: blocks of d_model, then of each layer."""
     n_slots, widest = residual.n_slots, max(counts)
     if n_slots < widest:
-        raise ValueError(
-            f"n_slots: got {n_slots}; must be at least the {widest} blocks of {residual.slot_width} of the widest layer"
-        )
+        blocks = f"{widest} blocks of {residual.slot_width}"
+        raise ValueError(f"n_slots: got {n_slots}; must be at least the {blocks} of the widest layer")
     if widest > residual.n_owned_slots:
         raise ValueError(f"n_owned_slots: got {residual.n_owned_slots}; the widest layer has {widest} blocks")
     for name, (value, instead) in IN_TURN.items():
@@ -69,57 +67,18 @@ N_SCALES = 2
 """Scales of a site where reads and carries share one, and writes another."""
 
 
-def site_cost(
-    slot_width: float,
-    n_slots: int,
-    n_read: Any,
-    n_write: Any,
-    dynamic: bool,
-    state_every: int = 1,
-    writes: str = "all",
-    scale: str = "entries",
-) -> Cost:
-    """Cost of one site; n_read and n_write need not be whole. FLOPs of the slot norm are not counted, as for any norm.
-
-    The last two: see `HyperConnectionOptions`. Slots that take one block each have fewer parameters, and the products
-    of all. Kept for the backward pass: the update and, on average, one state in state_every.
-    """
-    n_coefficients = n_read + n_slots + n_write
-    n_learned = n_coefficients if writes == "all" else n_read + n_slots + 1
-    mixing = Cost(
-        flops=2 * n_slots * n_coefficients * slot_width,
-        activation_elements=n_write * slot_width,
-        activation_fp32_elements=n_slots * slot_width / state_every,
-    )
-    static = vector(n_slots * n_learned) + mixing
-    if not dynamic:
-        return static
-    matrix = slot_width * n_learned
-    projection = replace(linear(slot_width, n_coefficients, n_slots), params=matrix, active_params=matrix)
-    n_scales = n_slots * n_learned if scale == "entries" else N_SCALES
-    return static + vector(n_scales + slot_width) + projection
-
-
 CostOfEnd = Callable[[int, int, int], Cost]
-"""From d_model, n_slots and slot_width."""
+"""From d_model, n_slots and the slot width b."""
 ENTRY_COSTS: dict[str, CostOfEnd] = {
-    "expand": lambda d_model, n_slots, slot_width: (
-        linear(d_model, n_slots * slot_width) + Cost(activation_elements=d_model)
-    ),
-    "slot": lambda d_model, n_slots, slot_width: (
-        linear(d_model // slot_width, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
-    ),
+    "expand": lambda d_model, n_slots, b: linear(d_model, n_slots * b) + Cost(activation_elements=d_model),
+    "slot": lambda d_model, n_slots, b: linear(d_model // b, n_slots, b) + Cost(activation_fp32_elements=d_model),
 }
 """Entry with a matrix from d_model to the stream, or with one that mixes blocks of d_model -> its cost on top of the
 embedding table. The others look rows up, append zeros or copies."""
 REDUCTION_COSTS: dict[str, CostOfEnd] = {
-    "full": lambda d_model, n_slots, slot_width: (
-        linear(n_slots * slot_width, d_model) + Cost(activation_elements=n_slots * slot_width)
-    ),
-    "slot": lambda d_model, n_slots, slot_width: (
-        linear(n_slots, d_model // slot_width, slot_width) + Cost(activation_elements=n_slots * slot_width)
-    ),
-    "sum": lambda d_model, n_slots, slot_width: Cost(),
+    "full": lambda d_model, n_slots, b: linear(n_slots * b, d_model) + Cost(activation_elements=n_slots * b),
+    "slot": lambda d_model, n_slots, b: linear(n_slots, d_model // b, b) + Cost(activation_elements=n_slots * b),
+    "sum": lambda d_model, n_slots, b: Cost(),
 }
 """Reduction -> its cost; it keeps the slots for the backward pass if it has a matrix."""
 
