@@ -147,15 +147,15 @@ def discover(
     check_kind(folder, "discovery.json")
     n_at_a_time = training.n_jobs
     if options.dry_run:
-        task = plan.task
+        planned = plan.search
         say(
-            f"{plan.config.method.kind}: {task.steps} steps of search under {si(task.budget)} {task.match}; then "
-            f"rivals of {task.base.train.steps} steps with the seeds {', '.join(map(str, plan.config.seeds))}"
+            f"{plan.config.method.kind}: {planned.steps} steps of search under {si(planned.budget)} {planned.match}; "
+            f"then rivals of {planned.base.train.steps} steps with the seeds {', '.join(map(str, plan.config.seeds))}"
         )
         return
     comparison: Outcome | None = None
     with training_progress(training.track) as observer:
-        alone = Jobs.of([plan.task.base], 1, 1)
+        alone = Jobs.of([plan.search.base], 1, 1)
         with alone.threads():
             discovery = discover_shape(plan, folder, observer, command_line())
         if not options.only_search:
