@@ -113,7 +113,7 @@ def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp
     assert (work["n_runs"], work["baseline"], work["match"]) == (4, "uniform", "flops")
     assert [row["miss"] for row in work["points"]] == [None, pytest.approx(wide / base - 1)]
     assert 0 < abs(wide / base - 1) < 0.01
-    (change,) = work["points"][1]["changes"]
+    (change,) = work["points"][1]["adjusted"]["changes"]
     assert change["key"].startswith("model.ffn.")
     assert change["after"] < change["before"]
     assert plan.adjustment_lines[0].startswith(f"wide: {change['key']} {change['before']:.7g} -> ")

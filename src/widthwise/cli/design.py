@@ -18,7 +18,6 @@ from widthwise.reports.formats import clean, fixed, shown, signed
 from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.reports.table import Table
 from widthwise.shape.search_space import ShapeRequest
-from widthwise.yaml_io import recipe_name
 
 if TYPE_CHECKING:
     from widthwise.explorer.answers import Answers
@@ -89,8 +88,8 @@ def inspect(
     changes = overrides or ()
     if variant is None and against is None and describes_several(recipe, changes):
         plan, refusal = read_all(recipe, changes)
-        costs = plan.costs(refusal)
-        say_result(costs, as_json, (), [_costs_table(costs, recipe_name(recipe))], notes=_remarks(costs))
+        work = plan.workload(n_runs=1) | {"refusal": refusal}
+        say_result(work, as_json, (), [_costs_table(work)], notes=_remarks(work))
         return
     other = None if against is None else load_recipe(against, changes)
     one = read_one(recipe, changes, variant)
@@ -107,31 +106,31 @@ def inspect(
     say_result(summary, as_json, (), [layer_table(summary), cost_table(summary)], notes=notes)
 
 
-def _costs_table(costs: dict[str, Any], title: str) -> Table:
-    """A row for each point, and below every quantity its ratio to the baseline's. costs: of `Experiment.costs`."""
+def _costs_table(work: dict[str, Any]) -> Table:
+    """A row for each point, and below every quantity its ratio to the baseline's. work: of `Experiment.workload`."""
     rows = []
-    for row in costs["variants"]:
+    for row in work["points"]:
         cells = [shown(row[name], QUANTITY[name]) for name in COSTS]
         if row["ratio"] is not None:
             cells = [f"{cell}\n{fixed(row['ratio'][name], 4)}" for cell, name in zip(cells, COSTS)]
         rows.append([clean(row["name"]), *cells])
     note = "FLOPs and bytes per token, tokens and training FLOPs of one run"
-    if costs["baseline"] is not None:
-        note += f"\nbelow: ratio to {clean(costs['baseline'])}"
+    if work["baseline"] is not None:
+        note += f"\nbelow: ratio to {clean(work['baseline'])}"
     header = [own or QUANTITY[name].brief_title for name, own in COSTS.items()]
-    return Table(clean(title), ["", *header], rows, note=note)
+    return Table(clean(work["title"]), ["", *header], rows, note=note)
 
 
-def _remarks(costs: dict[str, Any]) -> Iterator[str]:
-    for row in costs["variants"]:
+def _remarks(work: dict[str, Any]) -> Iterator[str]:
+    for row in work["points"]:
         if found := row["adjusted"]:
             changes = [f"{each['key']} {each['before']:.7g} -> {each['after']:.7g}" for each in found["changes"]]
             miss = f"{found['match']} missed by {signed(100 * found['miss'], 3)}%"
             yield f"{clean(row['name'])}: {', '.join(changes)}, {miss}"
-    if costs["n_drawn"]:
-        yield f"{costs['n_drawn']} further points are drawn when the sweep runs"
-    if costs["refusal"]:
-        yield f"compare refuses this: {clean(costs['refusal'])}"
+    if work["n_drawn"]:
+        yield f"{work['n_drawn']} further points are drawn when the sweep runs"
+    if work["refusal"]:
+        yield f"compare refuses this: {clean(work['refusal'])}"
 
 
 def design(

@@ -1,6 +1,7 @@
 """Verbs that train many runs and compare them, `compare` and `family`, and what others share with them: options,
 planned work and results on the terminal."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.outcome import Outcome
-from widthwise.records.quantities import QUANTITY
+from widthwise.records.quantities import QUANTITY, Quantity
 from widthwise.reports.formats import clean, duration, interval, percentage, ratio, shown, si, signed
 from widthwise.reports.main_table import comparison_table, doubts, marked
 from widthwise.reports.table import Table
@@ -217,26 +218,35 @@ def sweep_table(found: Outcome) -> Table:
 
 def show_workload(plan: "Experiment", as_json: bool) -> None:
     """Print a table of the planned work and what was adjusted, or JSON."""
-    workload, row = plan.workload(), "variant" if plan.axes is None else "point"
-    say_result(workload, as_json, (), [workload_table(workload, plan.title, row)], notes=plan.adjustment_lines)
-
-
-def workload_table(workload: dict[str, Any], title: str, row: str) -> Table:
-    """A line for each point or variant. Those of a search are not known in advance: one line represents all."""
-    header = [row, *(each.brief_title for each in WORKLOAD)]
-    rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in WORKLOAD)] for each in workload["points"]]
+    work, row = plan.workload(), "variant" if plan.axes is None else "point"
     notes = ["tokens and FLOPs of all seeds"]
-    if workload["match"]:
+    if work["match"]:
+        notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
+    note = "\n".join([*notes, workload_line(work, row)])
+    table = workload_table(work, WORKLOAD, clean(plan.title), row, note)
+    say_result(work, as_json, (), [table], notes=plan.adjustment_lines)
+
+
+def workload_table(work: dict[str, Any], columns: Sequence[Quantity], title: str, row: str, note: str) -> Table:
+    """A line for each point or variant. Those of a search are not known in advance: one line represents all."""
+    header = [row, *(each.brief_title for each in columns)]
+    rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in columns)] for each in work["points"]]
+    if work["match"]:
         header.append("difference")
-        for cells, each in zip(rows, workload["points"]):
+        for cells, each in zip(rows, work["points"]):
             cells.append("" if each["miss"] is None else f"{signed(100 * each['miss'], 3)}%")
-        notes.append(f"difference: {QUANTITY[workload['match']].title}, from {clean(workload['baseline'])}")
-    return Table(clean(title), header, rows, note="\n".join([*notes, workload_line(workload, row)]))
+    if "hours" in work:
+        header.append("time")
+        for cells, each in zip(rows, work["points"]):
+            cells.append(duration(each["hours"]))
+        total = [shown(work["training_flops"], columns[-1]), duration(work["hours"])]
+        rows += [[], ["all seeds", *[""] * (len(columns) - 1), *total]]
+    return Table(title, header, rows, note=note)
 
 
-def workload_line(workload: dict[str, Any], row: str) -> str:
+def workload_line(work: dict[str, Any], row: str) -> str:
     """The amount of work in one line. row: `point` or `variant`."""
     return (
-        f"{workload['n_points']} {row}s x {workload['n_seeds']} seeds: {workload['n_runs']} runs, "
-        f"together about {si(workload['training_flops'])} training FLOPs"
+        f"{work['n_points']} {row}s x {len(work['seeds'])} seeds: {work['n_runs']} runs, "
+        f"together about {si(work['training_flops'])} training FLOPs"
     )

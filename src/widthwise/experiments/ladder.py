@@ -120,46 +120,19 @@ def _point(
 
 
 def ladder_workload(plan: Experiment, clock: Device | None, days: float | None = None) -> dict[str, Any]:
-    """Return the planned work as data: one row per point, for one run; totals over all seeds. Hours only with a clock.
+    """Return the planned work as data: a row for one run of each point, totals over all seeds. Hours only with a clock.
     days: the longest a run may take; remarks name the rungs whose run takes longer."""
-    n_seeds, section = len(plan.seeds), plan.section
+    section, work = plan.section, plan.workload(n_runs=1)
     assert isinstance(section, LadderConfig)
-    rows = [
-        {
-            "name": point.name,
-            "group": point.group,
-            "rung": point.values[RUNG],
-            **_costs(point.recipe),
-            "hours": None if clock is None else point.recipe.training_flops / clock.flops_per_second / 3600,
-        }
-        for point in plan.points.values()
+    hours_per_flop = None if clock is None else 1 / clock.flops_per_second / 3600
+    for each in (work, *work["points"]):
+        each["hours"] = None if hours_per_flop is None else hours_per_flop * each["training_flops"]
+    remarks = [
+        f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {days:g} there are; a law needs "
+        "its last rung, so make it smaller or give it fewer tokens"
+        for row in work["points"]
+        if days is not None and row["hours"] is not None and row["hours"] > 24 * days
     ]
-    total = n_seeds * sum(row["training_flops"] for row in rows)
-    return {
-        "title": plan.title,
-        "count": section.count,
-        "tokens_per_param": section.tokens_per_param,
-        "seeds": list(plan.seeds),
-        "device": None if clock is None else clock.name,
-        "points": rows,
-        "n_runs": n_seeds * len(rows),
-        "training_flops": total,
-        "hours": None if clock is None else total / clock.flops_per_second / 3600,
-        "remarks": [
-            f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {days:g} there are; a law needs "
-            "its last rung, so make it smaller or give it fewer tokens"
-            for row in rows
-            if days is not None and row["hours"] is not None and row["hours"] > 24 * days
-        ],
-    }
-
-
-def _costs(recipe: Recipe) -> dict[str, Any]:
-    summary = cost_summary(recipe.final_model, recipe.seq_len)
-    return {
-        **{name: OF_MODELS[name].of_cost(summary) for name in ("params", "layer_params", "average_width", "kv_bytes")},
-        "steps": recipe.train.steps,
-        "tokens": recipe.n_tokens,
-        "training_flops": recipe.training_flops,
-        "pflops_days": recipe.pflops_days,
-    }
+    device = None if clock is None else clock.name
+    described = {"count": section.count, "tokens_per_param": section.tokens_per_param, "device": device}
+    return {**work, **described, "remarks": remarks}
