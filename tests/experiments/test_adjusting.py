@@ -210,7 +210,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ({"adjust": {"other": "width"}}, r"match\.adjust\.other: got 'width'"),
         ({"adjust": {"base": "ffn"}}, "the baseline"),
         ({"adjust": {"othr": "ffn"}}, "did you mean 'other'"),
-        ({"quantity": "none", "adjust": "ffn"}, r"match\.quantity: got 'none'"),
+        ({"quantity": "none", "adjust": "ffn"}, "match: quantity: got 'none'"),
         ("parms", "match: got 'parms'"),
     ):
         path.write_text(yaml.safe_dump({**BASE, "compare": {"match": match, "variants": {"base": {}, "other": {}}}}))

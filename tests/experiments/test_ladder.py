@@ -109,7 +109,7 @@ def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:
         ({"variants": {"a b": {}}}, "got the name 'a b'"),
         ({"variants": {"x": {"model": {"d_modle": 3}}}}, "x-d16: model.d_modle: unknown key"),
         ({"seeds": [4, 4]}, "each seed may be given once"),
-        ({"match": {"adjust": {"uniform": "ffn"}}}, r"match\.adjust: got 'uniform', the first variant"),
+        ({"match": {"adjust": {"uniform": "ffn"}}}, r"match\.adjust: got 'uniform', the baseline"),
         ({"match": {"adjust": {"y": "ffn"}}}, r"match\.adjust: got 'y'; allowed: x"),
     ):
         with pytest.raises(UserError, match=named):

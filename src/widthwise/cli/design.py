@@ -3,7 +3,6 @@
 import os
 import sys
 import webbrowser
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from widthwise.cli.options import Changes, JsonOption, RecipeArgument, VariantOp
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, fixed, shown, signed
+from widthwise.reports.formats import clean, fixed, shown
 from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.reports.table import Table
 from widthwise.shape.search_space import ShapeRequest
@@ -89,7 +88,10 @@ def inspect(
     if variant is None and against is None and describes_several(recipe, changes):
         plan, refusal = read_all(recipe, changes)
         work = plan.workload(n_runs=1) | {"refusal": refusal}
-        say_result(work, as_json, (), [_costs_table(work)], notes=_remarks(work))
+        drawn = [f"{work['n_drawn']} further points are drawn when the sweep runs"] * bool(work["n_drawn"])
+        refused = [] if refusal is None else [f"compare refuses this: {clean(refusal)}"]
+        notes = [*plan.adjustment_lines, *drawn, *refused]
+        say_result(work, as_json, (), [_costs_table(work)], notes=notes)
         return
     other = None if against is None else load_recipe(against, changes)
     one = read_one(recipe, changes, variant)
@@ -119,18 +121,6 @@ def _costs_table(work: dict[str, Any]) -> Table:
         note += f"\nbelow: ratio to {clean(work['baseline'])}"
     header = [own or QUANTITY[name].brief_title for name, own in COSTS.items()]
     return Table(clean(work["title"]), ["", *header], rows, note=note)
-
-
-def _remarks(work: dict[str, Any]) -> Iterator[str]:
-    for row in work["points"]:
-        if found := row["adjusted"]:
-            changes = [f"{each['key']} {each['before']:.7g} -> {each['after']:.7g}" for each in found["changes"]]
-            miss = f"{found['match']} missed by {signed(100 * found['miss'], 3)}%"
-            yield f"{clean(row['name'])}: {', '.join(changes)}, {miss}"
-    if work["n_drawn"]:
-        yield f"{work['n_drawn']} further points are drawn when the sweep runs"
-    if work["refusal"]:
-        yield f"compare refuses this: {clean(work['refusal'])}"
 
 
 def design(

@@ -12,15 +12,13 @@ from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
+    Matched,
     MatchSection,
     adjusted,
     check_matched,
-    check_named,
     check_trainable,
     match_asked,
     matched_ratio,
-    parts_of,
-    quantity_of,
 )
 from widthwise.experiments.statistics import TrendConfig
 from widthwise.files import listed
@@ -49,22 +47,26 @@ class CompareConfig(Config):
         for name in (self.trend and self.trend.variants) or ():
             if name not in self.variants:
                 raise ValueError(f"trend.variants: got {name!r}; {nearest_hint(name, self.variants)}")
-        check_named(self.match, self.variants, "baseline")
+        if self.match is not None:
+            self.match.check_names(self.variants, next(iter(self.variants)))
         return self
+
+    @property
+    def matched(self) -> Matched:
+        return "params" if self.match is None else self.match.quantity
 
     def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> Point:
         """Return a variant, adjusted as `match` says. Raises UserError if that does not bring it near the baseline.
 
         Without a `match` section, a variant that cannot be adjusted stays as it is.
         """
-        quantity, parts = quantity_of(self.match or "params"), parts_of(self.match, name)
         adjustment = None
-        if parts and name != next(iter(self.variants)):
-            recipe, adjustment = adjusted(name, recipe, baseline, quantity, parts)
-        elif self.match is None:
+        if self.match is None:
             with suppress(UserError):
-                if abs(matched_ratio(recipe, baseline, quantity) - 1) > LARGEST_MISMATCH:
-                    recipe, adjustment = adjusted(name, recipe, baseline, quantity, ("ffn",))
+                if abs(matched_ratio(recipe, baseline, self.matched) - 1) > LARGEST_MISMATCH:
+                    recipe, adjustment = adjusted(name, recipe, baseline, self.matched, ("ffn",))
+        elif (parts := self.match.parts_of(name)) and name != next(iter(self.variants)):
+            recipe, adjustment = adjusted(name, recipe, baseline, self.matched, parts)
         return Point(name, recipe, adjustment=adjustment)
 
 
@@ -96,7 +98,7 @@ def read_plan(
         title="-vs-".join(recipe_name(path) for path in files),
         points=points,
         seeds=config.seeds,
-        match=quantity_of(config.match or "params"),
+        match=config.matched,
         baseline=baseline,
         section=config,
         trend=config.trend,

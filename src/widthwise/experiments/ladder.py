@@ -13,14 +13,12 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
+    MatchConfig,
     MatchSection,
     adjusted,
     check_matched,
-    check_named,
     check_same_windows,
     check_trainable,
-    parts_of,
-    quantity_of,
 )
 from widthwise.experiments.sweep import point_name
 from widthwise.model.config import cost_summary
@@ -49,7 +47,7 @@ class LadderConfig(Config):
     count: Literal["params", "layer_params"] = "params"
     """Which parameters count: all, or those without embedding, head and norms."""
     seeds: Seeds = (1, 2, 3)
-    match: MatchSection = "params"
+    match: MatchSection = MatchConfig()
     """The quantity that the variants of a rung must match within one percent, and the parts of those after the first
     that are adjusted to that end."""
 
@@ -57,7 +55,7 @@ class LadderConfig(Config):
     def _check(self) -> "LadderConfig":
         for name in self.variants:
             check_name("variants", name)
-        check_named(self.match, self.variants, "first variant")
+        self.match.check_names(self.variants, next(iter(self.variants)))
         return self
 
     def n_steps(self, recipe: Recipe) -> int:
@@ -87,7 +85,7 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
         title=recipe_name(path),
         points=points,
         seeds=ladder.seeds,
-        match=quantity_of(ladder.match),
+        match=ladder.match.quantity,
         baseline_group=next(iter(ladder.variants)),
         section=ladder,
         axes={variant: {RUNG: list(ladder.rungs)} for variant in ladder.variants},
@@ -110,8 +108,8 @@ def _point(
     if ladder.tokens_per_param is not None:
         train = checked_copy(recipe.train, f"{name}: train", steps=ladder.n_steps(base))
         recipe = checked_copy(recipe, name, train=train)
-    if variant != first and (parts := parts_of(ladder.match, variant)):
-        recipe, adjustment = adjusted(name, recipe, base, quantity_of(ladder.match), parts)
+    if variant != first and (parts := ladder.match.parts_of(variant)):
+        recipe, adjustment = adjusted(name, recipe, base, ladder.match.quantity, parts)
     check_trainable(recipe, name)
     if before:
         reference = next(iter(before.values()))
