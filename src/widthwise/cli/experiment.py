@@ -138,7 +138,7 @@ def family(
     check_kind(folder, Outcome.file_name)
     further = [RunCheckpoint.of(other) for other in options.also]
     branches = plan_family(RunCheckpoint.of(run), options.to, overrides or (), folder, further, options.alone)
-    recipes = [recipe for branch in branches for recipe in branch.recipes]
+    recipes = [run.recipe for branch in branches for run in branch.runs]
     at_a_time = Jobs.of(recipes, len(recipes), training.n_jobs)
     with training_progress(training.track) as observer:
         found = run_family(branches, folder, observer, at_a_time, options.alone, command_line())

@@ -101,7 +101,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     base = search.base.settled(partial(chosen_precision, folder, observer))
     if base is not search.base:
         data = merge(data, {"train": {"precision": base.train.precision}})
-        search = GrowingSearch(config.method, base, search.steps, search.match)
+        search = GrowingSearch(config.method, base, search.steps, config.match)
     _begin(
         {"match": config.match, "steps": search.steps, "method": to_data(config.method), "recipe": to_data(base)},
         folder,
