@@ -21,11 +21,9 @@ from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage
-from widthwise.reports.table import Table
+from widthwise.reports.formats import clean
 
 if TYPE_CHECKING:
-    from widthwise.records.scaling import ScalingLaws
     from widthwise.training.devices import Device
 
 LADDER = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
@@ -175,6 +173,7 @@ def fit(
     """
     from widthwise.experiments.fitting import fit_groups
     from widthwise.experiments.scaling_points import Axes, gather
+    from widthwise.reports.scaling import law_tables, saving_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
@@ -187,45 +186,5 @@ def fit(
     files = [scaling.write(folder), *reversed(write_report([folder]))]
     laws = [(group.name, kind, law) for group in scaling.groups for kind, law in group.fits.items()]
     doubts = [f"{name}: {kind}: {law.reason}." for name, kind, law in laws if law.reason]
-    say_result(scaling, as_json, [*scaling.sentence.splitlines(), *doubts], _fit_tables(scaling), files)
-
-
-def _fit_tables(scaling: "ScalingLaws") -> list[Table]:
-    """The laws of each group with the values of their symbols, and what groups save."""
-    rows: list[list[str]] = []
-    for group in scaling.groups:
-        rows += [[]] * bool(rows) + [[f"{clean(group.name)}, {len(group.points)} points"]]
-        for kind, found in group.fits.items():
-            errors = [fixed(getattr(found, key), 4) for key in ("rms", "leave_one_out_rms", "r_squared")]
-            symbols = [
-                [symbol, _number(each.mean, 5), _number(each.low, 4), _number(each.high, 4)]
-                for symbol, each in found.parameters.items()
-            ]
-            first, *others = symbols or [[""] * 4]
-            rows.append([f"  {kind} *" if kind == group.chosen else f"  {kind}", *first, *errors])
-            rows += [["", *other] for other in others]
-    note = f"* the law of the answer; low, high: {percentage(scaling.confidence)} interval;\n"
-    note += "left out: rms at each point of the curve through the others"
-    header = ["law", "", "value", "low", "high", "rms", "left out", "R²"]
-    x, y = clean(scaling.x), clean(scaling.y)
-    tables = [Table(f"{clean(scaling.title)}: {y} over {x}", header, rows, note=note)]
-    if scaling.savings:
-        savings = [
-            [
-                *(clean(each.group), each.fit, f"the {each.kind}", clean(each.at.name), f"{each.at.y:.4g}"),
-                *(_share(each.ratio.mean), f"{_share(each.ratio.low)} to {_share(each.ratio.high)}"),
-            ]
-            for each in scaling.savings
-        ]
-        words = ("law", "against", "at")
-        caption = f"{x} for {clean(scaling.baseline or '')}'s {y}"
-        tables.append(Table(caption, ["group", *words, y, "needs", "interval"], savings, words=words))
-    return tables
-
-
-def _number(value: float | None, n_digits: int) -> str:
-    return MISSING if value is None else minus(f"{value:.{n_digits}g}")
-
-
-def _share(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.1%}"
+    tables = [*law_tables(scaling), saving_table(scaling)]
+    say_result(scaling, as_json, [*scaling.sentence.splitlines(), *doubts], tables, files)

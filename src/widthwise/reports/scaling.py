@@ -40,10 +40,10 @@ def scaling_page(scaling: ScalingLaws) -> Page:
         lead=question,
         first=(law_figure(scaling, styles(names, baseline)),),
         sections=(
-            section("Savings", _saving_table(scaling), note("savings", y=y, level=level)),
+            section("Savings", saving_table(scaling), note("savings", y=y, level=level)),
             section(
                 "Fitted laws",
-                *_law_tables(scaling),
+                *law_tables(scaling),
                 note("fitted-laws", "bands" * has_bands, "arrows" * bool(scaling.arrows), level=level, y=y, x=x),
                 in_words(sentences),
             ),
@@ -59,7 +59,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
     )
 
 
-def _saving_table(scaling: ScalingLaws) -> Table | None:
+def saving_table(scaling: ScalingLaws) -> Table | None:
     """Savings by curve and by point side by side, one row for each group and law."""
     if not scaling.savings:
         return None
@@ -87,7 +87,7 @@ def _saving_cells(saving: Saving) -> list[str]:
     return [percent(ratio.mean) + (" (extrapolated)" if saving.is_extrapolated else ""), ends, at]
 
 
-def _law_tables(scaling: ScalingLaws) -> list[Table | None]:
+def law_tables(scaling: ScalingLaws) -> list[Table]:
     """The fits of all groups, and the values of their symbols, if any law could be fitted."""
     fits = [
         (clean(group.name), law + " *" * (law == group.chosen), fit)
@@ -95,20 +95,20 @@ def _law_tables(scaling: ScalingLaws) -> list[Table | None]:
         for law, fit in group.fits.items()
     ]
     quality = [
-        [name, law, clean(fit.form), fixed(fit.rms, 5), fixed(fit.r_squared, 4), clean(fit.reason or "") or MISSING]
+        [name, law, clean(fit.form), *errors, clean(fit.reason or "") or MISSING]
         for name, law, fit in fits
+        for errors in [[fixed(fit.rms, 5), fixed(fit.leave_one_out_rms, 5), fixed(fit.r_squared, 4)]]
     ]
     values = [
         [name, law, symbol, _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
         for name, law, fit in fits
         for symbol, each in fit.parameters.items()
     ]
-    header, words = ["Group", "law", "form", "rms", "R²", "note"], {"law", "form", "note"}
+    header, words = ["Group", "law", "form", "rms", "left out", "R²", "note"], {"law", "form", "note"}
     symbols = ["Group", "law", "symbol", "value", "interval"]
-    return [
-        Table("Fitted laws; those with a star are drawn", header, quality, words=words),
-        Table("Values of the fitted laws", symbols, values, words={"law", "symbol"}) if values else None,
-    ]
+    note = "left out: rms at each point of the curve through the others"
+    fitted = Table("Fitted laws; those with a star are drawn", header, quality, words=words, note=note)
+    return [fitted, *[Table("Values of the fitted laws", symbols, values, words={"law", "symbol"})] * bool(values)]
 
 
 def _digits(value: float | None) -> str:
