@@ -173,7 +173,7 @@ def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> 
 
     plan = read_plan([write({"same": {}})])
     assert only_change(plan, "small").after == 240
-    layers = plan.run_recipe("narrow", 1).resolved().model.layers
+    layers = plan.recipes["narrow"].resolved().model.layers
     assert {layer.ffn.d_ff for layer in layers} == {round(only_change(plan, "narrow").after * 200)}
     assert {name: only_change(plan, name).key for name in plan.adjustments} == {
         "small": "model.d_model",

@@ -10,7 +10,8 @@ from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError, to_data
-from widthwise.experiments.discover import discover, plan_discovery, plan_of_rivals, rivals
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.discover import discover, plan_discovery, rivals
 from widthwise.experiments.growing import sizes_of
 from widthwise.experiments.matching import matched_quantity
 from widthwise.model.config import ModelConfig
@@ -92,7 +93,7 @@ class TestGrowing:
             found(folder, UNEVEN | {"order": "random"})
 
     def test_rivals_have_the_budget_of_what_was_found(self, grown):
-        rivals = plan_of_rivals(grown[0] / "out")
+        rivals = read_plan(grown[0] / "out" / "rivals.yaml")
         names = "uniform x diamond discovered even reversed permuted_1 permuted_2"
         assert list(rivals.recipes) == names.split()
         budget = matched_quantity(rivals.recipes["uniform"], "params")

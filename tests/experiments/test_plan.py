@@ -8,7 +8,7 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import run_path
+from widthwise.experiments.experiment import run_path, seeded
 from widthwise.experiments.recipes import read_one
 
 BASE = {
@@ -36,7 +36,7 @@ def test_the_first_variant_is_the_baseline_and_a_run_differs_from_its_recipe_in_
     widths = {name: recipe.explicit_model.widths for name, recipe in plan.recipes.items()}
     assert widths["uniform"] == [48] * 6
     assert min(widths["x"]) < 48 < max(widths["x"])
-    run = plan.run_recipe("x", 9)
+    run = seeded(plan.recipes["x"], 9)
     assert run.train.seed == 9
     assert run.model_copy(update={"train": plan.recipes["x"].train}) == plan.recipes["x"]
     assert run_path("x", 9) != run_path("x", 7)

@@ -133,7 +133,8 @@ def discover(
 
     Example: `widthwise discover configs/small.yaml --seed 1 --seed 2 --seed 3`
     """
-    from widthwise.experiments.discover import COMPARISON, plan_discovery, plan_of_rivals
+    from widthwise.experiments.compare import read_plan
+    from widthwise.experiments.discover import COMPARISON, plan_discovery
     from widthwise.experiments.discover import discover as discover_shape
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import run_experiment
@@ -159,7 +160,7 @@ def discover(
         with alone.threads():
             discovery = discover_shape(plan, folder, observer, command_line())
         if not options.only_search:
-            rivals = plan_of_rivals(folder)
+            rivals = read_plan(folder / "rivals.yaml")
             for line in (*rivals.adjustment_lines, rivals.in_words):
                 observer.message(line)
             at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.order), n_at_a_time)

@@ -10,8 +10,6 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, parse, to_data
-from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.growing import GrowingMethod, GrowingSearch
 from widthwise.files import read_text, write_atomic
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
@@ -142,11 +140,6 @@ def _begin(search: dict[str, Any], folder: Path) -> None:
         raise UserError(f"{path}: is not a search")
     if changes := changes_in_words(merge(search, before), search):
         raise UserError(f"{folder}: holds another search ({', '.join(changes[:3])}); choose another folder with --out")
-
-
-def plan_of_rivals(folder: Path) -> Experiment:
-    """Return the comparison of the found shape with its rivals. Raises UserError if one cannot be matched."""
-    return read_plan(folder / "rivals.yaml")
 
 
 def rivals(found: DiscoveredShape, search: GrowingSearch) -> dict[str, dict[str, Any]]:

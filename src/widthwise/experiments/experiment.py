@@ -4,7 +4,7 @@ The points of a comparison are given by name, those of a sweep by axes or by a s
 """
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -113,9 +113,6 @@ class Experiment:
         alike = (each for each in self.points.values() if (each.group, each.values) == (self.baseline_group, values))
         return next(alike).name
 
-    def run_recipe(self, name: str, seed: int) -> Recipe:
-        return seeded(self.points[name].recipe, seed)
-
     @property
     def order(self) -> list[tuple[str, int]]:
         """Point and seed of the runs of known points, in the order of training: seed by seed where points are given by
@@ -145,8 +142,8 @@ class Experiment:
         """The amount of work of a comparison."""
         recipes, n_seeds = list(self.recipes.values()), len(self.seeds)
         compute = n_seeds * sum(recipe.pflops_days for recipe in recipes)
-        steps = _range([recipe.train.steps for recipe in recipes])
-        tokens = _range([recipe.n_tokens for recipe in recipes])
+        counts = [recipe.train.steps for recipe in recipes], [recipe.n_tokens for recipe in recipes]
+        steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(each), max(each)})) for each in counts)
         return (
             f"{len(recipes) * n_seeds} runs of {steps} steps and {tokens} tokens, together {compute:.3g} PFLOP/s-days"
         )
@@ -184,11 +181,6 @@ class Experiment:
             "match": self.match if is_matched else None,
             "points": rows,
         }
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 RATIOS = (*(name for name, each in OF_MODELS.items() if each.has_ratio), "tokens", "training_flops")

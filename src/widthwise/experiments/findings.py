@@ -23,11 +23,6 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 
 
-def run_paths(plan: Experiment, name: str) -> list[str]:
-    """Return the folders of a point's runs, one for each seed, relative to that of the experiment."""
-    return [str(run_path(name, seed)) for seed in plan.seeds]
-
-
 class Findings:
     """The results of an experiment, read from its folder as points finish."""
 
@@ -107,14 +102,8 @@ class Findings:
 
     def _beside(self, name: str, other: str, losses: np.ndarray, n_points: int, confidence: float) -> Judged:
         difference = paired_difference(losses, self._windows(other), confidence)
-        return Judged(
-            name=name,
-            beside=other,
-            n_points=n_points,
-            difference=difference,
-            confidence=confidence,
-            verdict=verdict(difference),
-        )
+        judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
+        return Judged(name=name, beside=other, n_points=n_points, **judged)
 
     def _windows(self, name: str) -> np.ndarray:
         return windows(self._trained[name].results)
@@ -143,7 +132,7 @@ class Findings:
         return found
 
     def _state(self, name: str, failure: str | None) -> tuple[str, str | None]:
-        runs = [RunDir(self._folder / path) for path in run_paths(self._plan, name)]
+        runs = [RunDir(self._folder / run_path(name, seed)) for seed in self._plan.seeds]
         # Another worker may have trained what this one could not, or its result may be on the way from its machine.
         if self._plan.axes is None or all(run.has_result for run in runs):
             return "finished", None
@@ -152,24 +141,21 @@ class Findings:
         return ("running" if any(run.is_in_use for run in runs) else "waiting"), None
 
     def _point(self, point: Mapping[str, Any]) -> Variant | OpenPoint:
+        """Return a point, compared with its baseline if both have finished."""
         if point["state"] != "finished":
             return OpenPoint.model_validate(point)
-        baseline = self._plan.baseline_of(point["group"], point["values"])
-        return self._variant(point["name"], baseline).with_changes(group=point["group"], values=point["values"])
-
-    def _variant(self, name: str, baseline: str | None) -> Variant:
-        """Return the runs of a finished point, compared with those of its baseline if that has finished."""
-        beside = None if baseline is None else self._trained.get(baseline)
+        name, place = point["name"], {key: point[key] for key in ("group", "values")}
+        beside = self._trained.get(self._plan.baseline_of(**place) or "")
         key = (name, beside is not None)
         if key not in self._variants:
-            self._variants[key] = variant_of(name, self._trained[name], beside)
+            self._variants[key] = variant_of(name, self._trained[name], beside).with_changes(**place)
         return self._variants[key]
 
     def _read(self, name: str) -> None:
         """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
         if name in self._trained:
             return
-        paths = run_paths(self._plan, name)
+        paths = [str(run_path(name, seed)) for seed in self._plan.seeds]
         runs = [RunDir(self._folder / path) for path in paths]
         results = [load_result(run) for run in runs]
         for run in runs:
@@ -178,6 +164,4 @@ class Findings:
 
     @property
     def _first_run(self) -> RunDir | None:
-        for name in self._trained:
-            return RunDir(self._folder / run_path(name, self._plan.seeds[0]))
-        return None
+        return next((RunDir(self._folder / own.paths[0]) for own in self._trained.values()), None)

@@ -15,10 +15,9 @@ from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
     MatchConfig,
     MatchSection,
-    adjusted,
-    check_matched,
     check_same_windows,
     check_trainable,
+    comparable,
 )
 from widthwise.experiments.sweep import point_name
 from widthwise.model.config import cost_summary
@@ -81,7 +80,7 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
             if point.name in points:
                 raise UserError(f"ladder: two points are named {point.name}; rename a rung or a variant")
             points[point.name] = point
-    plan = Experiment(
+    return Experiment(
         title=recipe_name(path),
         points=points,
         seeds=ladder.seeds,
@@ -90,11 +89,6 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
         section=ladder,
         axes={variant: {RUNG: list(ladder.rungs)} for variant in ladder.variants},
     )
-    for point in points.values():
-        base = points[str(plan.baseline_of(point.group, point.values))]
-        advice = "resize it, or say match: none under ladder"
-        check_matched({point.name: point.recipe}, base.name, base.recipe, plan.match, advice)
-    return plan
 
 
 def _point(
@@ -104,13 +98,15 @@ def _point(
     first, values = next(iter(ladder.variants)), {RUNG: rung}
     name, adjustment = point_name(variant, values), None
     recipe = parse(Recipe, merge(merge(copy.deepcopy(dict(data)), ladder.rungs[rung]), ladder.variants[variant]), name)
-    base = recipe if variant == first else before[point_name(first, values)].recipe
+    base = point_name(first, values), (recipe if variant == first else before[point_name(first, values)].recipe)
     if ladder.tokens_per_param is not None:
-        train = checked_copy(recipe.train, f"{name}: train", steps=ladder.n_steps(base))
+        train = checked_copy(recipe.train, f"{name}: train", steps=ladder.n_steps(base[1]))
         recipe = checked_copy(recipe, name, train=train)
-    if variant != first and (parts := ladder.match.parts_of(variant)):
-        recipe, adjustment = adjusted(name, recipe, base, ladder.match.quantity, parts)
-    check_trainable(recipe, name)
+    if variant == first:
+        check_trainable(recipe, name)
+    else:
+        match = ladder.match
+        recipe, adjustment = comparable(name, recipe, base, match.quantity, match.parts_of(variant), "ladder")
     if before:
         reference = next(iter(before.values()))
         check_same_windows(name, recipe, reference.name, reference.recipe)

@@ -241,6 +241,27 @@ def adjusted(
     return recipe, Adjustment(tuple(changes), match, miss)
 
 
+def comparable(
+    name: str,
+    recipe: Recipe,
+    baseline: tuple[str, Recipe],
+    match: Matched,
+    parts: Sequence[Adjust],
+    section: str,
+    aspect: float | None = None,
+) -> tuple[Recipe, Adjustment | None]:
+    """Return a point of a section, `adjusted` to its baseline, which has a name, if parts are given.
+
+    Raises UserError if it cannot be trained, or compared with the baseline.
+    """
+    adjustment = None
+    if parts:
+        recipe, adjustment = adjusted(name, recipe, baseline[1], match, parts, aspect)
+    check_trainable(recipe, name)
+    check_matched({name: recipe}, *baseline, match, f"resize it, or say match: none under {section}")
+    return recipe, adjustment
+
+
 def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:
     """Return the recipe with the number of one part at which it is nearest to the budget."""
     knob = Knob.of(_template(recipe), part, recipe.seq_len)

@@ -331,6 +331,5 @@ def _first_cause(errors: Sequence[BaseException]) -> BaseException:
     stopped = [error for error in errors if isinstance(error, Interrupted)]
     if len(stopped) < len(errors):
         return next(error for error in errors if not isinstance(error, Interrupted))
-    if len(stopped) == 1:
-        return stopped[0]
-    return Interrupted(f"{len(stopped)} runs stopped, each with a checkpoint", stopped[0].signal_number)
+    several = f"{len(stopped)} runs stopped, each with a checkpoint"
+    return stopped[0] if len(stopped) == 1 else Interrupted(several, stopped[0].signal_number)

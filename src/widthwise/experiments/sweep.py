@@ -18,10 +18,9 @@ from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
     Matched,
     MatchSection,
-    adjusted,
-    check_matched,
     check_same_windows,
     check_trainable,
+    comparable,
     match_asked,
 )
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -172,15 +171,14 @@ class SweepSpace:
         """Return a point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
         name, adjustment = point_name(group, values), None
         recipe = self._recipe(name, group, {key: value for key, value in values.items() if key != ASPECT})
-        if self.baseline is not None and (parts := self.config.adjusted(group)):
-            base, aspect = self.baseline.recipe, values.get(ASPECT)
-            recipe, adjustment = adjusted(name, recipe, base, self.config.matched, parts, aspect)
-        check_trainable(recipe, name)
-        if self.baseline is not None:
-            advice = "resize it, or say match: none under sweep, or --match none"
-            check_matched({name: recipe}, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
-        else:
+        if self.baseline is None:
+            check_trainable(recipe, name)
             check_same_windows(name, recipe, *self._reference)
+        else:
+            matched, parts, aspect = self.config.matched, self.config.adjusted(group), values.get(ASPECT)
+            recipe, adjustment = comparable(
+                name, recipe, self._reference, matched, parts, "sweep, or --match none", aspect
+            )
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
