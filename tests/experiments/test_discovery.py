@@ -186,9 +186,9 @@ def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path)
 def test_mistakes_in_the_section_are_named(tmp_path):
     path = tmp_path / "asked.yaml"
     for section, message in (
-        ({"seeds": [1, 1]}, r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may be given once"),
-        ([3], r"asked.yaml: discover: got "),
-        ({"method": {"kind": "guess"}}, r"asked.yaml: discover.method.kind: got 'guess'"),
+        ({"seeds": [1, 1]}, r"asked.yaml: discover: seeds: got \[1, 1\]; each seed may be given once"),
+        ([3], r"asked.yaml: discover: the recipe: got \[3\]"),
+        ({"method": {"kind": "guess"}}, r"asked.yaml: discover: method.kind: got 'guess'"),
     ):
         path.write_text(yaml.safe_dump({**RECIPE, "discover": section}))
         with pytest.raises(UserError, match=message):

@@ -42,12 +42,6 @@ class DiscoverConfig(Config):
     """Seeds of the comparison with rivals; the search has the recipe's own."""
 
 
-class _Section(Config):
-    """The part of a recipe about discovery, so that errors name keys as overrides do."""
-
-    discover: DiscoverConfig
-
-
 @dataclass(frozen=True)
 class DiscoveryPlan:
     """A discovery before it is run."""
@@ -69,10 +63,11 @@ def plan_discovery(
 ) -> DiscoveryPlan:
     """Return the discovery that a recipe and the command line ask for. budget: such as "30M", of the matched quantity;
     the uniform model is then sized to it. Raises UserError."""
-    data = read_recipe(path, overrides)
-    config = parse(_Section, {"discover": data.pop("discover", {})}, str(path)).discover
-    given = {"steps": steps, "match": match, "seeds": list(seeds)}
-    config = parse(DiscoverConfig, to_data(config) | {key: each for key, each in given.items() if each}, "discover")
+    data, given = read_recipe(path, overrides), {"steps": steps, "match": match, "seeds": list(seeds)}
+    section = data.pop("discover", {})
+    if isinstance(section, dict):
+        section |= {key: each for key, each in given.items() if each}
+    config = parse(DiscoverConfig, section, f"{path}: discover")
     base = parse_recipe(data, str(path))
     template = base.model
     if not isinstance(template, ModelTemplate) or template.layers:
