@@ -186,5 +186,10 @@ def fit(
     files = [scaling.write(folder), *reversed(write_report([folder]))]
     laws = [(group.name, kind, law) for group in scaling.groups for kind, law in group.fits.items()]
     doubts = [f"{name}: {kind}: {law.reason}." for name, kind, law in laws if law.reason]
-    tables = [*law_tables(scaling), saving_table(scaling)]
-    say_result(scaling, as_json, [*scaling.sentence.splitlines(), *doubts], tables, files)
+    say_result(
+        scaling,
+        as_json,
+        [*scaling.sentence.splitlines(), *doubts],
+        [*law_tables(scaling), saving_table(scaling)],
+        files,
+    )

@@ -84,7 +84,7 @@ def read_plan(
     to the baseline's; None: without `check_fair`. Raises UserError.
     """
     files = listed(paths)
-    config, recipes = read_variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
+    config, recipes = _variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
     data = to_data(config)
     asked = {"seeds": list(seeds) or list(config.seeds), "match": match_asked(data["match"], match, adjust)}
     config = parse(CompareConfig, data | asked, "compare")
@@ -109,8 +109,8 @@ def read_plan(
     return plan
 
 
-def read_variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """Return the compare section of a recipe and its variants, before anything is adjusted. Raises UserError."""
+def _variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
+    """Return the compare section of a recipe and its variants."""
     data = read_recipe(path, overrides)
     if "compare" not in data:
         raise UserError(f"{path}: has no compare section; give several recipes, or name variants under compare")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
@@ -199,12 +199,6 @@ def _n_with_room(recipes: Iterable[Recipe]) -> int:
     return int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
 
 
-class TaskEnd(NamedTuple):
-    """The end of a task."""
-
-    error: BaseException | None
-
-
 class JobProcess:
     """A process that does one task after another and reports to an observer here."""
 
@@ -236,20 +230,20 @@ class JobProcess:
         by_connection = {each._connection: each for each in processes}
         return [by_connection[each] for each in wait(list(by_connection), seconds)]  # pyright: ignore[reportArgumentType]
 
-    def receive(self) -> TaskEnd | None:
-        """Pass on a report to the observer, or return the end of the task."""
+    def receive(self) -> tuple[bool, BaseException | None]:
+        """Pass on a report to the observer; return True and the error, if there is one, at the end of the task."""
         try:
             name, arguments = self._connection.recv()
         except (EOFError, ConnectionError):
             self._close()
             self._process.join()
             code = self._process.exitcode
-            return TaskEnd(RunFailed(f"a training process ended with code {code}; the runs can be resumed"))
+            return True, RunFailed(f"a training process ended with code {code}; the runs can be resumed")
         if name is None:
             self._close()
-            return TaskEnd(arguments)
+            return True, arguments
         getattr(self._own_observer, name)(*arguments)
-        return None
+        return False, None
 
     def signal(self, number: int) -> None:
         """Ask the task to stop. Where it is already stopping this does nothing."""

@@ -295,14 +295,14 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                 time.sleep(0.2)
                 continue
             for process in JobProcess.ready(at_work, SECONDS_BETWEEN_SIGNALS if stop else 0.2):
-                if (end := process.receive()) is None:
+                is_end, error = process.receive()
+                if not is_end:
                     continue
                 run, looks_at = at_work.pop(process), 0.0
-                if isinstance(end.error, Interrupted):
-                    errors.append(end.error)
-                    continue
                 try:
-                    schedule.ended(run, end.error)
+                    if isinstance(error, Interrupted):
+                        raise error
+                    schedule.ended(run, error)
                 except Exception as stopping:
                     errors.append(stopping)
         if errors:

@@ -123,7 +123,7 @@ class Study:
                 if (taken := self._next()) is None:
                     return None
                 number, lock = taken
-                group, values = self._retried(partial(self._draw, number))
+                group, values = self._retried(lambda number=number: self._space.draw(self._trial(number)))
                 try:
                     name = point_name(group, values)
                     self._note(number, POINT, {"name": name, "group": group, "values": values})
@@ -162,9 +162,6 @@ class Study:
 
         self._study.sampler = self._space.sampler(number)
         return optuna.Trial(self._study, self._trials()[number]._trial_id)
-
-    def _draw(self, number: int) -> tuple[str, dict[str, Any]]:
-        return self._space.draw(self._trial(number))
 
     def finish(self, name: str, loss: float) -> None:
         """Tell the mean loss of a point that this worker has trained. NaN becomes infinite."""

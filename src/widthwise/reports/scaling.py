@@ -8,7 +8,7 @@ import numpy as np
 from widthwise.experiments.laws import LAWS
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
-from widthwise.records.scaling import Saving, ScalingGroup, ScalingLaws
+from widthwise.records.scaling import ScalingGroup, ScalingLaws
 from widthwise.reports import charts
 from widthwise.reports.charts import INK, Figure, Style, styles
 from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage, sequence, shorten, si, tick
@@ -60,55 +60,42 @@ def scaling_page(scaling: ScalingLaws) -> Page:
 
 
 def saving_table(scaling: ScalingLaws) -> Table | None:
-    """Savings by curve and by point side by side, one row for each group and law."""
-    if not scaling.savings:
-        return None
-    pairs: dict[tuple[str, str, str], dict[str, Saving]] = {}
-    for saving in scaling.savings:
-        pairs.setdefault((saving.group, saving.baseline, saving.fit), {})[saving.kind] = saving
+    """Return savings by curve and by point, a row for each group and law."""
     rows = []
-    for (group, baseline, law), kinds in pairs.items():
-        star = " *" if any(map(scaling.is_drawn, kinds.values())) else ""
-        cells = [cell for kind in ("curve", "point") for cell in _saving_cells(kinds[kind])]
-        rows.append([clean(group), clean(baseline), law + star, *cells])
-    header = ["Group", "baseline", "law", "curve against curve", "interval", f"at {clean(scaling.y)}"]
-    header += ["point against curve", "interval", f"at {clean(scaling.y)}"]
-    caption = (
-        f"{clean(scaling.x)} for the same {clean(scaling.y)}, relative to the baseline; rows with a star are drawn"
-    )
-    return Table(caption, header, rows, words={"baseline", "law"})
-
-
-def _saving_cells(saving: Saving) -> list[str]:
-    ratio, at = saving.ratio, fixed(saving.at.y, 4)
-    if ratio.mean is None:
-        return [MISSING, MISSING, at]
-    ends = MISSING if ratio.low is None or ratio.high is None else f"{percent(ratio.low)} to {percent(ratio.high)}"
-    return [percent(ratio.mean) + (" (extrapolated)" if saving.is_extrapolated else ""), ends, at]
+    for each in scaling.savings:
+        ratio, law = each.ratio, each.fit + " *" * scaling.is_drawn(each)
+        needs = percent(ratio.mean) + " (extrapolated)" * (each.is_extrapolated and ratio.mean is not None)
+        known = ratio.low is not None and ratio.high is not None
+        ends = f"{percent(ratio.low)} to {percent(ratio.high)}" if known else MISSING
+        words = [clean(each.group), law, f"the {each.kind}"]
+        rows.append([*words, needs, ends, fixed(each.at.y, 4), clean(each.at.name)])
+    x, y = clean(scaling.x), clean(scaling.y)
+    header = ["Group", "law", "against", "needs", "interval", f"at {y}", "of"]
+    caption = f"{x} for the {y} of {clean(scaling.baseline or '')}; rows with a star are drawn"
+    return Table(caption, header, rows, words={"law", "against", "of"}) if rows else None
 
 
 def law_tables(scaling: ScalingLaws) -> list[Table]:
-    """The fits of all groups, and the values of their symbols, if any law could be fitted."""
-    fits = [
-        (clean(group.name), law + " *" * (law == group.chosen), fit)
-        for group in scaling.groups
-        for law, fit in group.fits.items()
+    """Return the fits of all groups, and the values of their symbols, if any law could be fitted."""
+    quality, values = [], []
+    for group in scaling.groups:
+        for law, fit in group.fits.items():
+            names = [clean(group.name), law + " *" * (law == group.chosen)]
+            errors = [fixed(each, 5) for each in (fit.rms, fit.leave_one_out_rms)]
+            note = clean(fit.reason or "") or MISSING
+            quality.append([*names, *errors, fixed(fit.r_squared, 4), clean(fit.form), note])
+            values += [
+                [*names, symbol, _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
+                for symbol, each in fit.parameters.items()
+            ]
+    header = ["Group", "law", "rms", "left out", "R²", "form", "note"]
+    caption = "Fitted laws; those with a star are drawn"
+    left_out = "left out: rms at each point of the curve through the others"
+    symbols = ["Group", "law", "symbol", "value", f"{percentage(scaling.confidence)} interval"]
+    return [
+        Table(caption, header, quality, words={"law", "form", "note"}, note=left_out, n_essential=5),
+        *([Table("Values of the fitted laws", symbols, values, words={"law", "symbol"})] if values else []),
     ]
-    quality = [
-        [name, law, clean(fit.form), *errors, clean(fit.reason or "") or MISSING]
-        for name, law, fit in fits
-        for errors in [[fixed(fit.rms, 5), fixed(fit.leave_one_out_rms, 5), fixed(fit.r_squared, 4)]]
-    ]
-    values = [
-        [name, law, symbol, _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
-        for name, law, fit in fits
-        for symbol, each in fit.parameters.items()
-    ]
-    header, words = ["Group", "law", "form", "rms", "left out", "R²", "note"], {"law", "form", "note"}
-    symbols = ["Group", "law", "symbol", "value", "interval"]
-    note = "left out: rms at each point of the curve through the others"
-    fitted = Table("Fitted laws; those with a star are drawn", header, quality, words=words, note=note)
-    return [fitted, *[Table("Values of the fitted laws", symbols, values, words={"law", "symbol"})] * bool(values)]
 
 
 def _digits(value: float | None) -> str:
