@@ -195,7 +195,7 @@ def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, w
     _, narrow, same = (next(line for line in out.splitlines() if line.startswith(name)) for name in plan.recipes)
     assert narrow.endswith(f"{100 * abs(adjustment.miss):.3f}%")
     assert same.endswith("0.000%")
-    assert "3 variants x 2 seeds: 6 runs, together about " in out
+    assert "3 variants x 2 seeds: 6 runs of 3 steps and" in " ".join(out.split())
     assert f"narrow: {adjustment}" in out
     _, out, _ = widthwise("compare", compared, "--seed", 7, "train.steps=3", "--dry-run", "--json")
     planned = read_plan(compared, ["train.steps=3"], [7]).workload()

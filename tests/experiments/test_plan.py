@@ -136,7 +136,7 @@ def test_equal_compute_allows_other_steps(tmp_path: Path) -> None:
     per_token = [recipe.explicit_model.cost().training_flops(24) for recipe in (scratch, grown)]
     assert grown.training_flops == 4 * 24 * (2 * per_token[1] + 201 * per_token[0])
     assert abs(grown.training_flops / scratch.training_flops - 1) < 0.01
-    assert plan.in_words.startswith("6 runs of 202 to 203 steps and 19,392 to 19,488 tokens")
+    assert "6 runs of 202 to 203 steps and 19,392 to 19,488 tokens, together" in plan.in_words
 
 
 def test_unequal_compute_is_refused_with_the_steps_that_would_match(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from widthwise.cli.terminal import say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY, Quantity
-from widthwise.reports.formats import clean, duration, interval, percentage, ratio, shown, si, signed
+from widthwise.reports.formats import clean, duration, interval, percentage, ratio, shown, signed
 from widthwise.reports.main_table import comparison_table, doubts, marked
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunFailed
@@ -160,8 +160,7 @@ def run_and_report(
     waits: until others have finished the runs they hold. storage, study: as `sweep` takes them. Raises RunFailed where
     all points failed.
     """
-    from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.running import expected_seconds, run_experiment
+    from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.answers import answer
     from widthwise.reports.writing import check_kind, write_report
@@ -170,9 +169,9 @@ def run_and_report(
     # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
     if plan.axes is not None:
         check_kind(folder, Outcome.file_name)
-    at_a_time = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), training.n_jobs)
+    at_a_time = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
-        amount = plan.in_words if plan.axes is None else workload_line(plan.workload(), "point")
+        amount = plan.in_words
         if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
             amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
         for line in (amount, *plan.adjustment_lines):
@@ -222,9 +221,8 @@ def show_workload(plan: "Experiment", as_json: bool) -> None:
     notes = ["tokens and FLOPs of all seeds"]
     if work["match"]:
         notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
-    note = "\n".join([*notes, workload_line(work, row)])
-    table = workload_table(work, WORKLOAD, clean(plan.title), row, note)
-    say_result(work, as_json, (), [table], notes=plan.adjustment_lines)
+    table = workload_table(work, WORKLOAD, clean(plan.title), row, "\n".join(notes))
+    say_result(work, as_json, (), [table], notes=[plan.in_words, *plan.adjustment_lines])
 
 
 def workload_table(work: dict[str, Any], columns: Sequence[Quantity], title: str, row: str, note: str) -> Table:
@@ -242,11 +240,3 @@ def workload_table(work: dict[str, Any], columns: Sequence[Quantity], title: str
         total = [shown(work["training_flops"], columns[-1]), duration(work["hours"])]
         rows += [[], ["all seeds", *[""] * (len(columns) - 1), *total]]
     return Table(title, header, rows, note=note)
-
-
-def workload_line(work: dict[str, Any], row: str) -> str:
-    """The amount of work in one line. row: `point` or `variant`."""
-    return (
-        f"{work['n_points']} {row}s x {len(work['seeds'])} seeds: {work['n_runs']} runs, "
-        f"together about {si(work['training_flops'])} training FLOPs"
-    )

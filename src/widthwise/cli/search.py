@@ -137,7 +137,7 @@ def discover(
     from widthwise.experiments.discover import COMPARISON, plan_discovery
     from widthwise.experiments.discover import discover as discover_shape
     from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.running import run_experiment
+    from widthwise.experiments.running import jobs_of, run_experiment
     from widthwise.records.outcome import Outcome
     from widthwise.reports.discovery import cost_table, gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.writing import check_kind, write_report
@@ -163,8 +163,8 @@ def discover(
             rivals = read_plan(folder / "rivals.yaml")
             for line in (*rivals.adjustment_lines, rivals.in_words):
                 observer.message(line)
-            at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.order), n_at_a_time)
-            comparison = run_experiment(rivals, folder / COMPARISON, command_line(), observer, jobs=at_a_time)
+            jobs = jobs_of(rivals, n_at_a_time)
+            comparison = run_experiment(rivals, folder / COMPARISON, command_line(), observer, jobs)
             write_report([folder / COMPARISON])
     tables = [sizes_table(discovery), gains_table(discovery)]
     if comparison is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
+from widthwise.config_io import Config, UserError, nearest_hint, parse
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
@@ -83,11 +83,25 @@ def read_plan(
     seeds, match, adjust: replace those of the section. tolerance: largest relative difference of the matched quantity
     to the baseline's; None: without `check_fair`. Raises UserError.
     """
-    files = listed(paths)
-    config, recipes = _variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
-    data = to_data(config)
-    asked = {"seeds": list(seeds) or list(config.seeds), "match": match_asked(data["match"], match, adjust)}
-    config = parse(CompareConfig, data | asked, "compare")
+    files, data, recipes, where = listed(paths), dict[str, Any](), dict[str, Recipe](), "compare"
+    if len(files) == 1:
+        data, where = read_recipe(files[0], overrides), f"{files[0]}: compare"
+        if "compare" not in data:
+            raise UserError(f"{files[0]}: has no compare section; give several recipes, or name variants under compare")
+        section = data.pop("compare")
+    else:
+        recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in files}
+        if len(recipes) < len(files):
+            names = ", ".join(map(str, files))
+            raise UserError(f"{names}: two recipes have the same name; names tell the variants apart")
+        section = {"variants": {name: {} for name in recipes}}
+    if isinstance(section, dict):
+        asked = {"seeds": list(seeds), "match": match_asked(section.get("match"), match, adjust)}
+        section = section | {key: value for key, value in asked.items() if value}
+    config = parse(CompareConfig, section, where)
+    recipes = recipes or {
+        name: parse(Recipe, merge(data, change), f"{where}.variants.{name}") for name, change in config.variants.items()
+    }
     baseline, points, refused = next(iter(recipes)), {}, {}
     for name, recipe in recipes.items():
         try:
@@ -107,26 +121,6 @@ def read_plan(
     if tolerance is not None:
         check_fair(plan, tolerance)
     return plan
-
-
-def _variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """Return the compare section of a recipe and its variants."""
-    data = read_recipe(path, overrides)
-    if "compare" not in data:
-        raise UserError(f"{path}: has no compare section; give several recipes, or name variants under compare")
-    config = parse(CompareConfig, data.pop("compare"), f"{path}: compare")
-    return config, {
-        name: parse(Recipe, merge(data, change), f"{path}: compare.variants.{name}")
-        for name, change in config.variants.items()
-    }
-
-
-def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """Return several recipes, each named after its file."""
-    recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in paths}
-    if len(recipes) < len(paths):
-        raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
-    return parse(CompareConfig, {"variants": {name: {} for name in recipes}}, "compare"), recipes
 
 
 def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:

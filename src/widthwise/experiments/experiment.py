@@ -139,13 +139,14 @@ class Experiment:
 
     @property
     def in_words(self) -> str:
-        """The amount of work of a comparison."""
-        recipes, n_seeds = list(self.recipes.values()), len(self.seeds)
-        compute = n_seeds * sum(recipe.pflops_days for recipe in recipes)
-        counts = [recipe.train.steps for recipe in recipes], [recipe.n_tokens for recipe in recipes]
+        """The amount of work."""
+        work, what = self.workload(n_runs=1), "variant" if self.axes is None else "point"
+        counts = ({row[key] for row in work["points"]} for key in ("steps", "tokens"))
         steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(each), max(each)})) for each in counts)
+        compute = work["n_runs"] / len(work["points"]) * sum(row["pflops_days"] for row in work["points"])
         return (
-            f"{len(recipes) * n_seeds} runs of {steps} steps and {tokens} tokens, together {compute:.3g} PFLOP/s-days"
+            f"{work['n_points']} {what}s x {len(self.seeds)} seeds: {work['n_runs']} runs of {steps} steps and "
+            f"{tokens} tokens, together {work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"
         )
 
     def workload(self, n_runs: int | None = None) -> dict[str, Any]:

@@ -81,8 +81,13 @@ class ProcessGroup:
             return self._processes.on_rank_zero(work)
         with watch_signals() as watch:
             while isinstance(told := self._processes.on_rank_zero(_not_here), _Order):
-                if not self._signal(watch.received):
-                    _obey(told, self.data_cache)
+                if self._signal(watch.received) or told.run is None:
+                    continue
+                try:
+                    told.run.train(data_cache=self.data_cache)
+                except (UserError, RunFailed, Interrupted) as error:
+                    if isinstance(error, RankLocalError):
+                        raise  # of the others the first process has the same, and decides what comes of it
         return cast(T, told)
 
     def train(self, run: Run, observer: Observer) -> RunResult:
@@ -118,17 +123,6 @@ class ProcessGroup:
 
 def _not_here() -> NoReturn:
     raise AssertionError("only the first process decides")
-
-
-def _obey(order: _Order, data_cache: DataCache) -> None:
-    if order.run is None:
-        return
-    try:
-        order.run.train(data_cache=data_cache)
-    except RankLocalError:
-        raise
-    except (UserError, RunFailed, Interrupted):
-        pass  # the first process has the same, and decides what comes of it
 
 
 Task = Callable[[Observer], object]

@@ -85,6 +85,11 @@ def run_experiment(
         remove_unused(made, {PlannedRuns.file_name, PRECISION})
 
 
+def jobs_of(plan: Experiment, asked: int | None) -> Jobs:
+    """Return as many jobs as the machine has room for, or as were asked for."""
+    return Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), asked)
+
+
 def _one_precision(folder: Path, observer: Observer) -> Precision:
     """Return the precision of all runs of an experiment, on all machines: the first worker chooses."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -86,9 +86,7 @@ class Study:
     @property
     def storage(self) -> str:
         """Address for published files: no password, and of a file only its name."""
-        if self._url is None:
-            return STUDY_FILE
-        if self._url.get_backend_name() != "sqlite":
+        if self._url is None or self._url.get_backend_name() != "sqlite":
             return self._shown
         return self._url.set(query={}, database=Path(self._url.database or "").name).render_as_string()
 
