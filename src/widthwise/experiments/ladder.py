@@ -57,12 +57,6 @@ class LadderConfig(Config):
         self.match.check_names(self.variants, next(iter(self.variants)))
         return self
 
-    def n_steps(self, recipe: Recipe) -> int:
-        """Return the steps of a rung, by `tokens_per_param`. recipe: its first variant."""
-        assert self.tokens_per_param is not None
-        n_params = OF_MODELS[self.count].of_cost(cost_summary(recipe.explicit_model, recipe.seq_len))
-        return max(1, round(self.tokens_per_param * n_params / recipe.tokens_per_step))
-
 
 def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
     """Return the ladder of a recipe file, every point checked. seeds: override the file's. Raises UserError."""
@@ -100,7 +94,9 @@ def _point(
     recipe = parse(Recipe, merge(merge(copy.deepcopy(dict(data)), ladder.rungs[rung]), ladder.variants[variant]), name)
     base = point_name(first, values), (recipe if variant == first else before[point_name(first, values)].recipe)
     if ladder.tokens_per_param is not None:
-        train = checked_copy(recipe.train, f"{name}: train", steps=ladder.n_steps(base[1]))
+        n_params = OF_MODELS[ladder.count].of_cost(cost_summary(base[1].explicit_model, base[1].seq_len))
+        n_steps = max(1, round(ladder.tokens_per_param * n_params / base[1].tokens_per_step))
+        train = checked_copy(recipe.train, f"{name}: train", steps=n_steps)
         recipe = checked_copy(recipe, name, train=train)
     if variant == first:
         check_trainable(recipe, name)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args
 
 import pydantic
@@ -23,20 +24,9 @@ train for different numbers of steps; if a model grows, each phase counts with i
 LARGEST_MISMATCH = 0.01
 """Largest allowed relative difference of a variant's matched quantity to the baseline's."""
 
-HELD_OUT = {
-    "data": lambda recipe: recipe.data,
-    "seq_len": lambda recipe: recipe.seq_len,
-    "validation": lambda recipe: recipe.validation,
-    "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
-}
+HELD_OUT = ("data", "seq_len", "validation", "train.validation_tokens")
 """Settings that determine the held-out windows, and the further texts and tasks."""
-
-SHARED = {
-    **HELD_OUT,
-    "train.steps": lambda recipe: recipe.train.steps,
-    "train.batch_size": lambda recipe: recipe.train.batch_size,
-    "train.precision": lambda recipe: recipe.train.precision,
-}
+SHARED = (*HELD_OUT, "train.steps", "train.batch_size", "train.precision")
 """Settings that all runs of a comparison share."""
 
 
@@ -86,7 +76,7 @@ def check_matched(
 
 
 def _differences(name: str, recipe: Recipe, other_name: str, other: Recipe, shared: Iterable[str]) -> list[str]:
-    values = {what: (SHARED[what](recipe), SHARED[what](other)) for what in shared}
+    values = {what: (attrgetter(what)(recipe), attrgetter(what)(other)) for what in shared}
     return [
         f"{name}: {what} is {own}, but {expected} in {other_name}"
         for what, (own, expected) in values.items()

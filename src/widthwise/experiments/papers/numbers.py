@@ -97,7 +97,7 @@ def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measurements:
     for x, laws in by_x.items():
         for group in laws.groups:
             own, fit = values.setdefault(group.name, {}), group.chosen_fit
-            if fit is not None and "r_squared" not in own:
+            if "r_squared" not in own:
                 own |= {**fit.parameters, "r_squared": Estimate(mean=fit.r_squared)}
         for saving in laws.arrows:
             values[saving.group] |= {NEEDS + name: saving.ratio for name in (x, OTHER_UNITS.get(x, x))}
