@@ -104,7 +104,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     discovery = Discovery(
         title=plan.title,
         method=config.method.kind,
-        how=config.method.in_words,
+        how="grown in random order" if config.method.order == "random" else "grown where it gained most",
         options=to_data(config.method),
         match=config.match,
         budget=search.budget,

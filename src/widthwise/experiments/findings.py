@@ -13,7 +13,7 @@ from widthwise.experiments.equal_loss import LossCurve, validations_of
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.outcome import SeedRuns, check_same_data, load_result, variant_of, windows
 from widthwise.experiments.statistics import fit_trend, paired_difference, verdict
-from widthwise.experiments.study import DrawnPoint, Study
+from widthwise.experiments.study import Study
 from widthwise.experiments.sweep import SweepConfig
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Trend, Variant
@@ -48,7 +48,7 @@ class Findings:
         curves = [curve for own in self._trained.values() for curve in own.curves]
         validations, trend = validations_of(curves) if curves else None, self._trend()
         n_done = sum(states[name]["state"] in ("finished", "failed") for name in plan.points)
-        n_done += sum(each.state != "running" for each in drawn)
+        n_done += sum(each["state"] != "running" for each in drawn)
         return Outcome(
             title=plan.title,
             command=self._command,
@@ -117,18 +117,17 @@ class Findings:
             raise UserError(f"compare.trend.of: {of} is not known for every window of runs of an older version")
         return fit_trend(self._plan.trend.over, values, losses, CONFIDENCE, of)
 
-    def _states(self, drawn: Sequence[DrawnPoint], failures: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        """Return every named point once: name, group, values, state and reason, as outcome.json has them. Points that
-        failed without a name are named by their number."""
-        found: dict[str, dict[str, Any]] = {}
+    def _states(self, drawn: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
+        """Return every point once that has a name or failed without one: name, group, values, state and reason, as
+        outcome.json has them."""
+        found: dict[str, Mapping[str, Any]] = {}
         for name, point in self._plan.points.items():
             state, reason = self._state(name, failures.get(name))
             place = {"name": name, "group": point.group, "values": dict(point.values)}
             found[name] = {**place, "state": state, "reason": reason}
         for each in drawn:
-            place = each.point or ({"name": each.key, "group": "", "values": {}} if each.state == "failed" else None)
-            if place is not None:
-                found.setdefault(place["name"], {**place, "state": each.state, "reason": each.reason})
+            if not each["name"].startswith("#") or each["state"] == "failed":
+                found.setdefault(each["name"], each)
         return found
 
     def _state(self, name: str, failure: str | None) -> tuple[str, str | None]:

@@ -168,10 +168,6 @@ class GrowingMethod(Config):
             raise ValueError(f"parts: got {twice!r} twice; each part grows by one step")
         return self
 
-    @property
-    def in_words(self) -> str:
-        return "grown in random order" if self.order == "random" else "grown where it gained most"
-
 
 class GrowingSearch:
     """A search for sizes of layers with which a model costs what the uniform one does. It resumes in its folder if it
