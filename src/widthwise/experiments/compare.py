@@ -77,11 +77,12 @@ def read_plan(
     match: str | None = None,
     adjust: str | None = None,
     tolerance: float | None = LARGEST_MISMATCH,
+    only: str | None = None,
 ) -> Experiment:
     """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
 
     seeds, match, adjust: replace those of the section. tolerance: largest relative difference of the matched quantity
-    to the baseline's; None: without `check_fair`. Raises UserError.
+    to the baseline's; None: without `check_fair`. only: the variant that is adjusted; default: all. Raises UserError.
     """
     files, data, recipes, where = listed(paths), dict[str, Any](), dict[str, Recipe](), "compare"
     if len(files) == 1:
@@ -105,7 +106,9 @@ def read_plan(
     baseline, points, refused = next(iter(recipes)), {}, {}
     for name, recipe in recipes.items():
         try:
-            points[name] = config.sized(name, recipe, recipes[baseline])
+            points[name] = (
+                config.sized(name, recipe, recipes[baseline]) if only in (None, name) else Point(name, recipe)
+            )
         except UserError as error:
             points[name], refused[name] = Point(name, recipe), str(error)
     plan = Experiment(

@@ -59,7 +59,10 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
     if not describes_several(path, overrides):
         sections = ", ".join(SEVERAL_RUNS)
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
-    plan, _ = read_all(path, overrides)
+    if "compare" in read_recipe(path, overrides):
+        plan = read_plan([path], overrides, tolerance=None, only=variant)
+    else:
+        plan, _ = read_all(path, overrides)
     if variant not in plan.recipes:
         raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, plan.recipes)}")
     if variant in plan.refused:
