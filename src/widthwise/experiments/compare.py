@@ -105,12 +105,12 @@ def read_plan(
     }
     baseline, points, refused = next(iter(recipes)), {}, {}
     for name, recipe in recipes.items():
+        points[name] = Point(name, recipe)
         try:
-            points[name] = (
-                config.sized(name, recipe, recipes[baseline]) if only in (None, name) else Point(name, recipe)
-            )
+            if only in (None, name):
+                points[name] = config.sized(name, recipe, recipes[baseline])
         except UserError as error:
-            points[name], refused[name] = Point(name, recipe), str(error)
+            refused[name] = str(error)
     plan = Experiment(
         title="-vs-".join(recipe_name(path) for path in files),
         points=points,
