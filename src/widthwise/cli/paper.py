@@ -1,7 +1,7 @@
 """`widthwise paper`: the tables and figures of the papers, as they are printed, counted and measured."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,9 +11,6 @@ from widthwise.cli.progress import training_progress
 from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
-
-if TYPE_CHECKING:
-    from widthwise.experiments.papers.work import Work
 
 LIST = "list"
 
@@ -52,6 +49,7 @@ def paper(
         return
     from widthwise.experiments.papers.item import SCALES, item_record, read_item
     from widthwise.reports.paper import item_notes, item_page, item_table
+    from widthwise.reports.writing import write_report
 
     if options.dry_run and scale not in SCALES:
         raise UserError(f"--dry-run: shows the work of an experiment; give --scale {' or '.join(SCALES)}")
@@ -63,7 +61,10 @@ def paper(
         if options.dry_run:
             say(f"{item}, {scale}: {work.recipe}, {work.workload}")
             return
-        written += _trained(work, results / work.name, training)
+        with training_progress(training.track) as observer:
+            observer.message(work.workload)
+            folders = work.run(results / work.name, observer, training.n_jobs)
+        written += [file for folder in folders for file in write_report([folder])]
     scales = () if scale == "paper" else SCALES if scale is None else (scale,)
     record = item_record(item, found, results, scales)
     if work is not None:
@@ -77,16 +78,6 @@ def paper(
         return
     say_tables(item_table(record))
     say(*item_notes(record), *(f"wrote {file}" for file in written))
-
-
-def _trained(work: "Work", folder: Path, training: TrainingOptions) -> list[Path]:
-    """Train what is not finished, and write its reports. Returns their files."""
-    from widthwise.reports.writing import write_report
-
-    with training_progress(training.track) as observer:
-        observer.message(work.workload)
-        folders = work.run(folder, observer, training.n_jobs)
-    return [file for each in folders for file in write_report([each])]
 
 
 def _list(results: Path, page: Path | None, as_json: bool) -> None:

@@ -162,8 +162,7 @@ class AnalysisWork(Work):
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         models = folder / MODELS
-        plan = self.train(models, observer, n_jobs)
-        paths = [models / run_path(*key) for key in plan.order]
+        paths = [models / run_path(*key) for key in self.train(models, observer, n_jobs).order]
         analyse(paths, n_tokens=self.n_tokens, observer=observer).write(folder)
         return [models, folder]
 
