@@ -188,6 +188,7 @@ def test_mistakes_in_the_section_are_named(tmp_path):
     for section, message in (
         ({"seeds": [1, 1]}, r"asked.yaml: discover: seeds: got \[1, 1\]; each seed may be given once"),
         ([3], r"asked.yaml: discover: the recipe: got \[3\]"),
+        ({"method": {"kind": "growing", "parts": ["layer"]}}, r"method.parts.0: got 'layer'; input should be 'width'"),
         ({"method": {"kind": "guess"}}, r"asked.yaml: discover: method.kind: got 'guess'"),
     ):
         path.write_text(yaml.safe_dump({**RECIPE, "discover": section}))
