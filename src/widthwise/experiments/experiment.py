@@ -157,17 +157,13 @@ class Experiment:
         UserError for an impossible model.
         """
         n_seeds = len(self.seeds)
-        rows = [_costs(name, recipe) for name, recipe in (self.recipes or {self.title: self.reference}).items()]
+        rows = [_costs(point) for point in self.points.values() or (Point(self.title, self.reference),)]
         base = next((row for row in rows if row["name"] == self.baseline), None)
         is_matched = base is not None and self.match != "none"
         for row in rows:
-            name, ratio = row["name"], None if base is None else {key: row[key] / base[key] for key in RATIOS}
-            point = self.points.get(name)
-            adjustment = None if point is None else point.adjustment
-            row |= {} if point is None else {"group": point.group, "values": dict(point.values)}
-            row["ratio"] = ratio
-            row["miss"] = ratio[self.match] - 1 if is_matched and ratio and row is not base else None
-            row["adjusted"] = None if adjustment is None else asdict(adjustment)
+            ratio = {} if base is None else {key: row[key] / base[key] for key in RATIOS}
+            row["ratio"] = ratio or None
+            row["miss"] = ratio[self.match] - 1 if is_matched and row is not base else None
         mean_flops = sum(row["training_flops"] for row in rows) / len(rows)
         for row in rows:
             row |= {key: (n_runs or n_seeds) * row[key] for key in ("tokens", "training_flops")}
@@ -188,10 +184,13 @@ RATIOS = (*(name for name, each in OF_MODELS.items() if each.has_ratio), "tokens
 """Costs whose ratio to the baseline's a workload has."""
 
 
-def _costs(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Return the costs of one run."""
-    check_trainable(recipe, name)
+def _costs(point: Point) -> dict[str, Any]:
+    """Return a point with the costs of one run of it."""
+    recipe, adjustment = point.recipe, point.adjustment
+    check_trainable(recipe, point.name)
     cost = cost_summary(recipe.final_model, recipe.seq_len)
+    place = {"name": point.name, "group": point.group, "values": dict(point.values)}
     counted = {key: OF_MODELS[key].of_cost(cost) for key in RATIOS if key in OF_MODELS}
+    steps = {"steps": recipe.train.steps, "tokens": recipe.n_tokens}
     flops = {"training_flops": recipe.training_flops, "pflops_days": recipe.pflops_days}
-    return {"name": name, **counted, "steps": recipe.train.steps, "tokens": recipe.n_tokens, **flops}
+    return {**place, **counted, **steps, **flops, "adjusted": None if adjustment is None else asdict(adjustment)}
