@@ -12,10 +12,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from widthwise.config_io import UserError, require
 from widthwise.experiments.experiment import Experiment, Point
@@ -41,25 +39,12 @@ POINT, REASON = "point", "reason"
 """User attributes of a trial: name, group and values of its point; why it failed."""
 
 
-State = Literal["running", "finished", "failed"]
-STATES: dict[str, State] = {"COMPLETE": "finished", "FAIL": "failed"}
+STATES = {"COMPLETE": "finished", "FAIL": "failed"}
 """State of a trial in Optuna -> that of its point; running in any other, as its worker may have died."""
 
 
 class StorageAway(UserError):
     """A database is unreachable or unusable, or has lost its study."""
-
-
-@dataclass(frozen=True)
-class DrawnPoint:
-    """A point that was chosen."""
-
-    key: str
-    """The number of its trial, behind "#"."""
-    state: State
-    point: dict[str, Any] | None
-    """Name, group and values; None where it has no name."""
-    reason: str | None
 
 
 class Study:
@@ -72,11 +57,12 @@ class Study:
         assert experiment.space is not None
         self._space, self._folder, self.name = experiment.space, folder, name or experiment.title
         self._url = None if url is None else _read_url(url)
-        self._held: dict[str, list[tuple[int, BaseFileLock]]] = {}
-        """Name of a point that this worker trains -> number and lock of each of its trials."""
+        self._locks: dict[int, BaseFileLock] = {}
+        """Trial that this worker holds -> its lock."""
+        self._held: dict[str, list[int]] = {}
+        """Name of a point that this worker trains -> its trials."""
         self._given_up: dict[int, str] = {}
-        """Trial that this worker could not train -> its reason, which may be mended."""
-        self._kept: list[BaseFileLock] = []
+        """Trial that this worker could not train, and so keeps from itself -> its reason, which may be mended."""
         folder.mkdir(parents=True, exist_ok=True)
         mark = write_first(folder / "sweep_id", secrets.token_hex(16) + "\n").strip()
         with self._locked():
@@ -86,9 +72,7 @@ class Study:
     @property
     def storage(self) -> str:
         """Address for published files: no password, and of a file only its name."""
-        if self._url is None:
-            return STUDY_FILE
-        if self._url.get_backend_name() != "sqlite":
+        if self._url is None or self._url.get_backend_name() != "sqlite":
             return self._shown
         return self._url.set(query={}, database=Path(self._url.database or "").name).render_as_string()
 
@@ -97,21 +81,22 @@ class Study:
         """Address without password and options (options may contain another password)."""
         return STUDY_FILE if self._url is None else self._url.set(query={}).render_as_string(hide_password=True)
 
-    def drawn(self) -> list[DrawnPoint]:
-        """Return the points chosen so far by all workers, in order."""
+    def drawn(self) -> list[dict[str, Any]]:
+        """Return name, group, values, state and reason of the points chosen so far by all workers, in order. The name
+        of one that has none, yet or at all, is "#" and the number of its trial."""
         found = []
         for trial in self._trials()[: self._space.n_trials]:
-            point, reason = (trial.user_attrs.get(key) for key in (POINT, REASON))
-            state = STATES.get(trial.state.name, "running")
+            point = {"name": f"#{trial.number}", "group": "", "values": {}, **trial.user_attrs.get(POINT, {})}
+            state, reason = STATES.get(trial.state.name, "running"), trial.user_attrs.get(REASON)
             if trial.number in self._given_up and state == "running":
                 state, reason = "failed", self._given_up[trial.number]
-            found.append(DrawnPoint(f"#{trial.number}", state, point, reason))
+            found.append({**point, "state": state, "reason": reason})
         return found
 
     @property
     def n_open(self) -> int:
         """Number of points that have neither finished nor failed, including those not chosen yet."""
-        return self._space.n_trials - sum(each.state != "running" for each in self.drawn())
+        return self._space.n_trials - sum(each["state"] != "running" for each in self.drawn())
 
     def take(self) -> Point | None:
         """Claim a point for this worker: one whose worker has died, or else a new one; None if there is none.
@@ -120,10 +105,9 @@ class Study:
         """
         while True:
             with self._locked():
-                if (taken := self._next()) is None:
+                if (number := self._next()) is None:
                     return None
-                number, lock = taken
-                group, values = self._retried(partial(self._draw, number))
+                group, values = self._retried(lambda number=number: self._space.draw(self._trial(number)))
                 try:
                     name = point_name(group, values)
                     self._note(number, POINT, {"name": name, "group": group, "values": values})
@@ -132,13 +116,12 @@ class Study:
                     raise
                 except UserError as error:
                     self._tell_failed(number, str(error))
-                    lock.release()
                 else:
-                    self._held.setdefault(point.name, []).append(taken)
+                    self._held.setdefault(point.name, []).append(number)
                     return point
 
-    def _next(self) -> "tuple[int, BaseFileLock] | None":
-        """Return number and lock of a trial that no worker holds."""
+    def _next(self) -> int | None:
+        """Lock a trial that no worker holds, and return its number."""
         from filelock import FileLock, Timeout
 
         trials = self._trials()
@@ -151,10 +134,11 @@ class Study:
             with suppress(Timeout):
                 lock = FileLock(path)
                 lock.acquire(timeout=0)
+                self._locks[number] = lock
                 if number == len(trials):
                     self._study.sampler = self._space.sampler(number)
                     self._retried(self._study.ask)
-                return number, lock
+                return number
         return None
 
     def _trial(self, number: int) -> "optuna.Trial":
@@ -163,31 +147,29 @@ class Study:
         self._study.sampler = self._space.sampler(number)
         return optuna.Trial(self._study, self._trials()[number]._trial_id)
 
-    def _draw(self, number: int) -> tuple[str, dict[str, Any]]:
-        return self._space.draw(self._trial(number))
-
     def finish(self, name: str, loss: float) -> None:
         """Tell the mean loss of a point that this worker has trained. NaN becomes infinite."""
-        value = math.inf if math.isnan(loss) else loss
-        for number, lock in self._held.pop(name, []):
-            self._retried(partial(self._study.tell, number, value, skip_if_finished=True))
-            lock.release()
+        for number in self._held.pop(name, []):
+            self._tell(number, values=math.inf if math.isnan(loss) else loss)
 
     def fail(self, name: str, reason: str, is_final: bool) -> None:
         """Tell that this worker could not train a point. is_final: it diverged; else another start tries it again."""
-        for number, lock in self._held.pop(name, []):
+        for number in self._held.pop(name, []):
             if is_final:
                 self._tell_failed(number, reason)
-                lock.release()
             else:
-                self._given_up[number] = reason  # and its lock is kept, so that this worker does not take it again
-                self._kept.append(lock)
+                self._given_up[number] = reason
 
     def _tell_failed(self, number: int, reason: str) -> None:
         from optuna.trial import TrialState
 
         self._note(number, REASON, reason)
-        self._retried(lambda: self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True))
+        self._tell(number, state=TrialState.FAIL)
+
+    def _tell(self, number: int, **told: Any) -> None:
+        """Tell the end of a trial, and give it up."""
+        self._retried(lambda: self._study.tell(number, skip_if_finished=True, **told))
+        self._locks.pop(number).release()
 
     def _note(self, number: int, key: str, value: Any) -> None:
         self._retried(lambda: self._trial(number).set_user_attr(key, value))
@@ -197,7 +179,7 @@ class Study:
 
     def __exit__(self, *error: object) -> None:
         """Give up all locks, so that others may take the points that have not finished."""
-        for lock in (*self._kept, *(lock for held in self._held.values() for _, lock in held)):
+        for lock in self._locks.values():
             lock.release()
 
     @contextmanager
