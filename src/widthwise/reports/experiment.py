@@ -123,6 +123,9 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
             _reproduce(found, runs),
         ),
         made_from=f"{Outcome.file_name} of {found.created}",
+        files={"table.csv": main_table.csv_text(found), "table.tex": main_table.latex_text(found)}
+        if found.variants
+        else {},
     )
 
 
@@ -172,16 +175,15 @@ def _at_one_budget(folder: Path, found: Outcome) -> list[str]:
     return [candidate.name for candidate in Search.read(folder).candidates]
 
 
-PARAMS, TOKENS, FLOPS, LOSS = (QUANTITY[name] for name in ("params", "tokens", "training_flops", "val_loss"))
-BRANCH_COLUMNS = (
-    ("params", PARAMS.brief_title, PARAMS),
-    ("start", "branched after step", QUANTITY["steps"]),
-    ("tokens", TOKENS.brief_title, TOKENS),
-    ("flops", FLOPS.brief_title, FLOPS),
-    ("flops_alone", "FLOPs alone", FLOPS),
-    ("val_loss", LOSS.title, LOSS),
-)
-"""Key of a member of a family, title, and the quantity as which it is shown."""
+BRANCH_COLUMNS = {
+    "params": ("params", "params"),
+    "start": ("branched after step", "steps"),
+    "tokens": ("tokens", "tokens"),
+    "flops": ("training FLOPs", "training_flops"),
+    "flops_alone": ("FLOPs alone", "training_flops"),
+    "val_loss": ("held-out loss", "val_loss"),
+}
+"""Key of a member of a family -> its title, and the quantity as which it is shown."""
 
 
 def branch_table(found: Outcome) -> Table | None:
@@ -191,7 +193,7 @@ def branch_table(found: Outcome) -> Table | None:
     rows = [
         [
             f"{clean(each.name)}{'' if is_grown else ', alone'}, seed {each.seed}",
-            *(shown(getattr(each, key, None), quantity) for key, _, quantity in BRANCH_COLUMNS),
+            *(shown(getattr(each, key, None), QUANTITY[name]) for key, (_, name) in BRANCH_COLUMNS.items()),
         ]
         for is_grown, runs in ((True, family.members), (False, family.controls))
         for each in runs
@@ -200,23 +202,16 @@ def branch_table(found: Outcome) -> Table | None:
         f"Branched from {clean(family.sources[0])}: together {si(family.family_flops)} training FLOPs, the shared "
         f"{si(family.shared_flops)} counted once; each from the start {si(family.flops_alone)}"
     )
-    return Table(caption, ["Run", *(title for _, title, _ in BRANCH_COLUMNS)], rows)
+    return Table(caption, ["Run", *(title for title, _ in BRANCH_COLUMNS.values())], rows)
 
 
 def _judged_table(found: Outcome) -> Table | None:
     """Return the best point as the best of many, with an interval widened for all, and groups on average."""
-    rows = [
-        [
-            f"{clean(each.name)}, best of {each.n_points}"
-            if each.confidence > found.confidence
-            else f"{clean(each.name)}, {counted(each.n_points, 'point')}",
-            clean(each.beside),
-            with_interval(each.difference, 4),
-            f"{100 * each.confidence:.4g}%",
-            each.verdict,
-        ]
-        for each in found.judged
-    ]
+    rows = []
+    for each in found.judged:
+        what = f"best of {each.n_points}" if each.confidence > found.confidence else counted(each.n_points, "point")
+        row = [f"{clean(each.name)}, {what}", clean(each.beside), with_interval(each.difference, 4)]
+        rows.append([*row, percentage(each.confidence), each.verdict])
     header = ["Best of many, and means of groups", "beside", "difference", "interval of", "verdict"]
     return Table("Differences of more than one point", header, rows, words={"beside", "verdict"}) if rows else None
 
@@ -432,9 +427,11 @@ def _reproduce(found: Outcome, runs: Runs) -> Section | None:
     )
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Return whether a folder holds an experiment of which runs, points or the result are missing."""
-    found = Outcome.read(folder) if (folder / Outcome.file_name).is_file() else None
+def is_unfinished(folder: Path, found: Outcome | None) -> bool:
+    """Return whether a folder holds an experiment of which runs, points or the result are missing.
+
+    found: its record, if it has one.
+    """
     if found is not None and found.axes:
         return found.is_open
     if not (folder / PlannedRuns.file_name).is_file():
