@@ -8,7 +8,7 @@ from widthwise.records.discovery import Search
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Trend, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
-from widthwise.records.run import PlannedRuns, Run, RunResult
+from widthwise.records.run import ListedRun, PlannedRuns, Run, RunResult
 from widthwise.reports import experiment_figures as figures
 from widthwise.reports import main_table, tables
 from widthwise.reports.answers import answer, badges, question
@@ -242,24 +242,20 @@ def _curves(found: Outcome, runs: Runs, looks: Mapping[str, Style]) -> list[Figu
     for number, (size, variants) in enumerate(panels.items()):
         every = [run for each in variants for run in runs[each.name]]
         for event, title in _LOSSES:
-            if not size:
-                bundles = {each.name: over_seeds(runs[each.name], event) for each in variants}
-                name, grown = f"{title} by step", growth_steps(every)
-                drawn.append(curve_figure(f"{event}-step", name, bundles, looks, "step", title.lower(), True, grown))
-            bundles = {each.name: _over_flops(each, runs[each.name], event) for each in variants}
-            key, name = (
-                f"{event}-flops{f'-{number}' * bool(size)}",
-                f"{clean(size)}: {title.lower()}" if size else f"{title} by training FLOPs",
-            )
-            grown = growth_flops(every)
-            drawn.append(curve_figure(key, name, bundles, looks, "training FLOPs", title.lower(), True, grown))
+            by_step = {each.name: over_seeds(runs[each.name], event) for each in variants}
+            by_flops = {each.name: _over_flops(each, runs[each.name], by_step[each.name]) for each in variants}
+            for over, curves, grown in (("step", by_step, growth_steps), ("training FLOPs", by_flops, growth_flops)):
+                key = f"{event}-{over.split()[-1].lower()}{f'-{number}' * bool(size)}"
+                name = f"{clean(size)}: {title.lower()}" if size else f"{title} by {over}"
+                if not size or over != "step":
+                    drawn.append(curve_figure(key, name, curves, looks, over, title.lower(), True, grown(every)))
     return [figure for figure in drawn if figure is not None]
 
 
-def _over_flops(variant: Variant, runs: Sequence[Run], event: str) -> Bundle:
-    flops, by_steps = _flops_per_token(runs[0], variant), over_seeds(runs, event)
-    seeds = {name: against_flops(curve, run, flops) for (name, curve), run in zip(by_steps.seeds.items(), runs)}
-    return Bundle(seeds, against_flops(by_steps.mean, runs[0], flops))
+def _over_flops(variant: Variant, runs: Sequence[Run], by_step: Bundle) -> Bundle:
+    flops = _flops_per_token(runs[0], variant)
+    seeds = {name: against_flops(curve, run, flops) for (name, curve), run in zip(by_step.seeds.items(), runs)}
+    return Bundle(seeds, against_flops(by_step.mean, runs[0], flops))
 
 
 def _flops_per_token(run: Run, variant: Variant) -> float:
@@ -446,41 +442,27 @@ def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) ->
     """
     has_plan = (folder / PlannedRuns.file_name).is_file()
     planned = PlannedRuns.read(folder) if has_plan else PlannedRuns(title="", command="", runs=())
-    paths = {folder / each.path: each for each in planned.runs}
-    listed = {
-        path.name: listed_run(path) if RunDir(path).exists else planned_run(path, each.n_steps)
-        for path, each in paths.items()
-    }
-    runs = section("Runs", progress_table(listed), note("unfinished"))
-    lead = (
-        f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}"
-        if listed
-        else ""
-    )
-    if so_far is not None:
-        sections, kind = (runs, *so_far.sections), f"{so_far.kind}, not finished"
-        return replace(
-            so_far, kind=kind, lead=f"{so_far.lead} {lead}", sections=sections, refresh_seconds=refresh_seconds
-        )
     begun: dict[str, list[Run]] = {each.variant: [] for each in planned.runs}
-    for path, each in paths.items():
-        if RunDir(path).exists:
+    listed: dict[str, ListedRun] = {}
+    for each in planned.runs:
+        path = folder / each.path
+        has_begun = RunDir(path).exists
+        listed[path.name] = listed_run(path) if has_begun else planned_run(path, each.n_steps)
+        if has_begun and so_far is None:
             begun[each.variant].append(read_run(path, each.path))
+    runs = section("Runs", progress_table(listed), note("unfinished"))
+    states = f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}"
+    lead = states if listed else ""
+    if so_far is not None:
+        kind, lead = f"{so_far.kind}, not finished", f"{so_far.lead} {lead}"
+        sections = (runs, *so_far.sections)
+        return replace(so_far, kind=kind, lead=lead, sections=sections, refresh_seconds=refresh_seconds)
     looks = styles(begun, planned.baseline)
     grown = growth_steps([run for own in begun.values() for run in own])
-    drawn = [
-        curve_figure(
-            f"{event}-loss",
-            title,
-            {name: over_seeds(own, event) for name, own in begun.items() if own},
-            looks,
-            "step",
-            title.lower(),
-            True,
-            grown,
-        )
-        for event, title in _LOSSES
-    ]
+    drawn = []
+    for event, title in _LOSSES:
+        curves = {name: over_seeds(own, event) for name, own in begun.items() if own}
+        drawn.append(curve_figure(f"{event}-loss", title, curves, looks, "step", title.lower(), True, grown))
     return Page(
         "experiment, not finished",
         planned.title,
