@@ -175,7 +175,7 @@ def compared(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_inspect_shows_all_variants_and_train_takes_one(compared: str, widthwise) -> None:
-    base, narrow, _ = json.loads(widthwise("inspect", compared, "--json")[1])["variants"]
+    base, narrow, _ = json.loads(widthwise("inspect", compared, "--json")[1])["points"]
     assert narrow["ratio"]["params"] == narrow["params"] / base["params"]
     _, table, _ = widthwise("inspect", compared)
     assert f"{narrow['ratio']['params']:.4f}" in table
@@ -195,10 +195,11 @@ def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, w
     _, narrow, same = (next(line for line in out.splitlines() if line.startswith(name)) for name in plan.recipes)
     assert narrow.endswith(f"{100 * abs(adjustment.miss):.3f}%")
     assert same.endswith("0.000%")
-    assert "3 variants x 2 seeds: 6 runs, together about " in out
+    assert "3 variants x 2 seeds: 6 runs of 3 steps and" in " ".join(out.split())
     assert f"narrow: {adjustment}" in out
     _, out, _ = widthwise("compare", compared, "--seed", 7, "train.steps=3", "--dry-run", "--json")
-    assert json.loads(out) == read_plan(compared, ["train.steps=3"], [7]).workload()
+    planned = read_plan(compared, ["train.steps=3"], [7]).workload()
+    assert json.loads(out) == json.loads(json.dumps(planned))
     assert not Path("out").exists()
 
 

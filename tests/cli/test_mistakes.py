@@ -107,7 +107,7 @@ MISTAKES = {
     "sweep": [
         ("sweep base.yaml", "has no sweep section"),
         ("sweep base.yaml --over optimizer.lr", "expected key=value,value"),
-        (f"sweep base.yaml {OVER} --match weight", "match: got 'weight'"),
+        (f"sweep base.yaml {OVER} --match weight", "match.quantity: got 'weight'"),
         (f"sweep base.yaml {OVER} --sampler tpe", "search.n_trials: is required but missing"),
         (
             f"sweep base.yaml {OVER} --trials 1 --sampler random --storage elsewhere",

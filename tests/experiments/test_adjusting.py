@@ -173,7 +173,7 @@ def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> 
 
     plan = read_plan([write({"same": {}})])
     assert only_change(plan, "small").after == 240
-    layers = plan.run_recipe("narrow", 1).resolved().model.layers
+    layers = plan.recipes["narrow"].resolved().model.layers
     assert {layer.ffn.d_ff for layer in layers} == {round(only_change(plan, "narrow").after * 200)}
     assert {name: only_change(plan, name).key for name in plan.adjustments} == {
         "small": "model.d_model",
@@ -210,7 +210,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ({"adjust": {"other": "width"}}, r"match\.adjust\.other: got 'width'"),
         ({"adjust": {"base": "ffn"}}, "the baseline"),
         ({"adjust": {"othr": "ffn"}}, "did you mean 'other'"),
-        ({"quantity": "none", "adjust": "ffn"}, r"match\.quantity: got 'none'"),
+        ({"quantity": "none", "adjust": "ffn"}, "match: quantity: got 'none'"),
         ("parms", "match: got 'parms'"),
     ):
         path.write_text(yaml.safe_dump({**BASE, "compare": {"match": match, "variants": {"base": {}, "other": {}}}}))

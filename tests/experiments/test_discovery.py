@@ -10,12 +10,12 @@ from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError, to_data
-from widthwise.experiments.discover import discover, plan_discovery, plan_of_rivals, rivals
-from widthwise.experiments.growing_parts import sizes_of
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.discover import discover, plan_discovery, rivals
+from widthwise.experiments.growing import sizes_of
 from widthwise.experiments.matching import matched_quantity
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe, parse_recipe
-from widthwise.records.certificate import Certificate
 from widthwise.records.discovery import Curve, DiscoveredShape, Discovery
 from widthwise.training.observer import SilentObserver
 from widthwise.yaml_io import merge
@@ -93,7 +93,7 @@ class TestGrowing:
             found(folder, UNEVEN | {"order": "random"})
 
     def test_rivals_have_the_budget_of_what_was_found(self, grown):
-        rivals = plan_of_rivals(grown[0] / "out")
+        rivals = read_plan(grown[0] / "out" / "rivals.yaml")
         names = "uniform x diamond discovered even reversed permuted_1 permuted_2"
         assert list(rivals.recipes) == names.split()
         budget = matched_quantity(rivals.recipes["uniform"], "params")
@@ -103,58 +103,6 @@ class TestGrowing:
         # Balanced rounding may move a layer by a channel, to either side.
         assert max(widths["even"]) - min(widths["even"]) <= 2
         assert np.abs(np.subtract(widths["discovered"], widths["reversed"][::-1])).max() <= 1
-
-
-@pytest.fixture(scope="module")
-def deeper(tmp_path_factory) -> tuple[Path, Discovery]:
-    """A discovery that adds layers: all of them may grow by one step only in width, which does not spend the budget."""
-    folder = tmp_path_factory.mktemp("deeper")
-    return folder, found(folder, {**GROWING, "parts": ["width", "layer"]})
-
-
-class TestGrowingDeeper:
-    def test_layers_are_added_under_the_budget_and_the_others_are_followed(self, deeper):
-        found, budget = deeper[1].found, deeper[1].budget
-        n_layers = [len(stage.layers) for stage in found.stages]
-        assert n_layers == sorted(n_layers)
-        assert n_layers[-1] == found.n_layers > n_layers[0] == 3
-        for before, after in zip(found.stages, found.stages[1:]):
-            sources = range(len(before.layers)) if after.sources is None else after.sources
-            assert [source for source in sources if source is not None] == list(range(len(before.layers)))
-            for layer, source in zip(after.layers, sources):
-                assert source is None or layer.width >= before.layers[source].width
-        assert budget - 4000 < found.stages[-1].cost <= budget  # a layer of width 19 costs less
-        for number in (2, 3):
-            assert Certificate.read(deeper[0] / "out" / "search" / f"stage-{number}").is_preserved
-
-    def test_the_recipe_has_the_layers_that_were_found(self, deeper):
-        folder, discovery = deeper
-        recipe = load_recipe(folder / "out" / "discovered.yaml")
-        layers = discovery.found.stages[-1].layers
-        assert len(recipe.explicit_model.layers) == len(layers)
-        for size in ("width", "attention", "hidden"):
-            sizes = [sizes_of(layer)[size] for layer in recipe.explicit_model.layers]
-            # The budget is not quite spent by growth, and balanced rounding may move a layer by a channel.
-            assert sizes == pytest.approx([layer[size] for layer in layers], rel=0.06, abs=1)
-        assert matched_quantity(recipe, "params") == pytest.approx(discovery.budget, rel=0.02)
-
-
-def test_blocks_are_added_to_an_hourglass_and_are_a_curve_of_their_own(tmp_path):
-    model = {**RECIPE["model"], "ffn": {"kind": "hourglass", "ratio": 1.0, "n_blocks": 2}}
-    planned = plan(tmp_path, {**GROWING, "parts": ["blocks"]}, {**RECIPE, "model": model})
-    found = discover(planned, tmp_path / "out", SilentObserver()).found
-    layers = found.stages[-1].layers
-    assert [layer.blocks for layer in found.stages[0].layers] == [2, 2, 2]
-    n_blocks = [layer.blocks or 0 for layer in layers]
-    assert min(n_blocks) > 2  # nothing else may grow, and there is room for one in each
-    assert [layer.hidden for layer in layers] == [12 * n for n in n_blocks]
-    assert found.curve.blocks == [n / 2 for n in n_blocks]
-    # Blocks are as wide as the recipe's rule makes them, 1.0 times the stream, however many there are.
-    assert found.curve.hidden == [1.0] * 3
-    recipe = load_recipe(tmp_path / "out" / "discovered.yaml")
-    assert [layer.ffn.n_residual_additions for layer in recipe.explicit_model.layers] == n_blocks
-    assert recipe.explicit_model.widths == pytest.approx([12] * 3, abs=1)
-    assert matched_quantity(recipe, "params") == pytest.approx(planned.task.budget, rel=0.02)
 
 
 def test_a_search_that_had_grown_with_one_draw_is_not_mixed_with_five(tmp_path):
@@ -199,14 +147,14 @@ class TestRivals:
     @pytest.mark.parametrize("points", hard_but([3], [8, 3]))
     def test_permuted_layers_are_those_that_were_found_and_so_divide_the_budget_alike(self, tmp_path, points):
         """None is wider than the embedding here, so that the order costs nothing."""
-        task = plan(tmp_path, KEPT, {**RECIPE, "model": {**RECIPE["model"], "n_layers": 8}}).task
+        search = plan(tmp_path, KEPT, {**RECIPE, "model": {**RECIPE["model"], "n_layers": 8}}).search
         sizes = [np.linspace(*ends, points) for ends in ((1, 0.55), (1, 2.5), (1.2, 1.9))]
         curve = Curve(**dict(zip(("widths", "attention", "hidden"), map(list, sizes))))
         found = DiscoveredShape(curve=curve, stages=[], tokens=1, flops=1.0)
         layers = {}
-        for name, change in rivals(found, task).items():
-            model = parse_recipe(merge(to_data(task.base), change), name).explicit_model
-            assert task.cost(model) == pytest.approx(task.budget, rel=0.01)
+        for name, change in rivals(found, search).items():
+            model = parse_recipe(merge(to_data(search.base), change), name).explicit_model
+            assert search.cost(model) == pytest.approx(search.budget, rel=0.01)
             layers[name] = [sizes_of(layer) for layer in model.layers]
         permuted = {name: each for name, each in layers.items() if name.startswith("permuted")}
         assert list(permuted) == ["permuted_1", "permuted_2"]
@@ -225,10 +173,10 @@ def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path)
         (
             GROWING,
             {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}},
-            "discover.method.parts: got 'hidden', which this model does not have; allowed: width, attention, layer",
+            "discover.method.parts: got 'hidden', which this model does not have; allowed: width, attention",
         ),
         (GROWING, {"ffn": {"kind": "swiglu", "d_ff": 50}}, "model.shape.hidden: needs ffn.ratio, not ffn.d_ff"),
-        (GROWING | {"parts": ["layer", "layer"]}, {}, "parts: got 'layer' twice"),
+        (GROWING | {"parts": ["width", "width"]}, {}, "parts: got 'width' twice"),
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
     ):
         with pytest.raises(UserError, match=message.replace("(", r"\(")):
@@ -238,9 +186,10 @@ def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path)
 def test_mistakes_in_the_section_are_named(tmp_path):
     path = tmp_path / "asked.yaml"
     for section, message in (
-        ({"seeds": [1, 1]}, r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may be given once"),
-        ([3], r"asked.yaml: discover: got "),
-        ({"method": {"kind": "guess"}}, r"asked.yaml: discover.method.kind: got 'guess'"),
+        ({"seeds": [1, 1]}, r"asked.yaml: discover: seeds: got \[1, 1\]; each seed may be given once"),
+        ([3], r"asked.yaml: discover: the recipe: got \[3\]"),
+        ({"method": {"kind": "growing", "parts": ["layer"]}}, r"method.parts.0: got 'layer'; input should be 'width'"),
+        ({"method": {"kind": "guess"}}, r"asked.yaml: discover: method.kind: got 'guess'"),
     ):
         path.write_text(yaml.safe_dump({**RECIPE, "discover": section}))
         with pytest.raises(UserError, match=message):

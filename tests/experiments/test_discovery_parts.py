@@ -1,7 +1,5 @@
 """What a search can grow: each part alone and with others."""
 
-import zlib
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +9,9 @@ from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import parse
-from widthwise.experiments.growing import Task
-from widthwise.experiments.growing_parts import GrownModel, parts_of, sizes_of
+from widthwise.experiments.growing import GrowingMethod, GrowingSearch, parts_of
 from widthwise.growth.certificate import first_order_gains
-from widthwise.growth.correspondence import Correspondence
-from widthwise.growth.plan import GrowthPlan, plan_growth
-from widthwise.growth.tensor_plan import InitialValues
+from widthwise.growth.plan import plan_growth
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe
 from widthwise.shape.kinds import ExplicitShape
@@ -29,21 +24,17 @@ MODEL: dict[str, Any] = {
     "ffn": {"kind": "hourglass", "ratio": 0.7, "n_blocks": 2},
     "norm": {"scaling": "depth"},
 }
-RECIPE = parse(Recipe, {**TINY, "model": MODEL, "train": {"steps": 2, "batch_size": 2}}, "recipe")
-TASK = Task(RECIPE, 2, "params")
+RECIPE = parse(Recipe, {**TINY, "model": MODEL, "train": {"steps": 8, "batch_size": 2}}, "recipe")
+SEARCH = GrowingSearch(GrowingMethod(), RECIPE, 8, "params")
 WIDTHS = (12, 20, 8)
-START = GrownModel.ungrown(
-    TASK.template.model_copy(update={"shape": ExplicitShape(widths=WIDTHS)}).resolve(RECIPE.seq_len)
-)
-
-
-PART = parts_of(TASK.template, 0.3)
+START = SEARCH.template.model_copy(update={"shape": ExplicitShape(widths=WIDTHS)}).resolve(RECIPE.seq_len)
+PART = parts_of(SEARCH.template, 0.3)
 
 
 def weights(seed: int = 1) -> dict[str, torch.Tensor]:
     """Of a model that has left its initialisation."""
     generator = torch.Generator().manual_seed(seed)
-    old = build(START.model, seed=0).named_parameters()
+    old = build(START, seed=0).named_parameters()
     return {name: weight.detach() + 0.1 * torch.randn(weight.shape, generator=generator) for name, weight in old}
 
 
@@ -51,42 +42,18 @@ def tokens(seed: int) -> torch.Tensor:
     return torch.randint(61, (2, 14), generator=torch.Generator().manual_seed(seed))
 
 
-def planned(grown: GrownModel) -> GrowthPlan:
-    """A growth in which the weights of an added layer follow from its gap, wherever it then stands."""
-    plan = plan_growth(START.model, grown.model, Correspondence(grown.sources))
-    tensors = dict(plan.tensors)
-    for name, tensor in plan.tensors.items():
-        if name.startswith("layers.") and not tensor.source:
-            _, index, inside = name.split(".", 2)
-            gap = sum(source is not None for source in grown.sources[: int(index)])
-            if grown.sources[int(index)] is None:
-                tensors[name] = replace(tensor, fresh=InitialValues(drawn_for(f"{gap} {inside}")))
-    return replace(plan, tensors=tensors)
-
-
-def drawn_for(name: str):
-    def start(tensor: torch.Tensor, _: torch.Generator) -> None:
-        tensor.normal_(0, 0.3, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-
-    return start
-
-
 @pytest.mark.parametrize("name", PART)
 def test_gains_measured_at_once_are_those_measured_alone(name):
     part = PART[name]
-    batches, places = [tokens(seed) for seed in (1, 1, 2, 2)], part.places(START.model)
+    batches, places = [tokens(seed) for seed in (1, 1, 2, 2)], part.places(START)
     together = part.grown_at(START, places)
-    at_once = first_order_gains(planned(together), weights(), batches, seed=7)
+    at_once = first_order_gains(plan_growth(START, together), weights(), batches, seed=7)
     for place in places:
         alone = part.grown_at(START, [place])
-        gains = first_order_gains(planned(alone), weights(), batches, seed=7)
+        gains = first_order_gains(plan_growth(START, alone), weights(), batches, seed=7)
         wanted, found = (
-            {
-                name.split(".", 2)[2]: float(gain.sum())
-                for name, gain in each.items()
-                if name.startswith(f"layers.{part.layers_of(model, place, 1)[0]}.")
-            }
-            for each, model in ((gains, alone), (at_once, together))
+            {name: float(gain.sum()) for name, gain in each.items() if name.startswith(f"layers.{place}.")}
+            for each in (gains, at_once)
         )
         assert len(wanted) == len(gains) > 0  # nothing is grown anywhere else
         assert found == pytest.approx(wanted, rel=1e-3)
@@ -98,12 +65,11 @@ def test_each_of_several_steps_at_once_has_the_gain_of_a_step_alone(name):
     """On average over seeds: each draws other weights."""
     part = PART[name]
     batches, n_draws, seeds = [tokens(seed) for seed in (1, 1)], 3, range(8)
-    place = part.places(START.model)[0]
+    place = part.places(START)[0]
 
     def draws(n_steps: int, seed: int) -> list[float]:
         grown = part.grown_at(START, [place] * n_steps)
-        plan = plan_growth(START.model, grown.model, Correspondence(grown.sources))
-        return part.draws(first_order_gains(plan, weights(), batches, seed), grown, place, n_steps)
+        return part.draws(first_order_gains(plan_growth(START, grown), weights(), batches, seed), place, n_steps)
 
     alone = [gain for seed in seeds for gain in draws(1, seed)]
     assert (len(set(alone)) > 1) == part.is_drawn  # otherwise seeds make no difference
@@ -117,21 +83,6 @@ def test_each_of_several_steps_at_once_has_the_gain_of_a_step_alone(name):
 
 @pytest.mark.parametrize("name", ["width", "attention", "hidden"])
 def test_the_smallest_step_is_one_that_can_be_taken(name):
-    grown = parts_of(TASK.template, 1e-6)[name].grown(START, 0)
+    grown = parts_of(SEARCH.template, 1e-6)[name].grown(START, 0)
     assert grown is not None
-    assert TASK.cost(grown.model) > TASK.cost(START.model)
-
-
-def test_a_layer_comes_before_the_one_its_gap_is_named_after_and_is_as_large_as_the_one_before_it():
-    part = PART["layer"]
-    assert part.places(START.model) == [0, 1, 2, 3]
-    for place, widths in enumerate([(12, 12, 20, 8), (12, 12, 20, 8), (12, 20, 20, 8), (12, 20, 8, 8)]):
-        grown = part.grown(START, place)
-        assert grown is not None
-        assert tuple(grown.model.widths) == widths
-        assert grown.sources == (*range(place), None, *range(place, 3))
-        added = grown.model.layers[part.layers_of(grown, place, 1)[0]]
-        assert sizes_of(added) == sizes_of(START.model.layers[max(0, place - 1)])
-        near = max(1, place)  # whose factor it has, so that it does not depend on how many others are added
-        assert added.attention_norm == added.ffn_norm == TASK.template.norm.over(added.d_model, near)
-        assert grown.index(place) == place + 1
+    assert SEARCH.cost(grown) > SEARCH.cost(START)

@@ -65,11 +65,11 @@ def test_what_was_not_measured_takes_as_long_as_its_flops_say_and_what_was_as_lo
 def test_other_workers_share_what_is_left(clock) -> None:
     heard = Heard()
     eta = Eta(heard, WORKS)
-    with eta.at_work_on("a1", ["a2", "b2"], [["b1"]]) as run:
+    with eta.at_work_on("a1", ["a2", "b2"], ["b1"]) as run:
         run.starting("a", 0, 10)
         advance(run, clock, 5, 10.0)
         assert heard.left == [pytest.approx((10 + 20 + 20 * 6 + 20 * 6 / 2) / 2)]
-    with eta.at_work_on("a2", [], [["b1"], ["b2"], ["a1"]]) as run:
+    with eta.at_work_on("a2", [], ["b1", "b2", "a1"]) as run:
         run.starting("a", 0, 10)
         advance(run, clock, 1, 2.0)
     assert heard.left[-1] >= 9 * 2  # its own steps are made by nobody else

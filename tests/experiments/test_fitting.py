@@ -137,9 +137,9 @@ def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
         (("flop", "val_loss"), r"--x: got 'flop'; did you mean 'flops'"),
         (("val_perplexity", "val_loss"), r"--x: got 'val_perplexity'"),
         (("params", "accuracy"), r"--y: got 'accuracy'; .*val_loss"),
-        (("params", "train_loss"), r"train_loss is None"),
+        (("params", "train_loss"), r"train_loss is nan"),
         (("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
-        (("active_params", "val_loss"), r"its cost has no active_params"),
+        (("active_params", "val_loss"), r"has no active_params"),
         (("params", "val_loss", "model.residual.knd"), r"--group-by: got 'model.residual.knd'.*did you mean 'kind'"),
     ):
         with pytest.raises(UserError, match=named):

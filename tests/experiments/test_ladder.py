@@ -88,7 +88,7 @@ def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
     assert workload["n_runs"] == 12
     for row, point in zip(workload["points"], plan.points.values()):
         summary = cost_summary(point.recipe.final_model, 17)
-        assert (row["name"], row["group"], row["rung"]) == (point.name, point.group, point.values["rung"])
+        assert (row["name"], row["group"], row["values"]) == (point.name, point.group, point.values)
         assert (row["params"], row["tokens"]) == (summary["params"]["total"], row["steps"] * 51)
         assert row["training_flops"] == pytest.approx(summary["flops_per_token"]["training"] * row["tokens"])
         assert row["hours"] == pytest.approx(row["training_flops"] / 2e6 / 3600)
@@ -109,7 +109,7 @@ def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:
         ({"variants": {"a b": {}}}, "got the name 'a b'"),
         ({"variants": {"x": {"model": {"d_modle": 3}}}}, "x-d16: model.d_modle: unknown key"),
         ({"seeds": [4, 4]}, "each seed may be given once"),
-        ({"match": {"adjust": {"uniform": "ffn"}}}, r"match\.adjust: got 'uniform', the first variant"),
+        ({"match": {"adjust": {"uniform": "ffn"}}}, r"match\.adjust: got 'uniform', the baseline"),
         ({"match": {"adjust": {"y": "ffn"}}}, r"match\.adjust: got 'y'; allowed: x"),
     ):
         with pytest.raises(UserError, match=named):

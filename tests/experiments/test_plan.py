@@ -8,7 +8,7 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import run_path
+from widthwise.experiments.experiment import run_path, seeded
 from widthwise.experiments.recipes import read_one
 
 BASE = {
@@ -36,7 +36,7 @@ def test_the_first_variant_is_the_baseline_and_a_run_differs_from_its_recipe_in_
     widths = {name: recipe.explicit_model.widths for name, recipe in plan.recipes.items()}
     assert widths["uniform"] == [48] * 6
     assert min(widths["x"]) < 48 < max(widths["x"])
-    run = plan.run_recipe("x", 9)
+    run = seeded(plan.recipes["x"], 9)
     assert run.train.seed == 9
     assert run.model_copy(update={"train": plan.recipes["x"].train}) == plan.recipes["x"]
     assert run_path("x", 9) != run_path("x", 7)
@@ -113,7 +113,7 @@ def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp
     assert (work["n_runs"], work["baseline"], work["match"]) == (4, "uniform", "flops")
     assert [row["miss"] for row in work["points"]] == [None, pytest.approx(wide / base - 1)]
     assert 0 < abs(wide / base - 1) < 0.01
-    (change,) = work["points"][1]["changes"]
+    (change,) = work["points"][1]["adjusted"]["changes"]
     assert change["key"].startswith("model.ffn.")
     assert change["after"] < change["before"]
     assert plan.adjustment_lines[0].startswith(f"wide: {change['key']} {change['before']:.7g} -> ")
@@ -136,7 +136,7 @@ def test_equal_compute_allows_other_steps(tmp_path: Path) -> None:
     per_token = [recipe.explicit_model.cost().training_flops(24) for recipe in (scratch, grown)]
     assert grown.training_flops == 4 * 24 * (2 * per_token[1] + 201 * per_token[0])
     assert abs(grown.training_flops / scratch.training_flops - 1) < 0.01
-    assert plan.in_words.startswith("6 runs of 202 to 203 steps and 19,392 to 19,488 tokens")
+    assert "6 runs of 202 to 203 steps and 19,392 to 19,488 tokens, together" in plan.in_words
 
 
 def test_unequal_compute_is_refused_with_the_steps_that_would_match(tmp_path: Path) -> None:

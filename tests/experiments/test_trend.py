@@ -14,8 +14,9 @@ from widthwise.config_io import UserError
 from widthwise.experiments import findings
 from widthwise.experiments.compare import read_plan, trend_values
 from widthwise.experiments.experiment import Experiment, run_path
-from widthwise.experiments.statistics import check_values, fit_trend, paired_difference
+from widthwise.experiments.statistics import TrendConfig, fit_trend, paired_difference
 from widthwise.model.config import cost_summary
+from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Outcome, Trend
 from widthwise.records.run import RunResult
 from widthwise.reports.answers import answer
@@ -95,14 +96,19 @@ def test_verdict() -> None:
         assert fit_log_linear(VALUES, losses).verdict == expected
 
 
+def summary_of(**quantities: float) -> CostSummary:
+    return CostSummary.model_construct(n_mtp_depths=0, **quantities)
+
+
 def test_values_without_a_line_are_refused() -> None:
     for values, message in (
         ((1.0, 1.5, 1.5), r"virtual_width is a 1, b 1\.5, c 1\.5; a trend needs at least 3 different"),
-        ((), "given for no variant"),
         ((0.0, 1.0, 2.0), r"is a 0, b 1, c 2; a logarithm needs values above 0"),
     ):
         with pytest.raises(UserError, match=message):
-            check_values(dict(zip("abc", values)), "virtual_width")
+            TrendConfig(over="virtual_width").values(
+                {name: summary_of(virtual_width=value) for name, value in zip("abc", values)}
+            )
 
 
 def slots(n_slots: int) -> dict[str, Any]:
@@ -145,6 +151,7 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path: Path) -> None:
             r"trend\.variants: got 'r2'; allowed: plain, r1, r1\.5, r4",
         ),
         ({"over": "params", "variants": ["r1", "r1", "r4"]}, "each variant may be given once"),
+        ({"over": "params", "variants": []}, r"trend\.variants: got \(\)"),
         ({"over": "virtual_width", "variants": ["plain", "r1", "r4"]}, "plain 1, r1 1, r4 4; a trend needs at least 3"),
         ({"over": "virtual_width", "of": "val_los"}, r"trend: of: got 'val_los'; did you mean 'val_loss'"),
         ({"over": "virtual_width", "of": "val_loss_next_2"}, r"trend\.of: got 'val_loss_next_2'; plain has no depth 1"),

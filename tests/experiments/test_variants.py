@@ -47,7 +47,7 @@ def test_one_variant_is_what_the_comparison_would_train_even_beside_one_that_can
 def test_the_summary_holds_costs_ratios_and_misses_and_why_compare_would_refuse(tmp_path: Path) -> None:
     found, refusal = read_all(write(tmp_path, compare=COMPARE))
     base, narrow = found.recipes["base"], found.recipes["narrow"]
-    rows = {row["name"]: row for row in found.costs(refusal)["variants"]}
+    rows = {row["name"]: row for row in found.workload()["points"]}
     assert set(rows["base"]["ratio"].values()) == {1.0}
     assert rows["base"]["params"] == base.final_model.cost().params
     assert rows["narrow"]["ratio"]["params"] == matched_ratio(narrow, base, "params")

@@ -1,4 +1,4 @@
-"""The page of a discovery that added a layer."""
+"""The page of a discovery."""
 
 from pathlib import Path
 
@@ -24,26 +24,19 @@ def discovery(folder: Path) -> Discovery:
     return Discovery.read(folder)
 
 
-def test_growth_and_gains_are_counted_for_the_layers_that_were_found(discovery: Discovery) -> None:
-    assert discovery.found.places() == [[0, 1, 3], [0, 1, 3], [0, 1, 2, 3]]
-    assert discovery.found.added() == {2: 30}
+def test_growth_and_gains_are_counted_for_each_layer(discovery: Discovery) -> None:
     table = growth_table(discovery)
     assert table is not None
-    assert table.header == ["", "1", "2", "3", "4"]
-    # Twice the second layer; once the third of the second stage, which is the fourth now; and the added one.
-    assert [list(row) for row in table.rows] == [
-        ["hidden", "0", "2", "0", "0"],
-        ["blocks", "0", "0", "0", "1"],
-        ["layer", "0", "0", "1", "0"],
-    ]
+    assert table.header == ["", "1", "2", "3"]
+    # Twice the second layer, once the third.
+    assert [list(row) for row in table.rows] == [["hidden", "0", "2", "0"], ["width", "0", "0", "1"]]
     table = gains_table(discovery)
     assert table is not None
-    assert table.header == ["", "1", "2", "3", "4", "end"]
+    assert table.header == ["", "1", "2", "3"]
     error = 1e3 * 0.004 / 2**0.5  # of the mean of two stages
     assert [list(row) for row in table.rows] == [
-        ["hidden", "", f"30.00\n±{error:.2f}", "", "", ""],
-        ["blocks", "", "", "", "10.00", ""],
-        ["layer", "", "", "", "20.00", "10.00\n±0.00"],
+        ["hidden", "", f"30.00\n±{error:.2f}", ""],
+        ["width", "", "", "10.00"],
     ]
 
 
@@ -91,6 +84,6 @@ def test_the_answer_names_the_wide_and_the_narrow_layers(discovery: Discovery) -
     layers = discovery.found.stages[-1].layers
     hidden = [layer.hidden for layer in layers]
     line = answer(discovery)
-    assert line.startswith("Of 4 layers, ")
+    assert line.startswith("Of 3 layers, ")
     wide, narrow = hidden.index(max(hidden)) + 1, hidden.index(min(hidden)) + 1
     assert f"hidden units: most in layer {wide}, least in layer {narrow}" in line

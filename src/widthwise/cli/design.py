@@ -3,7 +3,6 @@
 import os
 import sys
 import webbrowser
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +13,10 @@ from widthwise.cli.options import Changes, JsonOption, RecipeArgument, VariantOp
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, fixed, shown, signed
+from widthwise.reports.formats import clean, fixed, shown
 from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.reports.table import Table
 from widthwise.shape.search_space import ShapeRequest
-from widthwise.yaml_io import recipe_name
 
 if TYPE_CHECKING:
     from widthwise.explorer.answers import Answers
@@ -89,8 +87,11 @@ def inspect(
     changes = overrides or ()
     if variant is None and against is None and describes_several(recipe, changes):
         plan, refusal = read_all(recipe, changes)
-        costs = plan.costs(refusal)
-        say_result(costs, as_json, (), [_costs_table(costs, recipe_name(recipe))], notes=_remarks(costs))
+        work = plan.workload(n_runs=1) | {"refusal": refusal}
+        drawn = [f"{work['n_drawn']} further points are drawn when the sweep runs"] * bool(work["n_drawn"])
+        refused = [] if refusal is None else [f"compare refuses this: {clean(refusal)}"]
+        notes = [*plan.adjustment_lines, *drawn, *refused]
+        say_result(work, as_json, (), [_costs_table(work)], notes=notes)
         return
     other = None if against is None else load_recipe(against, changes)
     one = read_one(recipe, changes, variant)
@@ -107,31 +108,19 @@ def inspect(
     say_result(summary, as_json, (), [layer_table(summary), cost_table(summary)], notes=notes)
 
 
-def _costs_table(costs: dict[str, Any], title: str) -> Table:
-    """A row for each point, and below every quantity its ratio to the baseline's. costs: of `Experiment.costs`."""
+def _costs_table(work: dict[str, Any]) -> Table:
+    """A row for each point, and below every quantity its ratio to the baseline's. work: of `Experiment.workload`."""
     rows = []
-    for row in costs["variants"]:
+    for row in work["points"]:
         cells = [shown(row[name], QUANTITY[name]) for name in COSTS]
         if row["ratio"] is not None:
             cells = [f"{cell}\n{fixed(row['ratio'][name], 4)}" for cell, name in zip(cells, COSTS)]
         rows.append([clean(row["name"]), *cells])
     note = "FLOPs and bytes per token, tokens and training FLOPs of one run"
-    if costs["baseline"] is not None:
-        note += f"\nbelow: ratio to {clean(costs['baseline'])}"
+    if work["baseline"] is not None:
+        note += f"\nbelow: ratio to {clean(work['baseline'])}"
     header = [own or QUANTITY[name].brief_title for name, own in COSTS.items()]
-    return Table(clean(title), ["", *header], rows, note=note)
-
-
-def _remarks(costs: dict[str, Any]) -> Iterator[str]:
-    for row in costs["variants"]:
-        if found := row["adjusted"]:
-            changes = [f"{each['key']} {each['before']:.7g} -> {each['after']:.7g}" for each in found["changes"]]
-            miss = f"{found['match']} missed by {signed(100 * found['miss'], 3)}%"
-            yield f"{clean(row['name'])}: {', '.join(changes)}, {miss}"
-    if costs["n_drawn"]:
-        yield f"{costs['n_drawn']} further points are drawn when the sweep runs"
-    if costs["refusal"]:
-        yield f"compare refuses this: {clean(costs['refusal'])}"
+    return Table(clean(work["title"]), ["", *header], rows, note=note)
 
 
 def design(

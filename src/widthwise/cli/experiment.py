@@ -1,6 +1,7 @@
 """Verbs that train many runs and compare them, `compare` and `family`, and what others share with them: options,
 planned work and results on the terminal."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,8 +12,8 @@ from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.outcome import Outcome
-from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, duration, shown, si, signed
+from widthwise.records.quantities import QUANTITY, Quantity
+from widthwise.reports.formats import clean, duration, shown, signed
 from widthwise.reports.main_table import comparison_table
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunFailed
@@ -136,7 +137,7 @@ def family(
     check_kind(folder, Outcome.file_name)
     further = [RunCheckpoint.of(other) for other in options.also]
     branches = plan_family(RunCheckpoint.of(run), options.to, overrides or (), folder, further, options.alone)
-    recipes = [recipe for branch in branches for recipe in branch.recipes]
+    recipes = [run.recipe for branch in branches for run in branch.runs]
     at_a_time = Jobs.of(recipes, len(recipes), training.n_jobs)
     with training_progress(training.track) as observer:
         found = run_family(branches, folder, observer, at_a_time, options.alone, command_line())
@@ -158,8 +159,7 @@ def run_and_report(
     waits: until others have finished the runs they hold. storage, study: as `sweep` takes them. Raises RunFailed where
     all points failed.
     """
-    from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.running import expected_seconds, run_experiment
+    from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.answers import answer
     from widthwise.reports.writing import check_kind, write_report
@@ -168,9 +168,9 @@ def run_and_report(
     # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
     if plan.axes is not None:
         check_kind(folder, Outcome.file_name)
-    at_a_time = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), training.n_jobs)
+    at_a_time = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
-        amount = plan.in_words if plan.axes is None else workload_line(plan.workload(), "point")
+        amount = plan.in_words
         if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
             amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
         for line in (amount, *plan.adjustment_lines):
@@ -194,26 +194,26 @@ def run_and_report(
 
 def show_workload(plan: "Experiment", as_json: bool) -> None:
     """Print a table of the planned work and what was adjusted, or JSON."""
-    workload, row = plan.workload(), "variant" if plan.axes is None else "point"
-    say_result(workload, as_json, (), [workload_table(workload, plan.title, row)], notes=plan.adjustment_lines)
-
-
-def workload_table(workload: dict[str, Any], title: str, row: str) -> Table:
-    """A line for each point or variant. Those of a search are not known in advance: one line represents all."""
-    header = [row, *(each.brief_title for each in WORKLOAD)]
-    rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in WORKLOAD)] for each in workload["points"]]
+    work, row = plan.workload(), "variant" if plan.axes is None else "point"
     notes = ["tokens and FLOPs of all seeds"]
-    if workload["match"]:
+    if work["match"]:
+        notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
+    table = workload_table(work, WORKLOAD, clean(plan.title), row, "\n".join(notes))
+    say_result(work, as_json, (), [table], notes=[plan.in_words, *plan.adjustment_lines])
+
+
+def workload_table(work: dict[str, Any], columns: Sequence[Quantity], title: str, row: str, note: str) -> Table:
+    """A line for each point or variant. Those of a search are not known in advance: one line represents all."""
+    header = [row, *(each.brief_title for each in columns)]
+    rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in columns)] for each in work["points"]]
+    if work["match"]:
         header.append("difference")
-        for cells, each in zip(rows, workload["points"]):
+        for cells, each in zip(rows, work["points"]):
             cells.append("" if each["miss"] is None else f"{signed(100 * each['miss'], 3)}%")
-        notes.append(f"difference: {QUANTITY[workload['match']].title}, from {clean(workload['baseline'])}")
-    return Table(clean(title), header, rows, note="\n".join([*notes, workload_line(workload, row)]))
-
-
-def workload_line(workload: dict[str, Any], row: str) -> str:
-    """The amount of work in one line. row: `point` or `variant`."""
-    return (
-        f"{workload['n_points']} {row}s x {workload['n_seeds']} seeds: {workload['n_runs']} runs, "
-        f"together about {si(workload['training_flops'])} training FLOPs"
-    )
+    if "hours" in work:
+        header.append("time")
+        for cells, each in zip(rows, work["points"]):
+            cells.append(duration(each["hours"]))
+        total = [shown(work["training_flops"], columns[-1]), duration(work["hours"])]
+        rows += [[], ["all seeds", *[""] * (len(columns) - 1), *total]]
+    return Table(title, header, rows, note=note)

@@ -69,10 +69,15 @@ def plan(
     `widthwise plan --params 350M --device 24GB`
     """
     from widthwise.experiments.recipes import read_one
+    from widthwise.recipe.design import is_quantity
     from widthwise.runs.plan import Planner
     from widthwise.training.devices import Device
 
-    recipe, overrides = _recipe_and_overrides(arguments or [])
+    arguments = arguments or []
+    recipe = Path(arguments[0]) if arguments and "=" not in arguments[0] else None
+    overrides = arguments[recipe is not None :]
+    if recipe is not None and is_quantity(str(recipe)) and not recipe_path(str(recipe)).exists():
+        raise UserError(f"{recipe}: no such recipe; for a model of so many parameters, give --params {recipe}")
     on = Device.from_options(devices.device, devices.memory, devices.tflops, devices.bandwidth, devices.mfu)
     if recipe is not None:
         if given := [name for name, value in wanted if value is not None]:
@@ -118,23 +123,15 @@ def _proposed(on: "Device", devices: DeviceOptions, wanted: ProposalOptions, ove
     return proposal
 
 
-def _recipe_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """The first argument is a recipe unless it is a change. Raises UserError for a number of parameters."""
-    from widthwise.recipe.design import is_quantity
-
-    if arguments and "=" not in arguments[0]:
-        if is_quantity(arguments[0]) and not recipe_path(arguments[0]).exists():
-            raise UserError(
-                f"{arguments[0]}: no such recipe; for a model of so many parameters, give --params {arguments[0]}"
-            )
-        return Path(arguments[0]), arguments[1:]
-    return None, arguments
-
-
 def _show_plan(found: Plan, planner: "Planner", on: "Device") -> None:
     """Prints a plan: the answer, memory by part, what fits, time and data, and what is odd."""
     say(_verdict(found), "")
-    say_tables(_part_table(found), _setup_table(found))
+    header = ["activation checkpointing", "largest micro_batch_size", "memory", "time of the run"]
+    setups = []
+    for each in found.setups:
+        largest, needed = str(each.micro_batch_size or "none"), bytes_of(each.memory.total_bytes)
+        setups.append([each.activation_checkpointing, largest, needed, duration(each.run_hours)])
+    say_tables(_part_table(found), Table(f"what fits into {found.device}", header, setups))
     data = found.data
     say(
         f"training: {si(found.tokens)} tokens ({found.tokens_per_param:.3g} per parameter) in {found.steps:,} steps, "
@@ -215,16 +212,6 @@ def _part_table(found: Plan) -> Table:
     note = f"at the peak also {si(more)}B of logits and other buffers; predicted, not measured"
     caption = f"memory of a device, passes of {counted(found.micro_batch_size, 'sequence')}"
     return Table(caption, header, rows, note=note)
-
-
-def _setup_table(found: Plan) -> Table:
-    """The largest pass that fits with each kind of activation checkpointing."""
-    header = ["activation checkpointing", "largest micro_batch_size", "memory", "time of the run"]
-    rows = []
-    for each in found.setups:
-        largest, needed = str(each.micro_batch_size or "none"), bytes_of(each.memory.total_bytes)
-        rows.append([each.activation_checkpointing, largest, needed, duration(each.run_hours)])
-    return Table(f"what fits into {found.device}", header, rows)
 
 
 def bytes_of(n_bytes: int) -> str:

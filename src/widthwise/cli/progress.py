@@ -124,8 +124,7 @@ class LineObserver(Observer):
         if event == "train":
             self._trained(record)
         elif event not in ("stopped", "norms"):  # the first is said by the error that ends the run, the others are many
-            text = _SENTENCES[event](record) if event in _SENTENCES else f"{event} {_loss(record)}"
-            self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {text}")
+            self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {_event(record)}")
 
     def remaining(self, seconds: float) -> None:
         """Show the time left for all runs, and the hour at which they end."""
@@ -237,15 +236,12 @@ def _loss(record: dict[str, Any]) -> str:
     return f"loss {record['loss']:.4f}" + (f"  mtp{later}" if later else "")
 
 
-def _growth(record: dict[str, Any]) -> str:
-    params = f"{record['params_before']:,} to {record['params_after']:,} parameters"
-    return f"growth from {params}, validation loss {record['loss_before']:.6f} to {record['loss_after']:.6f}"
-
-
-def _skipped(record: dict[str, Any]) -> str:
-    norm = record["grad_norm"]
-    return f"skipped, gradient norm {'not finite' if norm is None else f'{norm:.4g}'}"
-
-
-_SENTENCES = {"growth": _growth, "skipped": _skipped}
-"""Texts of events that are not a loss."""
+def _event(record: dict[str, Any]) -> str:
+    """An event other than a step, in words."""
+    if record["event"] == "growth":
+        params = f"{record['params_before']:,} to {record['params_after']:,} parameters"
+        return f"growth from {params}, validation loss {record['loss_before']:.6f} to {record['loss_after']:.6f}"
+    if record["event"] == "skipped":
+        norm = record["grad_norm"]
+        return f"skipped, gradient norm {'not finite' if norm is None else f'{norm:.4g}'}"
+    return f"{record['event']} {_loss(record)}"

@@ -133,10 +133,11 @@ def discover(
 
     Example: `widthwise discover configs/small.yaml --seed 1 --seed 2 --seed 3`
     """
-    from widthwise.experiments.discover import COMPARISON, plan_discovery, plan_of_rivals
+    from widthwise.experiments.compare import read_plan
+    from widthwise.experiments.discover import COMPARISON, plan_discovery
     from widthwise.experiments.discover import discover as discover_shape
     from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.running import run_experiment
+    from widthwise.experiments.running import jobs_of, run_experiment
     from widthwise.records.outcome import Outcome
     from widthwise.reports.discovery import cost_table, gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.writing import check_kind, write_report
@@ -147,23 +148,23 @@ def discover(
     check_kind(folder, "discovery.json")
     n_at_a_time = training.n_jobs
     if options.dry_run:
-        task = plan.task
+        planned = plan.search
         say(
-            f"{plan.config.method.kind}: {task.steps} steps of search under {si(task.budget)} {task.match}; then "
-            f"rivals of {task.base.train.steps} steps with the seeds {', '.join(map(str, plan.config.seeds))}"
+            f"{plan.config.method.kind}: {planned.steps} steps of search under {si(planned.budget)} {planned.match}; "
+            f"then rivals of {planned.base.train.steps} steps with the seeds {', '.join(map(str, plan.config.seeds))}"
         )
         return
     comparison: Outcome | None = None
     with training_progress(training.track) as observer:
-        alone = Jobs.of([plan.task.base], 1, 1)
+        alone = Jobs.of([plan.search.base], 1, 1)
         with alone.threads():
             discovery = discover_shape(plan, folder, observer, command_line())
         if not options.only_search:
-            rivals = plan_of_rivals(folder)
+            rivals = read_plan(folder / "rivals.yaml")
             for line in (*rivals.adjustment_lines, rivals.in_words):
                 observer.message(line)
-            at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.order), n_at_a_time)
-            comparison = run_experiment(rivals, folder / COMPARISON, command_line(), observer, jobs=at_a_time)
+            jobs = jobs_of(rivals, n_at_a_time)
+            comparison = run_experiment(rivals, folder / COMPARISON, command_line(), observer, jobs)
             write_report([folder / COMPARISON])
     tables = [sizes_table(discovery), gains_table(discovery)]
     if comparison is not None:

@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic import PositiveFloat, PositiveInt
 
-from widthwise.cli.experiment import WORKERS, ExperimentOptions, WorkerOptions, run_and_report, show_workload
+from widthwise.cli.experiment import (
+    WORKERS,
+    ExperimentOptions,
+    WorkerOptions,
+    run_and_report,
+    show_workload,
+    workload_table,
+)
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, duration, shown
-from widthwise.reports.table import Table
+from widthwise.reports.formats import clean
 
 if TYPE_CHECKING:
     from widthwise.training.devices import Device
 
-COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
+LADDER = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
 
 
 class SweepOptions(ExperimentOptions):
@@ -119,7 +125,13 @@ def sweep(
         if options.dry_run:
             workload = ladder_workload(plan, clock, sizes.days)
             notes = [*plan.adjustment_lines, *(f"remark: {each}" for each in workload["remarks"])]
-            say_result(workload, as_json, (), [_ladder_table(workload)], notes=notes)
+            tokens, count = workload["tokens_per_param"], workload["count"].replace("params", "parameter")
+            rule = f"{tokens:g} tokens per {count.replace('_', ' ')} of a rung's first variant"
+            note = rule if tokens else "steps as the recipe says"
+            note += f"\n{workload['device'] or 'time needs --device or --flops-per-second'}"
+            title = f"{clean(plan.title)}: {workload['n_runs']} runs, {len(plan.seeds)} of each line"
+            table = workload_table(workload, LADDER, title, "", note)
+            say_result(workload, as_json, (), [table], notes=notes)
             return
     else:
         plan = read_sweep(recipe, overrides or (), changes)
@@ -130,21 +142,6 @@ def sweep(
         return
     folder = options.out or Path("runs") / plan.title
     run_and_report(plan, folder, as_json, training, not training.worker, search.storage, search.study)
-
-
-def _ladder_table(workload: dict[str, Any]) -> Table:
-    """One row per point, for one run of it, from `experiments.ladder.ladder_workload`."""
-    rows = [
-        [row["name"], *(shown(row[each.name], each) for each in COLUMNS), duration(row["hours"])]
-        for row in workload["points"]
-    ]
-    total = [shown(workload["training_flops"], COLUMNS[-1]), duration(workload["hours"])]
-    rows += [[], ["all seeds", *[""] * (len(COLUMNS) - 1), *total]]
-    title = f"{clean(workload['title'])}: {workload['n_runs']} runs, {len(workload['seeds'])} of each line"
-    tokens, counted = workload["tokens_per_param"], workload["count"].replace("params", "parameter").replace("_", " ")
-    note = f"{tokens:g} tokens per {counted} of a rung's first variant" if tokens else "steps as the recipe says"
-    note += f"\n{workload['device'] or 'time needs --device or --flops-per-second'}"
-    return Table(title, ["", *(each.brief_title for each in COLUMNS), "time"], rows, note=note)
 
 
 class FitOptions(Config):

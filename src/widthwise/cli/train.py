@@ -11,7 +11,7 @@ from widthwise.cli.plan import bytes_of
 from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json, say_result
 from widthwise.config_io import Config, UserError
-from widthwise.records.cost import Deployment, DryRun
+from widthwise.records.cost import Deployment, DryRun, StepTraffic
 from widthwise.records.run import RunResult
 from widthwise.reports.formats import TIMES, counted, duration, fixed, si
 from widthwise.reports.table import Table
@@ -26,25 +26,17 @@ DIVISION: Mapping[str, Callable[[Deployment], str]] = {
     f"passes {TIMES} sequences each": lambda each: f"{each.n_passes}{TIMES}{each.micro_batch_size}",
     "padding": lambda each: f"{100 * each.padding:.2g}%",
 }
-BYTES = {
-    "memory": {
-        "parameters": "parameter_bytes",
-        "gradients": "gradient_bytes",
-        "optimizer state": "optimizer_bytes",
-        "gathered: what is in no layer": "root_bytes",
-        "weights in bf16": "cast_weight_bytes",
-        "activations": "activation_bytes",
-        "buffers of layers or loss": "buffer_bytes",
-        "memory of a device": "total_bytes",
-    },
-    "traffic": {
-        "sent: all-gather": "all_gather_bytes",
-        "sent: reduce-scatter": "reduce_scatter_bytes",
-        "sent: all-reduce": "all_reduce_bytes",
-        "sent: broadcast": "broadcast_bytes",
-    },
+MEMORY = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer state": "optimizer_bytes",
+    "gathered: what is in no layer": "root_bytes",
+    "weights in bf16": "cast_weight_bytes",
+    "activations": "activation_bytes",
+    "buffers of layers or loss": "buffer_bytes",
+    "memory of a device": "total_bytes",
 }
-"""Record of a deployment -> row -> its field."""
+"""Row -> its field."""
 CLOCK = {
     "computation of a step": ("compute_seconds", 3600),
     "communication of a step": ("communication_seconds", 3600),
@@ -171,8 +163,10 @@ def _dry_run_table(found: DryRun) -> Table:
     """Memory, traffic and time of one device: a column for each number of devices."""
     each = found.deployments
     rows = [[title, *map(read, each)] for title, read in DIVISION.items()]
-    for record, fields in BYTES.items():
-        n_bytes = {title: [getattr(one[record], field) for one in each] for title, field in fields.items()}
+    memory = {title: [getattr(one.memory, field) for one in each] for title, field in MEMORY.items()}
+    sent = {key: [one.traffic[key] for one in each] for key in StepTraffic.model_fields}
+    titles = {f"sent: {key.removesuffix('_bytes').replace('_', '-')}": own for key, own in sent.items()}
+    for n_bytes in (memory, titles):
         rows += [[], *([title, *map(bytes_of, own)] for title, own in n_bytes.items() if any(own))]
     if found.device is not None:
         rows.append([])

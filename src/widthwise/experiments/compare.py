@@ -8,19 +8,17 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
+from widthwise.config_io import Config, UserError, nearest_hint, parse
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
+    Matched,
     MatchSection,
     adjusted,
     check_matched,
-    check_named,
     check_trainable,
     match_asked,
     matched_ratio,
-    parts_of,
-    quantity_of,
 )
 from widthwise.experiments.statistics import TrendConfig
 from widthwise.files import listed
@@ -49,22 +47,26 @@ class CompareConfig(Config):
         for name in (self.trend and self.trend.variants) or ():
             if name not in self.variants:
                 raise ValueError(f"trend.variants: got {name!r}; {nearest_hint(name, self.variants)}")
-        check_named(self.match, self.variants, "baseline")
+        if self.match is not None:
+            self.match.check_names(self.variants, next(iter(self.variants)))
         return self
+
+    @property
+    def matched(self) -> Matched:
+        return "params" if self.match is None else self.match.quantity
 
     def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> Point:
         """Return a variant, adjusted as `match` says. Raises UserError if that does not bring it near the baseline.
 
         Without a `match` section, a variant that cannot be adjusted stays as it is.
         """
-        quantity, parts = quantity_of(self.match or "params"), parts_of(self.match, name)
         adjustment = None
-        if parts and name != next(iter(self.variants)):
-            recipe, adjustment = adjusted(name, recipe, baseline, quantity, parts)
-        elif self.match is None:
+        if self.match is None:
             with suppress(UserError):
-                if abs(matched_ratio(recipe, baseline, quantity) - 1) > LARGEST_MISMATCH:
-                    recipe, adjustment = adjusted(name, recipe, baseline, quantity, ("ffn",))
+                if abs(matched_ratio(recipe, baseline, self.matched) - 1) > LARGEST_MISMATCH:
+                    recipe, adjustment = adjusted(name, recipe, baseline, self.matched, ("ffn",))
+        elif (parts := self.match.parts_of(name)) and name != next(iter(self.variants)):
+            recipe, adjustment = adjusted(name, recipe, baseline, self.matched, parts)
         return Point(name, recipe, adjustment=adjustment)
 
 
@@ -75,28 +77,45 @@ def read_plan(
     match: str | None = None,
     adjust: str | None = None,
     tolerance: float | None = LARGEST_MISMATCH,
+    only: str | None = None,
 ) -> Experiment:
     """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
 
     seeds, match, adjust: replace those of the section. tolerance: largest relative difference of the matched quantity
-    to the baseline's; None: without `check_fair`. Raises UserError.
+    to the baseline's; None: without `check_fair`. only: the variant that is adjusted; default: all. Raises UserError.
     """
-    files = listed(paths)
-    config, recipes = read_variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
-    data = to_data(config)
-    asked = {"seeds": list(seeds) or list(config.seeds), "match": match_asked(data["match"], match, adjust)}
-    config = parse(CompareConfig, data | asked, "compare")
+    files, data, recipes, where = listed(paths), dict[str, Any](), dict[str, Recipe](), "compare"
+    if len(files) == 1:
+        data, where = read_recipe(files[0], overrides), f"{files[0]}: compare"
+        if "compare" not in data:
+            raise UserError(f"{files[0]}: has no compare section; give several recipes, or name variants under compare")
+        section = data.pop("compare")
+    else:
+        recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in files}
+        if len(recipes) < len(files):
+            names = ", ".join(map(str, files))
+            raise UserError(f"{names}: two recipes have the same name; names tell the variants apart")
+        section = {"variants": {name: {} for name in recipes}}
+    if isinstance(section, dict):
+        asked = {"seeds": list(seeds), "match": match_asked(section.get("match"), match, adjust)}
+        section = section | {key: value for key, value in asked.items() if value}
+    config = parse(CompareConfig, section, where)
+    recipes = recipes or {
+        name: parse(Recipe, merge(data, change), f"{where}.variants.{name}") for name, change in config.variants.items()
+    }
     baseline, points, refused = next(iter(recipes)), {}, {}
     for name, recipe in recipes.items():
+        points[name] = Point(name, recipe)
         try:
-            points[name] = config.sized(name, recipe, recipes[baseline])
+            if only in (None, name):
+                points[name] = config.sized(name, recipe, recipes[baseline])
         except UserError as error:
-            points[name], refused[name] = Point(name, recipe), str(error)
+            refused[name] = str(error)
     plan = Experiment(
         title="-vs-".join(recipe_name(path) for path in files),
         points=points,
         seeds=config.seeds,
-        match=quantity_of(config.match or "params"),
+        match=config.matched,
         baseline=baseline,
         section=config,
         trend=config.trend,
@@ -105,26 +124,6 @@ def read_plan(
     if tolerance is not None:
         check_fair(plan, tolerance)
     return plan
-
-
-def read_variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """Return the compare section of a recipe and its variants, before anything is adjusted. Raises UserError."""
-    data = read_recipe(path, overrides)
-    if "compare" not in data:
-        raise UserError(f"{path}: has no compare section; give several recipes, or name variants under compare")
-    config = parse(CompareConfig, data.pop("compare"), f"{path}: compare")
-    return config, {
-        name: parse(Recipe, merge(data, change), f"{path}: compare.variants.{name}")
-        for name, change in config.variants.items()
-    }
-
-
-def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """Return several recipes, each named after its file."""
-    recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in paths}
-    if len(recipes) < len(paths):
-        raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
-    return parse(CompareConfig, {"variants": {name: {} for name in recipes}}, "compare"), recipes
 
 
 def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:

@@ -1,7 +1,7 @@
 """Finding a shape for a budget, and comparing it with its rivals, retrained from scratch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,7 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, parse, to_data
-from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import Experiment
-from widthwise.experiments.growing import GrowingMethod, GrowingSearch, Task
+from widthwise.experiments.growing import GrowingMethod, GrowingSearch
 from widthwise.files import read_text, write_atomic
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import parse_recipe
@@ -44,12 +42,6 @@ class DiscoverConfig(Config):
     """Seeds of the comparison with rivals; the search has the recipe's own."""
 
 
-class _Section(Config):
-    """The part of a recipe about discovery, so that errors name keys as overrides do."""
-
-    discover: DiscoverConfig
-
-
 @dataclass(frozen=True)
 class DiscoveryPlan:
     """A discovery before it is run."""
@@ -58,7 +50,7 @@ class DiscoveryPlan:
     data: dict[str, Any]
     """The recipe of the uniform model, as data."""
     config: DiscoverConfig
-    task: Task
+    search: GrowingSearch
 
 
 def plan_discovery(
@@ -71,10 +63,11 @@ def plan_discovery(
 ) -> DiscoveryPlan:
     """Return the discovery that a recipe and the command line ask for. budget: such as "30M", of the matched quantity;
     the uniform model is then sized to it. Raises UserError."""
-    data = read_recipe(path, overrides)
-    config = parse(_Section, {"discover": data.pop("discover", {})}, str(path)).discover
-    given = {"steps": steps, "match": match, "seeds": list(seeds)}
-    config = parse(DiscoverConfig, to_data(config) | {key: each for key, each in given.items() if each}, "discover")
+    data, given = read_recipe(path, overrides), {"steps": steps, "match": match, "seeds": list(seeds)}
+    section = data.pop("discover", {})
+    if isinstance(section, dict):
+        section |= {key: each for key, each in given.items() if each}
+    config = parse(DiscoverConfig, section, f"{path}: discover")
     base = parse_recipe(data, str(path))
     template = base.model
     if not isinstance(template, ModelTemplate) or template.layers:
@@ -87,9 +80,8 @@ def plan_discovery(
         d_model = fitting_d_model(base, ShapeRequest(budget=budget, match=config.match))
         data = merge(data, {"model": {"d_model": d_model}})
         base = parse_recipe(data, str(path))
-    task = Task(base, config.steps or base.train.steps, config.match)
-    GrowingSearch(config.method, task)
-    return DiscoveryPlan(recipe_name(path), data, config, task)
+    search = GrowingSearch(config.method, base, config.steps or base.train.steps, config.match)
+    return DiscoveryPlan(recipe_name(path), data, config, search)
 
 
 def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str | None = None) -> Discovery:
@@ -98,29 +90,31 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
     from widthwise.runs.speed import chosen_precision
 
-    config, data, task = plan.config, plan.data, plan.task
-    base = task.base.settled(partial(chosen_precision, folder, observer))
-    if base is not task.base:
-        data, task = merge(data, {"train": {"precision": base.train.precision}}), replace(task, base=base)
+    config, data, search = plan.config, plan.data, plan.search
+    base = search.base.settled(partial(chosen_precision, folder, observer))
+    if base is not search.base:
+        data = merge(data, {"train": {"precision": base.train.precision}})
+        search = GrowingSearch(config.method, base, search.steps, config.match)
     _begin(
-        {"match": task.match, "steps": task.steps, "method": to_data(config.method), "recipe": to_data(base)}, folder
+        {"match": config.match, "steps": search.steps, "method": to_data(config.method), "recipe": to_data(base)},
+        folder,
     )
     with interruption_adds("the same command resumes the discovery"):
-        found = GrowingSearch(config.method, task).find(folder / "search", observer)
+        found = search.find(folder / "search", observer)
     discovery = Discovery(
         title=plan.title,
         method=config.method.kind,
-        how=config.method.in_words,
+        how="grown in random order" if config.method.order == "random" else "grown where it gained most",
         options=to_data(config.method),
         match=config.match,
-        budget=task.budget,
+        budget=search.budget,
         seed=base.train.seed,
         command=command,
         environment=environment(),
         found=found,
         comparison=COMPARISON,
     )
-    variants = rivals(found, task)
+    variants = rivals(found, search)
     adjust = {name: "ffn" for name in variants if name != "uniform"}
     compare = {"seeds": list(config.seeds), "match": {"quantity": config.match, "adjust": adjust}, "variants": variants}
     for name, change in ((DISCOVERED, variants[DISCOVERED]), ("rivals", {"compare": compare})):
@@ -143,12 +137,7 @@ def _begin(search: dict[str, Any], folder: Path) -> None:
         raise UserError(f"{folder}: holds another search ({', '.join(changes[:3])}); choose another folder with --out")
 
 
-def plan_of_rivals(folder: Path) -> Experiment:
-    """Return the comparison of the found shape with its rivals. Raises UserError if one cannot be matched."""
-    return read_plan(folder / "rivals.yaml")
-
-
-def rivals(found: DiscoveredShape, task: Task) -> dict[str, dict[str, Any]]:
+def rivals(found: DiscoveredShape, search: GrowingSearch) -> dict[str, dict[str, Any]]:
     """Return for each variant its changes to the recipe of the uniform model, which is the first.
 
     `even` gives all layers the mean of the found sizes, to tell the profile from the shares of attention and
@@ -157,13 +146,9 @@ def rivals(found: DiscoveredShape, task: Task) -> dict[str, dict[str, Any]]:
     them if there are not so many orders. They have the found layers, scaled to the budget: the first layer reads and
     the last one writes no more than d_model, so orders differ in cost.
     """
-    layers, shape = task.template.n_layers, {"match": task.match, "rounding": "balanced"}
-    model, depth = dict[str, Any](), dict[str, Any]()
+    n_layers, shape = search.template.n_layers, {"match": search.match, "rounding": "balanced"}
     variants: dict[str, dict[str, Any]] = {"uniform": {}}
     variants |= {kind: {"model": {"shape": {"kind": kind, **shape}}} for kind in ("x", "diamond")}
-    if found.n_layers is not None:
-        model["n_layers"], depth["depth"] = found.n_layers, round(found.n_layers / layers, 4)
-        layers = found.n_layers
     curve, even = (
         {name: points for name, points in each.to_data().items() if points}
         for each in (found.curve, found.curve.even())
@@ -172,14 +157,14 @@ def rivals(found: DiscoveredShape, task: Task) -> dict[str, dict[str, Any]]:
     if any(abs(even[name][0] - 1) > 0.1 for name in even if name != "widths"):
         curves["even"] = even
     curves["reversed"] = {name: points[::-1] for name, points in curve.items()}
-    rows = list(zip(*(along(points, layers) for points in curve.values()), strict=True))
-    orders, generator = [rows, rows[::-1]], np.random.default_rng(task.base.train.seed)
+    rows = list(zip(*(along(points, n_layers) for points in curve.values()), strict=True))
+    orders, generator = [rows, rows[::-1]], np.random.default_rng(search.base.train.seed)
     for _ in range(N_TRIES):
-        drawn = [rows[place] for place in generator.permutation(layers)]
+        drawn = [rows[place] for place in generator.permutation(n_layers)]
         if drawn not in orders and len(orders) < 2 + N_PERMUTED:
             orders.append(drawn)
             curves[f"permuted_{len(orders) - 2}"] = dict(zip(curve, zip(*drawn)))
     for name, own in curves.items():
         points = {size: [round(float(point), 4) for point in each] for size, each in own.items()}
-        variants[name] = {"model": {**model, "shape": {"kind": "curve", **shape, **points, **depth}}}
+        variants[name] = {"model": {"shape": {"kind": "curve", **shape, **points}}}
     return variants

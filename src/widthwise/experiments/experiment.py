@@ -4,7 +4,7 @@ The points of a comparison are given by name, those of a sweep by axes or by a s
 """
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
-from widthwise.experiments.matching import Adjustment, Matched, check_trainable, matched_ratio
+from widthwise.experiments.matching import Adjustment, Matched, check_trainable
 from widthwise.experiments.statistics import TrendConfig
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
@@ -96,11 +96,6 @@ class Experiment:
         return {name: point.recipe for name, point in self.points.items()}
 
     @property
-    def _known(self) -> dict[str, Recipe]:
-        """The recipes of the points, or the reference if none is known yet."""
-        return self.recipes or {self.title: self.reference}
-
-    @property
     def n_points(self) -> int:
         """Number of points to train, the baseline and those to be chosen included."""
         return len(self.points) + (self.space.n_trials if self.space else 0)
@@ -117,9 +112,6 @@ class Experiment:
             return self.baseline
         alike = (each for each in self.points.values() if (each.group, each.values) == (self.baseline_group, values))
         return next(alike).name
-
-    def run_recipe(self, name: str, seed: int) -> Recipe:
-        return seeded(self.points[name].recipe, seed)
 
     @property
     def order(self) -> list[tuple[str, int]]:
@@ -147,72 +139,58 @@ class Experiment:
 
     @property
     def in_words(self) -> str:
-        """The amount of work of a comparison."""
-        recipes, n_seeds = list(self.recipes.values()), len(self.seeds)
-        compute = n_seeds * sum(recipe.pflops_days for recipe in recipes)
-        steps = _range([recipe.train.steps for recipe in recipes])
-        tokens = _range([recipe.n_tokens for recipe in recipes])
+        """The amount of work."""
+        work, what = self.workload(n_runs=1), "variant" if self.axes is None else "point"
+        counts = ({row[key] for row in work["points"]} for key in ("steps", "tokens"))
+        steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(each), max(each)})) for each in counts)
+        compute = work["n_runs"] / len(work["points"]) * sum(row["pflops_days"] for row in work["points"])
         return (
-            f"{len(recipes) * n_seeds} runs of {steps} steps and {tokens} tokens, together {compute:.3g} PFLOP/s-days"
+            f"{work['n_points']} {what}s x {len(self.seeds)} seeds: {work['n_runs']} runs of {steps} steps and "
+            f"{tokens} tokens, together {work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"
         )
 
-    def workload(self) -> dict[str, Any]:
-        """Return the costs of every point over all its seeds, and the total work, as plain data.
+    def workload(self, n_runs: int | None = None) -> dict[str, Any]:
+        """Return the costs of every point and the work of all runs, as plain data.
 
         Points that are not chosen yet count as the mean of the known ones, or as the reference if none is known.
+        n_runs: runs of a point whose tokens and training FLOPs its row has; by default those of all seeds. Raises
+        UserError for an impossible model.
         """
-        recipes, n_seeds, adjustments = self._known, len(self.seeds), self.adjustments
-        base = None if self.baseline is None or self.match == "none" else recipes[self.baseline]
-        rows = [
-            {
-                "name": name,
-                "params": cost_summary(recipe.final_model, recipe.seq_len)["params"]["total"],
-                "steps": recipe.train.steps,
-                "tokens": n_seeds * recipe.n_tokens,
-                "training_flops": n_seeds * recipe.training_flops,
-                "miss": None if base is None or name == self.baseline else matched_ratio(recipe, base, self.match) - 1,
-                "changes": [asdict(each) for each in adjustments[name].changes] if name in adjustments else [],
-            }
-            for name, recipe in recipes.items()
-        ]
+        n_seeds = len(self.seeds)
+        rows = [_costs(point) for point in self.points.values() or (Point(self.title, self.reference),)]
+        base = next((row for row in rows if row["name"] == self.baseline), None)
+        is_matched = base is not None and self.match != "none"
+        for row in rows:
+            ratio = {} if base is None else {key: row[key] / base[key] for key in RATIOS}
+            row["ratio"] = ratio or None
+            row["miss"] = ratio[self.match] - 1 if is_matched and row is not base else None
         mean_flops = sum(row["training_flops"] for row in rows) / len(rows)
+        for row in rows:
+            row |= {key: (n_runs or n_seeds) * row[key] for key in ("tokens", "training_flops")}
         return {
+            "title": self.title,
             "n_points": self.n_points,
-            "n_seeds": n_seeds,
+            "n_drawn": self.n_points - len(self.points),
+            "seeds": list(self.seeds),
             "n_runs": self.n_points * n_seeds,
-            "training_flops": mean_flops * self.n_points,
+            "training_flops": n_seeds * mean_flops * self.n_points,
             "baseline": self.baseline,
-            "match": None if base is None else self.match,
+            "match": self.match if is_matched else None,
             "points": rows,
         }
 
-    def costs(self, refusal: str | None = None) -> dict[str, Any]:
-        """Return the costs of one run of every point, and the ratios to the baseline's, as plain data.
 
-        refusal: why the experiment would not be run. Raises UserError for an impossible model.
-        """
-        counted = {name: _costs(name, recipe) for name, recipe in self._known.items()}
-        base = None if self.baseline is None else counted[self.baseline]
-        rows = [
-            {
-                "name": name,
-                **own,
-                "ratio": None if base is None else {key: own[key] / base[key] for key in own},
-                "adjusted": asdict(self.adjustments[name]) if name in self.adjustments else None,
-            }
-            for name, own in counted.items()
-        ]
-        n_drawn = self.n_points - len(self.points)
-        return {"baseline": self.baseline, "refusal": refusal, "n_drawn": n_drawn, "variants": rows}
+RATIOS = (*(name for name, each in OF_MODELS.items() if each.has_ratio), "tokens", "training_flops")
+"""Costs whose ratio to the baseline's a workload has."""
 
 
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _costs(name: str, recipe: Recipe) -> dict[str, float]:
-    check_trainable(recipe, name)
+def _costs(point: Point) -> dict[str, Any]:
+    """Return a point with the costs of one run of it."""
+    recipe, adjustment = point.recipe, point.adjustment
+    check_trainable(recipe, point.name)
     cost = cost_summary(recipe.final_model, recipe.seq_len)
-    counted = {key: each.of_cost(cost) for key, each in OF_MODELS.items() if each.has_ratio}
-    return {**counted, "tokens": recipe.n_tokens, "training_flops": recipe.training_flops}
+    place = {"name": point.name, "group": point.group, "values": dict(point.values)}
+    counted = {key: OF_MODELS[key].of_cost(cost) for key in RATIOS if key in OF_MODELS}
+    steps = {"steps": recipe.train.steps, "tokens": recipe.n_tokens}
+    flops = {"training_flops": recipe.training_flops, "pflops_days": recipe.pflops_days}
+    return {**place, **counted, **steps, **flops, "adjusted": None if adjustment is None else asdict(adjustment)}

@@ -33,42 +33,29 @@ from widthwise.yaml_io import recipe_name
 class Branch:
     """One size of a family, grown from the run of one seed."""
 
-    name: str
-    run: RunDir
+    run: Run
     intention: Intention
     source: RunCheckpoint
-    control: Run | None = None
+    control: Run | None
     """The same model, trained alone."""
 
     @property
-    def is_begun(self) -> bool:
-        return self.run.exists
+    def name(self) -> str:
+        return self.run.point
 
     @property
     def seed(self) -> int:
         return self.source.recipe.train.seed
 
-    def check(self) -> None:
-        """Raises UserError if the folder holds the run of another recipe."""
-        if self.is_begun:
-            saved, recipe = saved_recipe(self.run), self.intention.recipe
-            if (saved.explicit_model, saved.train) != (recipe.explicit_model, recipe.train):
-                raise UserError(f"{self.run.path}: holds a run of another recipe; choose another folder with --out")
+    @property
+    def runs(self) -> list[Run]:
+        """Its run and that of its control."""
+        return [self.run, *([] if self.control is None else [self.control])]
 
     @property
     def inherited(self) -> Spent:
         """Tokens and compute spent before it branched off."""
-        return inherited(self.run.metrics())
-
-    @property
-    def recipes(self) -> list[Recipe]:
-        """The recipes of its runs."""
-        return [self.intention.recipe, *([] if self.control is None else [self.control.recipe])]
-
-    @property
-    def runs(self) -> list[RunDir]:
-        """Its run and that of its control."""
-        return [self.run, *([] if self.control is None else [RunDir(self.control.path)])]
+        return inherited(RunDir(self.run.path).metrics())
 
 
 def plan_family(
@@ -96,10 +83,9 @@ def plan_family(
     for name, path in zip(names, recipes):
         for each in (source, *further):
             try:
-                branches.append(_branch(each, name, path, overrides, folder, bool(further), alone))
+                branches.append(_branch(each, name, wanted_recipe(each, path, overrides), folder, bool(further), alone))
             except UserError as error:
                 raise UserError(f"{path}: {error}") from None
-            branches[-1].check()
     paths = [run.path for each in branches for run in each.runs]
     if twice := next((path for path in paths if paths.count(path) > 1), None):  # of a model and a control
         raise UserError(f"--to: two runs would have the folder {twice}; give a recipe another name")
@@ -116,25 +102,25 @@ def _check_alike(source: RunCheckpoint, other: RunCheckpoint) -> None:
 
 
 def _branch(
-    source: RunCheckpoint,
-    name: str,
-    path: Path,
-    overrides: Sequence[str],
-    folder: Path,
-    has_seeds: bool,
-    alone: Alone | None,
+    source: RunCheckpoint, name: str, wanted: Recipe, folder: Path, has_seeds: bool, alone: Alone | None
 ) -> Branch:
-    """Return the branch of one recipe from one run. has_seeds: True if there are other seeds, which names tell."""
-    seed, ending = source.recipe.train.seed, ""
-    wanted = wanted_recipe(source, path, overrides)
-    if has_seeds:
-        wanted, ending = seeded(wanted, seed), f"-seed{seed}"
+    """Return the branch of one recipe from one run. has_seeds: True if there are other seeds, which names tell.
+
+    Raises UserError if its folder holds the run of another recipe.
+    """
+    seed = source.recipe.train.seed
+    ending = f"-seed{seed}" if has_seeds else ""
+    wanted = seeded(wanted, seed) if has_seeds else wanted
     intention = growth_intended(source, wanted, GrowOptions(seed=seed if has_seeds else 0))
-    control = None
+    run, control = Run(folder / f"{name}{ending}", intention.recipe, name, source.step), None
+    if RunDir(run.path).exists:
+        saved = saved_recipe(RunDir(run.path))
+        if (saved.explicit_model, saved.train) != (run.recipe.explicit_model, run.recipe.train):
+            raise UserError(f"{run.path}: holds a run of another recipe; choose another folder with --out")
     if alone is not None:
         recipe = wanted if alone == "tokens" else _of_equal_flops(wanted, source)
         control = Run(folder / f"{name}-alone{ending}", recipe, name)
-    return Branch(name, RunDir(folder / f"{name}{ending}"), intention, source, control)
+    return Branch(run, intention, source, control)
 
 
 def _of_equal_flops(wanted: Recipe, source: RunCheckpoint) -> Recipe:
@@ -156,98 +142,88 @@ def run_family(
 
     jobs: number of runs trained at a time; alone: as in `plan_family`. Returns the family.
     """
+    command, title = command or command_line(), f"family of {branches[0].source.run.path}"
     for branch in branches:
-        if not branch.is_begun:
+        if not RunDir(branch.run.path).exists:
             carry_out(branch.source, branch.intention, branch.run.path, observer)
-    runs = [Run(each.run.path, each.intention.recipe, each.name, each.source.step) for each in branches]
-    runs += [each.control for each in branches if each.control is not None]
+    runs = [each.run for each in branches] + [each.control for each in branches if each.control is not None]
     planned = [
         PlannedRun(path=run.name, variant=run.name, seed=run.recipe.train.seed, n_steps=run.recipe.train.steps)
         for run in runs
     ]
-    title = f"family of {branches[0].source.run.path}"
-    PlannedRuns(title=title, command=command or command_line(), runs=planned).write(folder)
-    with process_group(branches[0].intention.recipe) as group:
+    PlannedRuns(title=title, command=command, runs=planned).write(folder)
+    with process_group(runs[0].recipe) as group:
         train_all(Schedule(runs, observer), group, jobs or Jobs(), "family")
-    family = summarise(branches, {run.name: load_result(RunDir(run.path)) for run in runs}, alone, command)
-    family.write(folder)
-    return family
+    results = {run.name: load_result(RunDir(run.path)) for run in runs}
+    curves = {run.name: LossCurve.of(RunDir(run.path).metrics()) for run in runs}
 
-
-def summarise(
-    branches: Sequence[Branch], results: Mapping[str, RunResult], alone: Alone | None, command: str | None
-) -> Outcome:
-    """Return the record of a family. results: by name of the folder.
-
-    FLOPs are training FLOPs over all steps. `flops_alone` counts runs of the same models from scratch over the same
-    tokens; the shared steps are counted once.
-    """
-    members = [_member(branch, results[branch.run.path.name]) for branch in branches]
-    curves = {run.path.name: LossCurve.of(run.metrics()) for branch in branches for run in branch.runs}
-
-    def read(runs: Sequence[RunDir]) -> SeedRuns:
-        names = [run.path.name for run in runs]
+    def read(names: Sequence[str]) -> SeedRuns:
         return SeedRuns(names, [results[name] for name in names], [curves[name] for name in names])
 
     points = []
     for name in dict.fromkeys(branch.name for branch in branches):
         own = [branch for branch in branches if branch.name == name]
-        controls = [RunDir(branch.control.path) for branch in own if branch.control is not None]
-        grown, control = read([branch.run for branch in own]), read(controls) if controls else None
+        controls = [branch.control.name for branch in own if branch.control is not None]
+        grown, control = read([branch.run.name for branch in own]), read(controls) if controls else None
         points.append(variant_of(name, grown, control).with_changes(group="grown", values={SIZE: name}))
         if control is not None:
             found = variant_of(f"{name}-alone", control, control)
             points.append(found.with_changes(group="alone", values={SIZE: name}))
-    validations = None if alone is None else validations_of(curves.values())
-    sources = {str(branch.source.run.path): branch for branch in branches}
-    shared = sum(branch.inherited.training_flops for branch in sources.values())
-    return Outcome(
-        title=f"family of {next(iter(sources))}",
-        command=command or command_line(),
+    family = Outcome(
+        title=title,
+        command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         confidence=CONFIDENCE,
         seeds=list(dict.fromkeys(branch.seed for branch in branches)),
         baseline_group=None if alone is None else "alone",
-        environment=branches[0].run.environment(),
-        validations=validations,
+        environment=RunDir(branches[0].run.path).environment(),
+        validations=None if alone is None else validations_of(curves.values()),
         points=points,
-        family=Family(
-            sources=list(sources),
-            alone=alone,
-            shared_flops=shared,
-            family_flops=shared + sum(member.flops_own for member in members),
-            flops_alone=sum(member.flops_alone for member in members),
-            members=members,
-            controls=[_control(each.control, results) for each in branches if each.control is not None],
-        ),
+        family=_family(branches, results, alone),
     )
+    family.write(folder)
+    return family
 
 
-def _member(branch: Branch, result: RunResult) -> FamilyMember:
-    recipe, before = saved_recipe(branch.run), branch.inherited
-    per_token = recipe.train.flops_per_token(recipe.final_model, recipe.seq_len)
-    return FamilyMember(
-        name=branch.name,
-        seed=branch.seed,
-        run=str(branch.run.path),
-        params=recipe.final_model.cost().params,
-        start=before.step,
-        tokens=result.tokens,
-        flops_own=finite(result.training_flops) - before.training_flops,
-        flops=result.training_flops,
-        flops_alone=finite(result.tokens) * per_token,
-        val_loss=result.val_loss,
-        val_bits_per_byte=result.val_bits_per_byte,
-    )
+def _family(branches: Sequence[Branch], results: Mapping[str, RunResult], alone: Alone | None) -> Family:
+    """Return the members with their costs. results: by name of the folder.
 
-
-def _control(control: Run, results: Mapping[str, RunResult]) -> FamilyControl:
-    result = results[control.name]
-    return FamilyControl(
-        name=control.point,
-        seed=control.recipe.train.seed,
-        run=str(control.path),
-        tokens=result.tokens,
-        flops=result.training_flops,
-        val_loss=result.val_loss,
+    FLOPs are training FLOPs over all steps. `flops_alone` counts runs of the same models from scratch over the same
+    tokens; the shared steps are counted once.
+    """
+    members, controls = list[FamilyMember](), list[FamilyControl]()
+    for branch in branches:
+        recipe, before = saved_recipe(RunDir(branch.run.path)), branch.inherited
+        per_token = recipe.train.flops_per_token(recipe.final_model, recipe.seq_len)
+        own, *others = (
+            {
+                "name": run.point,
+                "seed": branch.seed,
+                "run": str(run.path),
+                "tokens": results[run.name].tokens,
+                "flops": results[run.name].training_flops,
+                "val_loss": results[run.name].val_loss,
+            }
+            for run in branch.runs
+        )
+        member = FamilyMember(
+            **own,
+            params=recipe.final_model.cost().params,
+            start=before.step,
+            flops_own=finite(own["flops"]) - before.training_flops,
+            flops_alone=finite(own["tokens"]) * per_token,
+            val_bits_per_byte=results[branch.run.name].val_bits_per_byte,
+        )
+        members.append(member)
+        controls += [FamilyControl(**other) for other in others]
+    sources = {str(branch.source.run.path): branch for branch in branches}
+    shared = sum(branch.inherited.training_flops for branch in sources.values())
+    return Family(
+        sources=list(sources),
+        alone=alone,
+        shared_flops=shared,
+        family_flops=shared + sum(member.flops_own for member in members),
+        flops_alone=sum(member.flops_alone for member in members),
+        members=members,
+        controls=controls,
     )

@@ -13,7 +13,7 @@ from widthwise.experiments.equal_loss import LossCurve, validations_of
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.outcome import SeedRuns, check_same_data, load_result, variant_of, windows
 from widthwise.experiments.statistics import fit_trend, paired_difference, verdict
-from widthwise.experiments.study import DrawnPoint, Study
+from widthwise.experiments.study import Study
 from widthwise.experiments.sweep import SweepConfig
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Trend, Variant
@@ -21,11 +21,6 @@ from widthwise.records.outcome import Study as StudyRecord
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
-
-
-def run_paths(plan: Experiment, name: str) -> list[str]:
-    """Return the folders of a point's runs, one for each seed, relative to that of the experiment."""
-    return [str(run_path(name, seed)) for seed in plan.seeds]
 
 
 class Findings:
@@ -53,7 +48,7 @@ class Findings:
         curves = [curve for own in self._trained.values() for curve in own.curves]
         validations, trend = validations_of(curves) if curves else None, self._trend()
         n_done = sum(states[name]["state"] in ("finished", "failed") for name in plan.points)
-        n_done += sum(each.state != "running" for each in drawn)
+        n_done += sum(each["state"] != "running" for each in drawn)
         return Outcome(
             title=plan.title,
             command=self._command,
@@ -107,14 +102,8 @@ class Findings:
 
     def _beside(self, name: str, other: str, losses: np.ndarray, n_points: int, confidence: float) -> Judged:
         difference = paired_difference(losses, self._windows(other), confidence)
-        return Judged(
-            name=name,
-            beside=other,
-            n_points=n_points,
-            difference=difference,
-            confidence=confidence,
-            verdict=verdict(difference),
-        )
+        judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
+        return Judged(name=name, beside=other, n_points=n_points, **judged)
 
     def _windows(self, name: str) -> np.ndarray:
         return windows(self._trained[name].results)
@@ -128,22 +117,21 @@ class Findings:
             raise UserError(f"compare.trend.of: {of} is not known for every window of runs of an older version")
         return fit_trend(self._plan.trend.over, values, losses, CONFIDENCE, of)
 
-    def _states(self, drawn: Sequence[DrawnPoint], failures: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        """Return every named point once: name, group, values, state and reason, as outcome.json has them. Points that
-        failed without a name are named by their number."""
-        found: dict[str, dict[str, Any]] = {}
+    def _states(self, drawn: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
+        """Return every point once that has a name or failed without one: name, group, values, state and reason, as
+        outcome.json has them."""
+        found: dict[str, Mapping[str, Any]] = {}
         for name, point in self._plan.points.items():
             state, reason = self._state(name, failures.get(name))
             place = {"name": name, "group": point.group, "values": dict(point.values)}
             found[name] = {**place, "state": state, "reason": reason}
         for each in drawn:
-            place = each.point or ({"name": each.key, "group": "", "values": {}} if each.state == "failed" else None)
-            if place is not None:
-                found.setdefault(place["name"], {**place, "state": each.state, "reason": each.reason})
+            if not each["name"].startswith("#") or each["state"] == "failed":
+                found.setdefault(each["name"], each)
         return found
 
     def _state(self, name: str, failure: str | None) -> tuple[str, str | None]:
-        runs = [RunDir(self._folder / path) for path in run_paths(self._plan, name)]
+        runs = [RunDir(self._folder / run_path(name, seed)) for seed in self._plan.seeds]
         # Another worker may have trained what this one could not, or its result may be on the way from its machine.
         if self._plan.axes is None or all(run.has_result for run in runs):
             return "finished", None
@@ -152,24 +140,21 @@ class Findings:
         return ("running" if any(run.is_in_use for run in runs) else "waiting"), None
 
     def _point(self, point: Mapping[str, Any]) -> Variant | OpenPoint:
+        """Return a point, compared with its baseline if both have finished."""
         if point["state"] != "finished":
             return OpenPoint.model_validate(point)
-        baseline = self._plan.baseline_of(point["group"], point["values"])
-        return self._variant(point["name"], baseline).with_changes(group=point["group"], values=point["values"])
-
-    def _variant(self, name: str, baseline: str | None) -> Variant:
-        """Return the runs of a finished point, compared with those of its baseline if that has finished."""
-        beside = None if baseline is None else self._trained.get(baseline)
+        name, place = point["name"], {key: point[key] for key in ("group", "values")}
+        beside = self._trained.get(self._plan.baseline_of(**place) or "")
         key = (name, beside is not None)
         if key not in self._variants:
-            self._variants[key] = variant_of(name, self._trained[name], beside)
+            self._variants[key] = variant_of(name, self._trained[name], beside).with_changes(**place)
         return self._variants[key]
 
     def _read(self, name: str) -> None:
         """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
         if name in self._trained:
             return
-        paths = run_paths(self._plan, name)
+        paths = [str(run_path(name, seed)) for seed in self._plan.seeds]
         runs = [RunDir(self._folder / path) for path in paths]
         results = [load_result(run) for run in runs]
         for run in runs:
@@ -178,6 +163,4 @@ class Findings:
 
     @property
     def _first_run(self) -> RunDir | None:
-        for name in self._trained:
-            return RunDir(self._folder / run_path(name, self._plan.seeds[0]))
-        return None
+        return next((RunDir(self._folder / own.paths[0]) for own in self._trained.values()), None)

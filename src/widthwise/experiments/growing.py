@@ -1,8 +1,9 @@
 """Discovery by growth: a narrow uniform model grows, part by part, where it would gain the most."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,56 +13,120 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, checked_copy
-from widthwise.experiments.growing_parts import GrownModel, PartName, parts_of, sizes_of, template_layer
 from widthwise.model.config import ModelConfig, cost_summary
+from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule
 from widthwise.records.discovery import Candidate, Curve, DiscoveredShape, LayerSizes, Stage
 from widthwise.records.quantities import OF_MODELS
+from widthwise.records.record import Number
 from widthwise.run_dir import RunDir
 from widthwise.shape.kinds import CurveShape, ExplicitShape, Match
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from widthwise.runs.trained import RunCheckpoint
+
+PartName = Literal["width", "attention", "hidden"]
+
+
+def sizes_of(layer: LayerConfig) -> LayerSizes:
+    """Return the sizes of a layer that a search varies."""
+    attention = layer.attention.n_heads * layer.attention.head_dim
+    return LayerSizes(width=layer.d_model, attention=attention, hidden=sum(layer.ffn.hidden_widths))
 
 
 @dataclass(frozen=True)
-class Task:
-    """A search for sizes of layers with which a model has the cost of the uniform one."""
+class Part:
+    """A part of a layer that can grow by a step."""
 
-    base: Recipe
-    """The recipe of the uniform model."""
-    steps: int
-    match: Match
+    name: PartName
+    step: int
+    """Channels that it grows by at a time."""
+    enlarge: Callable[[LayerConfig, int, int], LayerConfig | None]
+    """Makes a layer a step larger, in a model of this d_model; None where it cannot grow any further."""
+    is_drawn: bool = True
+    """True if its step draws weights, on which the gain depends."""
 
-    @property
-    def template(self) -> ModelTemplate:
-        assert isinstance(self.base.model, ModelTemplate)
-        return self.base.model
+    def total(self, model: ModelConfig) -> Number:
+        """Return how much of it all layers have together."""
+        return sum(sizes_of(layer)[self.name] for layer in model.layers)
 
-    @property
-    def budget(self) -> float:
-        """The matched quantity of the uniform model."""
-        return self.cost(self.base.explicit_model)
+    def grown(self, model: ModelConfig, layer: int) -> ModelConfig | None:
+        """Grow it by a step in one layer, numbered from 0; None where it cannot grow."""
+        larger = self.enlarge(model.layers[layer], self.step, model.d_model)
+        if larger is None:
+            return None
+        return checked_copy(model, "model", layers=(*model.layers[:layer], larger, *model.layers[layer + 1 :]))
 
-    def cost(self, model: ModelConfig) -> float:
-        """Return the matched quantity of a model."""
-        return OF_MODELS[self.match].of_cost(cost_summary(model, self.base.seq_len))
+    def grown_at(self, model: ModelConfig, layers: Sequence[int]) -> ModelConfig:
+        """Grow it by a step in several layers, where it can grow."""
+        return reduce(lambda grown, layer: self.grown(grown, layer) or grown, layers, model)
 
-    def curve(self, layers: Sequence[LayerSizes]) -> Curve:
-        """Return sizes of layers as points: widths and blocks over those of the uniform model, the others over what the
-        recipe's rules give at that width, and for so many blocks."""
-        layer = template_layer(self.template)
-        uniform, n_blocks = sizes_of(layer), layer.ffn.n_residual_additions
-        blocks = [1 if each.blocks is None else each.blocks / n_blocks for each in layers]
-        widths = [each.width / self.template.d_model for each in layers]
-        attention = [each.attention / uniform.attention / width for each, width in zip(layers, widths)]
-        hidden = [each.hidden / uniform.hidden / n / width for each, n, width in zip(layers, blocks, widths)]
-        searched = {} if layers[0].blocks is None else {"blocks": blocks}
-        return Curve(widths=widths, attention=attention, hidden=hidden, **searched)
+    def places(self, model: ModelConfig) -> list[int]:
+        """Return the layers in which it can grow."""
+        return [layer for layer in range(model.n_layers) if self.grown(model, layer) is not None]
+
+    @staticmethod
+    def draws(gains: "Mapping[str, Tensor]", layer: int, n_steps: int) -> list[float]:
+        """Return the gain of each of several steps in a layer. gains: of `first_order_gains`, for the grown model.
+
+        None of the steps changes the function, so that each has the gain that it would have alone, with a draw of its
+        own.
+        """
+        found = [gain for name, gain in gains.items() if name.startswith(f"layers.{layer}.")]
+        steps = zip(*(gain.tensor_split(n_steps) for gain in found), strict=True)
+        return [sum(float(gain.sum()) for gain in step) for step in steps]
+
+
+def _wider(layer: LayerConfig, step: int, d_model: int) -> LayerConfig | None:
+    """Return a layer that reads and writes more coordinates of the stream: at most those of the embedding, because no
+    other layer writes those beyond."""
+    width = layer.d_model + step
+    if width > d_model:
+        return None
+    return layer.model_copy(update={"d_model": width, "d_in": width, "d_out": width})
+
+
+def _with_heads(layer: LayerConfig, step: int, d_model: int) -> LayerConfig:
+    """Return a layer with further groups of heads of the size that the others have."""
+    attention = layer.attention
+    group = attention.n_heads // attention.n_kv_heads
+    n_new = max(1, round(step / (group * attention.head_dim)))
+    sizes = {"n_heads": attention.n_heads + n_new * group, "n_kv_heads": attention.n_kv_heads + n_new}
+    return layer.model_copy(update={"attention": checked_copy(attention, "attention", **sizes)})
+
+
+def _with_units(layer: LayerConfig, step: int, d_model: int) -> LayerConfig:
+    """Return a layer with further hidden units in its feed-forward; in an hourglass, as many in each block."""
+    [key] = layer.ffn.hidden_axes
+    sizes = {key: getattr(layer.ffn, key) + step}
+    return layer.model_copy(update={"ffn": checked_copy(layer.ffn, "ffn", **sizes)})
+
+
+def template_layer(template: ModelTemplate) -> LayerConfig:
+    """Return a layer of the uniform model."""
+    return template.uniform().model_copy(update={"n_layers": 1}).resolve(1).layers[0]
+
+
+def parts_of(template: ModelTemplate, step: float) -> dict[PartName, Part]:
+    """Return the parts that a model has, each with the step that a search grows it by. step: over its size in the
+    uniform model."""
+    layer = template_layer(template)
+    sizes, hidden = sizes_of(layer), layer.ffn.hidden_widths
+
+    def whole(size: Number, quantum: int = 1) -> int:
+        return max(1, round(step * size / quantum)) * quantum
+
+    parts = [Part("width", whole(sizes.width), _wider, is_drawn=False)]  # all of its new weights are 0
+    parts.append(Part("attention", whole(sizes.attention, template.attention.unit), _with_heads))
+    if len(layer.ffn.hidden_axes) == 1:
+        parts.append(Part("hidden", whole(sum(hidden) // len(hidden)), _with_units))
+    return {part.name: part for part in parts}
 
 
 class GrowingMethod(Config):
@@ -78,8 +143,7 @@ class GrowingMethod(Config):
     step: Annotated[float, Field(gt=0, le=1)] = 0.125
     """Growth of a part at a time, over its size in the uniform model."""
     parts: Annotated[tuple[PartName, ...], Field(min_length=1)] = ("width", "attention", "hidden")
-    """The parts that grow: of a layer its `width` in the stream, its `attention` by heads, its `hidden` units, the
-    `blocks` of its hourglass; and the model by a `layer` between two, before the first or behind the last."""
+    """The parts of a layer that grow: its `width` in the stream, its `attention` by heads, its `hidden` units."""
     n_stages: pydantic.PositiveInt = 8
     n_batches: Annotated[int, Field(ge=2, multiple_of=2)] = 8
     """Batches over which gains are measured."""
@@ -104,31 +168,31 @@ class GrowingMethod(Config):
             raise ValueError(f"parts: got {twice!r} twice; each part grows by one step")
         return self
 
-    @property
-    def in_words(self) -> str:
-        return "grown in random order" if self.order == "random" else "grown where it gained most"
-
 
 class GrowingSearch:
-    """A search by a method. It resumes in its folder if it was interrupted."""
+    """A search for sizes of layers with which a model costs what the uniform one does. It resumes in its folder if it
+    was interrupted."""
 
-    def __init__(self, method: GrowingMethod, task: Task):
-        """Raises UserError for a uniform model whose sizes the method cannot search."""
-        self.method, self.task = method, task
-        self.uniform, template, seq_len = task.base.explicit_model, task.template, task.base.seq_len
-        residual, n_stages = self.uniform.residual, method.n_stages
+    def __init__(self, method: GrowingMethod, base: Recipe, steps: int, match: Match):
+        """base: the recipe of the uniform model; steps: of training. Raises UserError for sizes that the method cannot
+        search."""
+        self.method, self.base, self.steps, self.match = method, base, steps, match
+        self.uniform, template, n_stages = base.explicit_model, self.template, method.n_stages
+        self.budget = self.cost(self.uniform)
+        """The matched quantity of the uniform model."""
+        residual = self.uniform.residual
         if not isinstance(residual.layout, PrefixLayout):
             raise UserError(f"model.residual.kind: got {residual.kind!r}; layers of different width need plain")
-        if task.steps < n_stages:
-            raise UserError(f"discover.steps: got {task.steps}; must be at least one for each of {n_stages} stages")
+        if steps < n_stages:
+            raise UserError(f"discover.steps: got {steps}; must be at least one for each of {n_stages} stages")
         quantum = template.attention.quantum
         width = max(1, round(method.start_width * template.d_model / quantum)) * quantum
         narrow = ExplicitShape(widths=(width,) * template.n_layers)
-        self.start = template.model_copy(update={"shape": narrow}).resolve(seq_len)
+        self.start = template.model_copy(update={"shape": narrow}).resolve(base.seq_len)
         """The narrow uniform model."""
-        self.first_cost = task.cost(self.start)
+        self.first_cost = self.cost(self.start)
         """The matched quantity of the narrow model."""
-        self.allowance = self.first_cost + method.spend * (task.budget - self.first_cost)
+        self.allowance = self.first_cost + method.spend * (self.budget - self.first_cost)
         """The most of the matched quantity that the model may take at the end of the search."""
         known = parts_of(template, method.step)
         for name in method.parts:
@@ -141,43 +205,63 @@ class GrowingSearch:
                     "it grows with discover.method.division: free"
                 )
         self.parts = {name: known[name] for name in method.parts}
-        if self.first_cost >= task.budget:
+        if self.first_cost >= self.budget:
             raise UserError(f"discover.method.start_width: got {method.start_width:g}; leaves nothing to grow by")
-        ungrown = GrownModel.ungrown(self.start)
-        steps = {name: task.cost(part.grown_at(ungrown, [0]).model) for name, part in self.parts.items()}
-        if free := [name for name, cost in steps.items() if cost <= self.first_cost]:
-            which = f"which adds no {task.match}; a budget must bound it"
+        costs = {name: self.cost(part.grown_at(self.start, [0])) for name, part in self.parts.items()}
+        if free := [name for name, cost in costs.items() if cost <= self.first_cost]:
+            which = f"which adds no {match}; a budget must bound it"
             raise UserError(f"discover.method.parts: got {free[0]!r}, {which}")
-        if (step := min(steps.values())) > self.allowance:
+        if (least := min(costs.values())) > self.allowance:
             raise UserError(
-                f"discover.method.spend: got {method.spend:g}, which leaves {self.allowance:,.0f} {task.match}; must "
-                f"leave {step:,.0f}, what a single growth takes"
+                f"discover.method.spend: got {method.spend:g}, which leaves {self.allowance:,.0f} {match}; must "
+                f"leave {least:,.0f}, what a single growth takes"
             )
         # Or no curve could say what is found.
         flat = CurveShape(widths=(1, 1), attention=(1, 1), hidden=(1, 1))
-        template.model_copy(update={"shape": flat}).resolve(seq_len)
+        template.model_copy(update={"shape": flat}).resolve(base.seq_len)
+
+    @property
+    def template(self) -> ModelTemplate:
+        assert isinstance(self.base.model, ModelTemplate)
+        return self.base.model
+
+    def cost(self, model: ModelConfig) -> float:
+        """Return the matched quantity of a model."""
+        return OF_MODELS[self.match].of_cost(cost_summary(model, self.base.seq_len))
+
+    def curve(self, layers: Sequence[LayerSizes]) -> Curve:
+        """Return sizes of layers as points: widths over that of the uniform model, the others over what the recipe's
+        rules give at that width."""
+        uniform = sizes_of(template_layer(self.template))
+        widths = [each.width / self.template.d_model for each in layers]
+        attention = [each.attention / uniform.attention / width for each, width in zip(layers, widths)]
+        hidden = [each.hidden / uniform.hidden / width for each, width in zip(layers, widths)]
+        return Curve(widths=widths, attention=attention, hidden=hidden)
 
     def find(self, folder: Path, observer: Observer) -> DiscoveredShape:
         """Train and grow stage by stage. Stages that were trained before are not trained again."""
-        stages, flops, source, now = list[Stage](), 0.0, None, GrownModel.ungrown(self.start)
+        stages, flops, source, model = list[Stage](), 0.0, None, self.start
         for number in range(1, self.method.n_stages + 1):
-            source = self._trained(now, number, folder, source, observer)
+            source = self._trained(model, number, folder, source, observer)
             candidates, spent = self._candidates(source, observer)
-            grown, taken = self._grown(now.model, candidates, number)
+            grown, taken = self._grown(model, candidates, number)
             candidates = [each.with_changes(is_taken=each in taken) for each in candidates]
             result = source.run.result()
             assert result is not None
-            stages.append(self._stage(now, source.step, loss=result.val_loss, candidates=candidates))
-            now, flops = grown, flops + spent
+            stages.append(self._stage(model, source.step, loss=result.val_loss, candidates=candidates))
+            model, flops = grown, flops + spent
         assert source is not None
-        stages.append(self._stage(now, self.task.steps))
-        spent, layers = source.spent, stages[-1].layers
-        n_layers = {} if len(layers) == self.task.template.n_layers else {"n_layers": len(layers)}
-        cost = {"tokens": spent.tokens, "flops": flops + spent.training_flops}
-        return DiscoveredShape(curve=self.task.curve(layers), stages=stages, **cost, **n_layers)
+        stages.append(self._stage(model, self.steps))
+        spent = source.spent
+        return DiscoveredShape(
+            curve=self.curve(stages[-1].layers),
+            stages=stages,
+            tokens=spent.tokens,
+            flops=flops + spent.training_flops,
+        )
 
     def _trained(
-        self, now: GrownModel, number: int, folder: Path, before: "RunCheckpoint | None", observer: Observer
+        self, model: ModelConfig, number: int, folder: Path, before: "RunCheckpoint | None", observer: Observer
     ) -> "RunCheckpoint":
         """Return the run of a stage, grown from that of the stage before it, at its end.
 
@@ -188,27 +272,26 @@ class GrowingSearch:
         from widthwise.runs.train import resume, train_or_resume
         from widthwise.runs.trained import RunCheckpoint
 
-        run, base = RunDir(folder / f"stage-{number}"), self.task.base
-        first_end, end = (round(self.task.steps * stage / self.method.n_stages) for stage in (1, number))
+        run, base = RunDir(folder / f"stage-{number}"), self.base
+        first_end, end = (round(self.steps * stage / self.method.n_stages) for stage in (1, number))
         train = checked_copy(base.train, "train", steps=end, validate_every=None)
         schedule = ConstantSchedule(warmup_steps=min(base.schedule.warmup_steps, first_end - 1))
-        recipe = checked_copy(base, "recipe", model=now.model, train=train, schedule=schedule)
+        recipe = checked_copy(base, "recipe", model=model, train=train, schedule=schedule)
         if before is None:
             train_or_resume(recipe, run.path, observer)
         else:
             if not run.exists:
-                options = GrowOptions(layers=now.sources, seed=base.train.seed, rewarmup_steps=0)
+                options = GrowOptions(seed=base.train.seed, rewarmup_steps=0)
                 carry_out(before, growth_intended(before, recipe, options), run.path, observer)
             resume(run.path, observer)
         source = RunCheckpoint.of(run.path)
-        if [*map(sizes_of, source.model.layers)] != [*map(sizes_of, now.model.layers)]:
+        if [*map(sizes_of, source.model.layers)] != [*map(sizes_of, model.layers)]:
             raise UserError(f"{run.path}: grew otherwise than this version grows it; choose another folder with --out")
         return source
 
     def _candidates(self, source: "RunCheckpoint", observer: Observer) -> tuple[list[Candidate], float]:
-        """Return every part with every place where it can grow, its gain and its cost; and the FLOPs of measuring."""
+        """Return every part with every layer where it can grow, its gain and its cost; and the FLOPs of measuring."""
         from widthwise.growth.certificate import STEPS, first_order_gains
-        from widthwise.growth.correspondence import Correspondence
         from widthwise.growth.plan import plan_growth
         from widthwise.runs.conversion import batches_from
 
@@ -216,26 +299,24 @@ class GrowingSearch:
         batches = batches_from(source.recipe, state.step, self.method.n_batches, observer)
         n_tokens = sum(batch[:, 1:].numel() for batch in batches)
         step = STEPS[self.method.gain_along]
-        found, flops, start, cost = [], 0.0, GrownModel.ungrown(source.model), self.task.cost(source.model)
+        found, flops, start, cost = [], 0.0, source.model, self.cost(source.model)
         for name, part in self.parts.items():
-            if not (places := part.places(start.model)):
+            if not (places := part.places(start)):
                 continue
             n_draws = self.method.n_draws if part.is_drawn else 1
-            grown = part.grown_at(start, places * n_draws)
-            plan = plan_growth(start.model, grown.model, Correspondence(grown.sources))
-            gains = first_order_gains(plan, weights, batches, seed=self.task.base.train.seed, step=step)
+            plan = plan_growth(start, part.grown_at(start, places * n_draws))
+            gains = first_order_gains(plan, weights, batches, seed=self.base.train.seed, step=step)
             flops += plan.new.cost().training_flops(source.recipe.seq_len) * n_tokens
-            for place in places:
-                draws = part.draws(gains, grown, place, n_draws)
-                added = self.task.cost(part.grown_at(start, [place]).model) - cost
-                known: dict[str, Any] = {"is_gap": True} if name == "layer" else {}
-                known |= {"gain_error": stdev(draws) / len(draws) ** 0.5} if len(draws) > 1 else {}
-                found.append(Candidate(layer=place, part=name, gain=fmean(draws), cost=added, **known))
+            for layer in places:
+                draws = part.draws(gains, layer, n_draws)
+                added = self.cost(part.grown_at(start, [layer])) - cost
+                error = {"gain_error": stdev(draws) / len(draws) ** 0.5} if len(draws) > 1 else {}
+                found.append(Candidate(layer=layer, part=name, gain=fmean(draws), cost=added, **error))
         return found, flops
 
     def _grown(
         self, model: ModelConfig, candidates: Sequence[Candidate], number: int
-    ) -> tuple[GrownModel, list[Candidate]]:
+    ) -> tuple[ModelConfig, list[Candidate]]:
         """Return the model at the end of a stage, and the candidates that it took, until none fits.
 
         Candidates wait in one queue, or, where the division is kept, in one for each part; then the next is always of
@@ -244,27 +325,25 @@ class GrowingSearch:
         allowed = self.first_cost + (self.allowance - self.first_cost) * number / self.method.n_stages
         ranked = sorted(candidates, key=lambda each: each.gain / each.cost, reverse=True)
         if self.method.order == "random":
-            order = np.random.default_rng(self.task.base.train.seed + number).permutation(len(candidates))
+            order = np.random.default_rng(self.base.train.seed + number).permutation(len(candidates))
             ranked = [candidates[place] for place in order]
         groups = [list(self.parts)] if self.method.division == "free" else [[name] for name in self.parts]
         queues = [deque(each for each in ranked if each.part in names) for names in groups]
-        now, taken = GrownModel.ungrown(model), list[Candidate]()
+        taken = list[Candidate]()
         while queues := [queue for queue in queues if queue]:
             leading = [self.parts[queue[0].part] for queue in queues]
-            shares = [part.total(now.model) / part.total(self.uniform) for part in leading]
+            shares = [part.total(model) / part.total(self.uniform) for part in leading]
             queue = queues[shares.index(min(shares))]
             for candidate in tuple(queue):
                 queue.rotate(-1)
-                grown = self.parts[candidate.part].grown(now, candidate.layer)
-                if grown is not None and self.task.cost(grown.model) <= allowed:
-                    now = grown
+                grown = self.parts[candidate.part].grown(model, candidate.layer)
+                if grown is not None and self.cost(grown) <= allowed:
+                    model = grown
                     taken.append(candidate)
                     break
             else:
                 queue.clear()
-        return now, taken
+        return model, taken
 
-    def _stage(self, now: GrownModel, step: int, **measured: Any) -> Stage:
-        layers = [sizes_of(layer, "blocks" in self.parts) for layer in now.model.layers]
-        sources = {"sources": now.sources} if None in now.sources else {}
-        return Stage(step=step, layers=layers, cost=self.task.cost(now.model), **sources, **measured)
+    def _stage(self, model: ModelConfig, step: int, **measured: Any) -> Stage:
+        return Stage(step=step, layers=[*map(sizes_of, model.layers)], cost=self.cost(model), **measured)

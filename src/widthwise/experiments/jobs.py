@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
@@ -81,8 +81,13 @@ class ProcessGroup:
             return self._processes.on_rank_zero(work)
         with watch_signals() as watch:
             while isinstance(told := self._processes.on_rank_zero(_not_here), _Order):
-                if not self._signal(watch.received):
-                    _obey(told, self.data_cache)
+                if self._signal(watch.received) or told.run is None:
+                    continue
+                try:
+                    told.run.train(data_cache=self.data_cache)
+                except (UserError, RunFailed, Interrupted) as error:
+                    if isinstance(error, RankLocalError):
+                        raise  # of the others the first process has the same, and decides what comes of it
         return cast(T, told)
 
     def train(self, run: Run, observer: Observer) -> RunResult:
@@ -118,17 +123,6 @@ class ProcessGroup:
 
 def _not_here() -> NoReturn:
     raise AssertionError("only the first process decides")
-
-
-def _obey(order: _Order, data_cache: DataCache) -> None:
-    if order.run is None:
-        return
-    try:
-        order.run.train(data_cache=data_cache)
-    except RankLocalError:
-        raise
-    except (UserError, RunFailed, Interrupted):
-        pass  # the first process has the same, and decides what comes of it
 
 
 Task = Callable[[Observer], object]
@@ -199,12 +193,6 @@ def _n_with_room(recipes: Iterable[Recipe]) -> int:
     return int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
 
 
-class TaskEnd(NamedTuple):
-    """The end of a task."""
-
-    error: BaseException | None
-
-
 class JobProcess:
     """A process that does one task after another and reports to an observer here."""
 
@@ -236,20 +224,20 @@ class JobProcess:
         by_connection = {each._connection: each for each in processes}
         return [by_connection[each] for each in wait(list(by_connection), seconds)]  # pyright: ignore[reportArgumentType]
 
-    def receive(self) -> TaskEnd | None:
-        """Pass on a report to the observer, or return the end of the task."""
+    def receive(self) -> tuple[bool, BaseException | None]:
+        """Pass on a report to the observer; return True and the error, if there is one, at the end of the task."""
         try:
             name, arguments = self._connection.recv()
         except (EOFError, ConnectionError):
             self._close()
             self._process.join()
             code = self._process.exitcode
-            return TaskEnd(RunFailed(f"a training process ended with code {code}; the runs can be resumed"))
+            return True, RunFailed(f"a training process ended with code {code}; the runs can be resumed")
         if name is None:
             self._close()
-            return TaskEnd(arguments)
+            return True, arguments
         getattr(self._own_observer, name)(*arguments)
-        return None
+        return False, None
 
     def signal(self, number: int) -> None:
         """Ask the task to stop. Where it is already stopping this does nothing."""

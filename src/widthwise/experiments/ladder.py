@@ -13,14 +13,11 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
+    MatchConfig,
     MatchSection,
-    adjusted,
-    check_matched,
-    check_named,
     check_same_windows,
     check_trainable,
-    parts_of,
-    quantity_of,
+    comparable,
 )
 from widthwise.experiments.sweep import point_name
 from widthwise.model.config import cost_summary
@@ -49,7 +46,7 @@ class LadderConfig(Config):
     count: Literal["params", "layer_params"] = "params"
     """Which parameters count: all, or those without embedding, head and norms."""
     seeds: Seeds = (1, 2, 3)
-    match: MatchSection = "params"
+    match: MatchSection = MatchConfig()
     """The quantity that the variants of a rung must match within one percent, and the parts of those after the first
     that are adjusted to that end."""
 
@@ -57,14 +54,8 @@ class LadderConfig(Config):
     def _check(self) -> "LadderConfig":
         for name in self.variants:
             check_name("variants", name)
-        check_named(self.match, self.variants, "first variant")
+        self.match.check_names(self.variants, next(iter(self.variants)))
         return self
-
-    def n_steps(self, recipe: Recipe) -> int:
-        """Return the steps of a rung, by `tokens_per_param`. recipe: its first variant."""
-        assert self.tokens_per_param is not None
-        n_params = OF_MODELS[self.count].of_cost(cost_summary(recipe.explicit_model, recipe.seq_len))
-        return max(1, round(self.tokens_per_param * n_params / recipe.tokens_per_step))
 
 
 def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
@@ -83,20 +74,15 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
             if point.name in points:
                 raise UserError(f"ladder: two points are named {point.name}; rename a rung or a variant")
             points[point.name] = point
-    plan = Experiment(
+    return Experiment(
         title=recipe_name(path),
         points=points,
         seeds=ladder.seeds,
-        match=quantity_of(ladder.match),
+        match=ladder.match.quantity,
         baseline_group=next(iter(ladder.variants)),
         section=ladder,
         axes={variant: {RUNG: list(ladder.rungs)} for variant in ladder.variants},
     )
-    for point in points.values():
-        base = points[str(plan.baseline_of(point.group, point.values))]
-        advice = "resize it, or say match: none under ladder"
-        check_matched({point.name: point.recipe}, base.name, base.recipe, plan.match, advice)
-    return plan
 
 
 def _point(
@@ -106,13 +92,17 @@ def _point(
     first, values = next(iter(ladder.variants)), {RUNG: rung}
     name, adjustment = point_name(variant, values), None
     recipe = parse(Recipe, merge(merge(copy.deepcopy(dict(data)), ladder.rungs[rung]), ladder.variants[variant]), name)
-    base = recipe if variant == first else before[point_name(first, values)].recipe
+    base = point_name(first, values), (recipe if variant == first else before[point_name(first, values)].recipe)
     if ladder.tokens_per_param is not None:
-        train = checked_copy(recipe.train, f"{name}: train", steps=ladder.n_steps(base))
+        n_params = OF_MODELS[ladder.count].of_cost(cost_summary(base[1].explicit_model, base[1].seq_len))
+        n_steps = max(1, round(ladder.tokens_per_param * n_params / base[1].tokens_per_step))
+        train = checked_copy(recipe.train, f"{name}: train", steps=n_steps)
         recipe = checked_copy(recipe, name, train=train)
-    if variant != first and (parts := parts_of(ladder.match, variant)):
-        recipe, adjustment = adjusted(name, recipe, base, quantity_of(ladder.match), parts)
-    check_trainable(recipe, name)
+    if variant == first:
+        check_trainable(recipe, name)
+    else:
+        match = ladder.match
+        recipe, adjustment = comparable(name, recipe, base, match.quantity, match.parts_of(variant), "ladder")
     if before:
         reference = next(iter(before.values()))
         check_same_windows(name, recipe, reference.name, reference.recipe)
@@ -120,46 +110,19 @@ def _point(
 
 
 def ladder_workload(plan: Experiment, clock: Device | None, days: float | None = None) -> dict[str, Any]:
-    """Return the planned work as data: one row per point, for one run; totals over all seeds. Hours only with a clock.
+    """Return the planned work as data: a row for one run of each point, totals over all seeds. Hours only with a clock.
     days: the longest a run may take; remarks name the rungs whose run takes longer."""
-    n_seeds, section = len(plan.seeds), plan.section
+    section, work = plan.section, plan.workload(n_runs=1)
     assert isinstance(section, LadderConfig)
-    rows = [
-        {
-            "name": point.name,
-            "group": point.group,
-            "rung": point.values[RUNG],
-            **_costs(point.recipe),
-            "hours": None if clock is None else point.recipe.training_flops / clock.flops_per_second / 3600,
-        }
-        for point in plan.points.values()
+    hours_per_flop = None if clock is None else 1 / clock.flops_per_second / 3600
+    for each in (work, *work["points"]):
+        each["hours"] = None if hours_per_flop is None else hours_per_flop * each["training_flops"]
+    remarks = [
+        f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {days:g} there are; a law needs "
+        "its last rung, so make it smaller or give it fewer tokens"
+        for row in work["points"]
+        if days is not None and row["hours"] is not None and row["hours"] > 24 * days
     ]
-    total = n_seeds * sum(row["training_flops"] for row in rows)
-    return {
-        "title": plan.title,
-        "count": section.count,
-        "tokens_per_param": section.tokens_per_param,
-        "seeds": list(plan.seeds),
-        "device": None if clock is None else clock.name,
-        "points": rows,
-        "n_runs": n_seeds * len(rows),
-        "training_flops": total,
-        "hours": None if clock is None else total / clock.flops_per_second / 3600,
-        "remarks": [
-            f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {days:g} there are; a law needs "
-            "its last rung, so make it smaller or give it fewer tokens"
-            for row in rows
-            if days is not None and row["hours"] is not None and row["hours"] > 24 * days
-        ],
-    }
-
-
-def _costs(recipe: Recipe) -> dict[str, Any]:
-    summary = cost_summary(recipe.final_model, recipe.seq_len)
-    return {
-        **{name: OF_MODELS[name].of_cost(summary) for name in ("params", "layer_params", "average_width", "kv_bytes")},
-        "steps": recipe.train.steps,
-        "tokens": recipe.n_tokens,
-        "training_flops": recipe.training_flops,
-        "pflops_days": recipe.pflops_days,
-    }
+    device = None if clock is None else clock.name
+    described = {"count": section.count, "tokens_per_param": section.tokens_per_param, "device": device}
+    return {**work, **described, "remarks": remarks}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args
 
 import pydantic
@@ -23,20 +24,9 @@ train for different numbers of steps; if a model grows, each phase counts with i
 LARGEST_MISMATCH = 0.01
 """Largest allowed relative difference of a variant's matched quantity to the baseline's."""
 
-HELD_OUT = {
-    "data": lambda recipe: recipe.data,
-    "seq_len": lambda recipe: recipe.seq_len,
-    "validation": lambda recipe: recipe.validation,
-    "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
-}
+HELD_OUT = ("data", "seq_len", "validation", "train.validation_tokens")
 """Settings that determine the held-out windows, and the further texts and tasks."""
-
-SHARED = {
-    **HELD_OUT,
-    "train.steps": lambda recipe: recipe.train.steps,
-    "train.batch_size": lambda recipe: recipe.train.batch_size,
-    "train.precision": lambda recipe: recipe.train.precision,
-}
+SHARED = (*HELD_OUT, "train.steps", "train.batch_size", "train.precision")
 """Settings that all runs of a comparison share."""
 
 
@@ -86,7 +76,7 @@ def check_matched(
 
 
 def _differences(name: str, recipe: Recipe, other_name: str, other: Recipe, shared: Iterable[str]) -> list[str]:
-    values = {what: (SHARED[what](recipe), SHARED[what](other)) for what in shared}
+    values = {what: (attrgetter(what)(recipe), attrgetter(what)(other)) for what in shared}
     return [
         f"{name}: {what} is {own}, but {expected} in {other_name}"
         for what, (own, expected) in values.items()
@@ -139,60 +129,49 @@ Parts = Annotated[
 class MatchConfig(Config):
     """Quantity that variants must match, and the parts of each that are adjusted until it does."""
 
-    quantity: Literal[Match, "training_flops"] = "params"
+    quantity: Matched = "params"
     adjust: Annotated[
         Annotated[Parts, Tag("all")] | Annotated[dict[str, Parts], Tag("by name")],
         Discriminator(lambda adjust: "by name" if isinstance(adjust, Mapping) else "all"),
-    ]
+    ] = pydantic.Field(default_factory=dict)
     """The part of every variant but the baseline, or several in turn, or variant -> its parts; the others must match as
     they are."""
 
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "MatchConfig":
+        if self.quantity == "none" and self.adjust:
+            raise ValueError("quantity: got 'none' beside adjust; name the quantity to which parts are adjusted")
+        return self
+
+    def parts_of(self, name: str) -> tuple[Adjust, ...]:
+        """Return the parts of a variant that are adjusted, in turn."""
+        return self.adjust.get(name, ()) if isinstance(self.adjust, Mapping) else self.adjust
+
+    def check_names(self, names: Iterable[str], baseline: str | None = None) -> None:
+        """Raises ValueError if `adjust` names an unknown variant, or the one to which the others are adjusted."""
+        for name in self.adjust if isinstance(self.adjust, Mapping) else ():
+            if name == baseline:
+                raise ValueError(f"match.adjust: got {name!r}, the baseline, to which the others are adjusted")
+            if name not in names:
+                raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, set(names) - {baseline})}")
+
 
 MatchSection = Annotated[
-    Annotated[Matched, Tag("as it is")] | Annotated[MatchConfig, Tag("adjusted")],
-    Discriminator(lambda match: "adjusted" if isinstance(match, (Mapping, MatchConfig)) else "as it is"),
+    MatchConfig,
+    pydantic.BeforeValidator(
+        lambda match: {"quantity": match} if isinstance(match, str) else match,
+        json_schema_input_type=Matched | MatchConfig,
+    ),
 ]
-
-
-def quantity_of(match: MatchSection) -> Matched:
-    """Return the matched quantity."""
-    return match.quantity if isinstance(match, MatchConfig) else match
-
-
-def parts_of(match: MatchSection | None, name: str) -> tuple[Adjust, ...]:
-    """Return the parts of a variant that are adjusted, in turn."""
-    if not isinstance(match, MatchConfig):
-        return ()
-    return match.adjust.get(name, ()) if isinstance(match.adjust, Mapping) else match.adjust
-
-
-def check_named(match: MatchSection | None, names: Iterable[str], first_is: str) -> None:
-    """Raises ValueError if `adjust` names an unknown variant, or the first, to which the others are adjusted.
-
-    first_is: the first in words.
-    """
-    if not isinstance(match, MatchConfig) or not isinstance(match.adjust, Mapping):
-        return
-    first, *others = names
-    for name in match.adjust:
-        if name == first:
-            raise ValueError(f"match.adjust: got {name!r}, the {first_is}, to which the others are adjusted")
-        if name not in others:
-            raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, others)}")
+"""A quantity, or with what is adjusted, as written in a recipe."""
 
 
 def match_asked(own: Any, quantity: str | None, adjust: str | None) -> Any:
     """Return a section's match, as data, with the changes of the command line; `none` also ends adjusting."""
-    if quantity is None and adjust is None:
-        return own
-    if isinstance(own, Mapping):
-        own_quantity, own_adjust = own.get("quantity", "params"), own.get("adjust")
-    else:
-        own_quantity, own_adjust = own or "params", None
-    quantity = quantity or own_quantity
-    if adjust is None and (own_adjust is None or quantity == "none"):
+    if quantity == "none" and adjust is None:
         return quantity
-    return {"quantity": quantity, "adjust": own_adjust if adjust is None else adjust}
+    asked = {key: value for key, value in (("quantity", quantity), ("adjust", adjust)) if value is not None}
+    return {**(own if isinstance(own, Mapping) else {"quantity": own or "params"}), **asked} if asked else own
 
 
 @dataclass(frozen=True)
@@ -250,6 +229,27 @@ def adjusted(
             f"and a matched comparison allows {LARGEST_MISMATCH:.0%}; adjust something else"
         )
     return recipe, Adjustment(tuple(changes), match, miss)
+
+
+def comparable(
+    name: str,
+    recipe: Recipe,
+    baseline: tuple[str, Recipe],
+    match: Matched,
+    parts: Sequence[Adjust],
+    section: str,
+    aspect: float | None = None,
+) -> tuple[Recipe, Adjustment | None]:
+    """Return a point of a section, `adjusted` to its baseline, which has a name, if parts are given.
+
+    Raises UserError if it cannot be trained, or compared with the baseline.
+    """
+    adjustment = None
+    if parts:
+        recipe, adjustment = adjusted(name, recipe, baseline[1], match, parts, aspect)
+    check_trainable(recipe, name)
+    check_matched({name: recipe}, *baseline, match, f"resize it, or say match: none under {section}")
+    return recipe, adjustment
 
 
 def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:

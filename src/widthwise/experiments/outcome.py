@@ -143,31 +143,25 @@ def _validated(results: Results, baseline: Results | None) -> dict[str, Validati
 
     Losses are paired by seed and window, scores by seed alone. baseline: None of the baseline itself.
     """
-    found, both = {}, (results, baseline or ())
+    found, both, is_baseline = {}, (results, baseline or ()), baseline is None
     for name in _common_names([result.val_texts or {} for each in both for result in each]):
         own, other = (
             np.array([(result.val_texts or {})[name].window_losses for result in each], dtype=np.float64)
             for each in both
         )  # (n_seeds, n_windows)
-        if not own.size or (baseline is not None and not other.size):
-            continue  # files that another program wrote may lack the windows
-        difference = None if baseline is None else paired_difference(own, other, CONFIDENCE)
-        value = seed_interval(own.mean(axis=1).tolist(), CONFIDENCE)
-        found[f"{name}.loss"] = ValidationScore(value=value, difference=difference)
+        if own.size and (is_baseline or other.size):  # files that another program wrote may lack the windows
+            difference = None if is_baseline else paired_difference(own, other, CONFIDENCE)
+            value = seed_interval(own.mean(axis=1).tolist(), CONFIDENCE)
+            found[f"{name}.loss"] = ValidationScore(value=value, difference=difference)
     for name in _common_names([result.val_tasks or {} for each in both for result in each]):
         for metric in OF_TASKS:
-            own, other = ([_score(result, name, metric) for result in each] for each in both)
-            if not np.isfinite([*own, *other]).all():
-                continue
-            by_seed = None if baseline is None else (np.array(own) - np.array(other)).tolist()
-            difference = None if by_seed is None else seed_interval(by_seed, CONFIDENCE)
-            found[f"{name}.{metric}"] = ValidationScore(value=seed_interval(own, CONFIDENCE), difference=difference)
+            scores = [[(result.val_tasks or {})[name].metrics.get(metric) for result in each] for each in both]
+            own, other = ([finite(score and score.value) for score in each] for each in scores)
+            if np.isfinite([*own, *other]).all():
+                by_seed = [] if is_baseline else [a - b for a, b in zip(own, other, strict=True)]
+                difference = seed_interval(by_seed, CONFIDENCE) if by_seed else None
+                found[f"{name}.{metric}"] = ValidationScore(value=seed_interval(own, CONFIDENCE), difference=difference)
     return found
-
-
-def _score(result: RunResult, name: str, metric: str) -> float:
-    score = (result.val_tasks or {})[name].metrics.get(metric)
-    return finite(None if score is None else score.value)
 
 
 def _common_names(found: Sequence[Mapping[str, object]]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.experiments.compare import CompareConfig, check_fair, read_plan, read_variants
+from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
 from widthwise.experiments.discover import DiscoverConfig
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.ladder import LadderConfig, read_ladder
@@ -40,8 +40,9 @@ def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
 def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str | None]:
     """Return the experiment of a recipe of several runs, adjusted as `compare` would, and why `compare` would refuse
     it, or None. Raises UserError."""
-    if "compare" not in read_recipe(path, overrides):
-        return _points(path, overrides), None
+    sections = read_recipe(path, overrides)
+    if "compare" not in sections:
+        return read_sweep(path, overrides) if "sweep" in sections else read_ladder(path, overrides), None
     plan = read_plan([path], overrides, tolerance=None)
     try:
         check_fair(plan)
@@ -58,22 +59,16 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
     if not describes_several(path, overrides):
         sections = ", ".join(SEVERAL_RUNS)
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
-    config = None
     if "compare" in read_recipe(path, overrides):
-        config, recipes = read_variants(path, overrides)
+        plan = read_plan([path], overrides, tolerance=None, only=variant)
     else:
-        recipes = _points(path, overrides).recipes
-    if variant not in recipes:
-        raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, recipes)}")
-    if config is None:
-        return recipes[variant]
-    recipe = config.sized(variant, recipes[variant], next(iter(recipes.values()))).recipe
-    check_trainable(recipe, variant)
-    return recipe
-
-
-def _points(path: Path, overrides: Sequence[str]) -> Experiment:
-    return read_sweep(path, overrides) if "sweep" in read_recipe(path, overrides) else read_ladder(path, overrides)
+        plan, _ = read_all(path, overrides)
+    if variant not in plan.recipes:
+        raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, plan.recipes)}")
+    if variant in plan.refused:
+        raise UserError(plan.refused[variant])
+    check_trainable(plan.recipes[variant], variant)
+    return plan.recipes[variant]
 
 
 def recipe_schema() -> dict[str, Any]:

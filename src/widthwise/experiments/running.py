@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
@@ -19,6 +19,7 @@ from widthwise.experiments.outcome import check_same_data, load_result
 from widthwise.experiments.scheduler import RunWork, Schedule, train_all
 from widthwise.experiments.study import StorageAway, Study
 from widthwise.files import missing_folders, remove_unused, write_first
+from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Outcome
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
@@ -61,7 +62,11 @@ def run_experiment(
     folder, shown, at_a_time = Path(folder), observer or SilentObserver(), jobs or Jobs()
     command = command or command_line()
 
-    _check_folder(plan, folder)
+    held = plan.kind
+    with suppress(UserError):  # of no outcome, or a broken one, which is written anew
+        held = Outcome.read(folder).kind
+    if held != plan.kind:
+        raise UserError(f"{folder}: holds the outcome of a {held}; choose another folder for a {plan.kind}")
 
     def work() -> Outcome:
         if at_a_time.n > 1 or plan.axes is not None:
@@ -80,25 +85,15 @@ def run_experiment(
         remove_unused(made, {PlannedRuns.file_name, PRECISION})
 
 
-def _check_folder(plan: Experiment, folder: Path) -> None:
-    """Raises UserError where the folder holds the outcome of another kind of experiment."""
-    try:
-        held = Outcome.read(folder).kind
-    except UserError:  # none, or a broken one, which is written anew
-        return
-    if held != plan.kind:
-        raise UserError(f"{folder}: holds the outcome of a {held}; choose another folder for a {plan.kind}")
+def jobs_of(plan: Experiment, asked: int | None) -> Jobs:
+    """Return as many jobs as the machine has room for, or as were asked for."""
+    return Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), asked)
 
 
 def _one_precision(folder: Path, observer: Observer) -> Precision:
     """Return the precision of all runs of an experiment, on all machines: the first worker chooses."""
     folder.mkdir(parents=True, exist_ok=True)
     return cast(Precision, write_first(folder / PRECISION, chosen_precision(folder, observer) + "\n").strip())
-
-
-def runs_of(plan: Experiment, folder: Path) -> list[Run]:
-    """Return the runs of all known points, in the order of training."""
-    return [Run(folder / run_path(name, seed), plan.run_recipe(name, seed), name) for name, seed in plan.order]
 
 
 class _ExperimentSchedule(Schedule):
@@ -118,12 +113,16 @@ class _ExperimentSchedule(Schedule):
         self._plan, self._folder, self._choose, self._study = plan, folder, choose, study
         self._findings, self._failures = Findings(plan, folder, command, study), dict[str, str]()
         n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
-        super().__init__(runs_of(plan, folder), observer, [RunWork.of(plan.reference)] * n_unknown)
+        runs = [self._run(name, plan.recipes[name], seed) for name, seed in plan.order]
+        super().__init__(runs, observer, [RunWork.of(plan.reference)] * n_unknown)
         planned = [
             PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
             for name, seed in plan.order
         ]
         PlannedRuns(title=plan.title, command=command, baseline=plan.baseline, runs=planned).write(folder)
+
+    def _run(self, name: str, recipe: Recipe, seed: int) -> Run:
+        return Run(self._folder / run_path(name, seed), seeded(recipe, seed), name)
 
     @property
     def n_held_elsewhere(self) -> int:
@@ -139,8 +138,7 @@ class _ExperimentSchedule(Schedule):
             if point.adjustment is not None:
                 self.observer.message(f"{point.name}: {point.adjustment}")
             recipe = point.recipe.settled(self._choose)
-            paths = {seed: self._folder / run_path(point.name, seed) for seed in self._plan.seeds}
-            self.add([Run(path, seeded(recipe, seed), point.name) for seed, path in paths.items()])
+            self.add(self._run(point.name, recipe, seed) for seed in self._plan.seeds)
             run = super().next()
         return run
 

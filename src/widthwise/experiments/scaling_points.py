@@ -3,18 +3,18 @@
 import csv
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from widthwise.config_io import UserError, nearest_hint
+from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.files import read_text
-from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import OF_MODELS, OF_RUNS
+from widthwise.records.quantities import OF_MODELS, OF_RUNS, QUANTITY
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingPoint
@@ -166,38 +166,31 @@ def _positive(text: str | float, name: str, where: str) -> float:
 class _Model:
     """The runs of one recipe."""
 
-    name: str
+    variant: Variant
     where: str
     default_group: str
     folder: Path
-    """Folder of the comparison or sweep, or the parent folder of the runs."""
-    run: RunDir
-    """Stands for all seeds; it may be missing."""
-    cost: CostSummary
-    per_seed: Sequence[float]
-    values: Mapping[str, Any] = field(default_factory=dict)
+    """The one to which the paths of its runs are relative."""
 
     def placed(self, axes: Axes) -> tuple[str, Point]:
         """Return its group and its point."""
-        key = axes.group_by
-        if axes.x in OF_RUNS:
-            x = _number(self._existing_run("--x", axes.x), axes.x)
-        elif (x := OF_MODELS[axes.x].read(self.cost)) is None:
-            raise UserError(f"{self.where}: its cost has no {axes.x}")
-        per_seed = [_positive(y, axes.y, self.where) for y in self.per_seed]
-        point = Point.of_seeds(self.name, _positive(x, axes.x, self.where), per_seed)
+        variant, key = self.variant, axes.group_by
+        x, losses = (QUANTITY[name].of_variant(variant) for name in (axes.x, axes.y))
+        if x is None or losses is None or not losses.per_seed:
+            raise UserError(f"{self.where}: has no {axes.x if x is None else axes.y}")
+        x = _positive(finite((x.per_seed or [x.mean])[0]), axes.x, self.where)
+        per_seed = [_positive(finite(loss), axes.y, self.where) for loss in losses.per_seed]
+        point = Point.of_seeds(variant.name, x, per_seed)
         if key is None:
             return self.default_group, point
         if key == BY_FOLDER:
             return self.folder.resolve().name, point
-        if key in self.values:
-            return str(self.values[key]), point
-        return str(_value_at(self._existing_run("--group-by", key), key)), point
-
-    def _existing_run(self, option: str, name: str) -> RunDir:
-        if not self.run.exists:
-            raise UserError(f"{self.where}: {option} {name} is only in the run itself, and {self.run.path} is missing")
-        return self.run
+        if key in variant.values:
+            return str(variant.values[key]), point
+        run = RunDir(self.folder / variant.runs[0])
+        if not run.exists:
+            raise UserError(f"{self.where}: --group-by {key} is only in the run itself, and {run.path} is missing")
+        return str(_value_at(run, key)), point
 
 
 def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[str | None], list[str]]:
@@ -208,14 +201,14 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[st
             raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
     models, baselines, left_out, alike = list[_Model](), set[str | None](), list[str](), dict[str, list[RunDir]]()
     for path in folders:
-        finished, is_named = list[Variant](), True
         if (path / Outcome.file_name).is_file():
             found = Outcome.read(path)
-            is_named = not found.axes
             baselines |= {found.baseline, found.baseline_group}
-            finished = [point for point in found.points if isinstance(point, Variant)]
             if missing := [f"{point.name} ({point.state})" for point in found.open_points]:
                 left_out.append(f"{path} without {', '.join(missing)}")
+            for each in (point for point in found.points if isinstance(point, Variant)):
+                group = (each.group or path.name) if found.axes else each.name
+                models.append(_Model(each, f"{path}: {each.name}", group, path))
         elif RunDir(path).exists:
             recipe = parse_yaml(RunDir(path).config_yaml(), str(path))
             recipe.get("train", {}).pop("seed", None)
@@ -223,17 +216,10 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[st
         else:
             allowed = "a .csv file, a run directory (config.yaml), or a folder with outcome.json"
             raise UserError(f"{path}: is not {allowed}")
-        for variant in finished:
-            losses, where = OF_RUNS[axes.y].of_variant(variant), f"{path}: {variant.name}"
-            if losses is None or not losses.per_seed:
-                raise UserError(f"{where}: has no {axes.y}")
-            group = variant.name if is_named else variant.group or path.name
-            run, per_seed = RunDir(path / variant.runs[0]), [finite(loss) for loss in losses.per_seed]
-            models.append(_Model(variant.name, where, group, path, run, variant.cost, per_seed, variant.values))
     for runs in alike.values():  # which differ only in the seed
-        run, folder, cost = runs[0], runs[0].path.resolve().parent, _result(runs[0]).cost
-        per_seed = [_number(each, axes.y) for each in runs]
-        models.append(_Model(run.path.name, str(run.path), "runs", folder, run, cost, per_seed))
+        first = runs[0].path
+        variant = variant_of(first.name, SeedRuns([run.path.name for run in runs], [*map(_result, runs)]), None)
+        models.append(_Model(variant, str(first), "runs", first.resolve().parent))
     return models, baselines - {None}, left_out
 
 
@@ -242,13 +228,6 @@ def _result(run: RunDir) -> RunResult:
     if result is None:
         raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
     return result
-
-
-def _number(run: RunDir, key: str) -> float:
-    value = OF_RUNS[key].of_run(_result(run))
-    if value is None:
-        raise UserError(f"{run.path}/result.json: {key} is {value!r}, not a number")
-    return float(value)
 
 
 def _value_at(run: RunDir, key: str) -> Any:

@@ -34,10 +34,6 @@ class RunWork:
         return cls(recipe.training_flops / recipe.train.steps, recipe.train.steps - start)
 
 
-Pace = Mapping[float, tuple[int, float]]
-"""FLOPs of a step -> number of such steps made, and their seconds."""
-
-
 class Eta:
     """The place of each run among all, and the time left for all.
 
@@ -51,8 +47,9 @@ class Eta:
         self._n_runs = len(works) + len(further)
         self._present: dict[str, _RunObserver] = {}
         self._waiting: list[str] = []
-        self._elsewhere: list[list[str]] = []
-        self._measured: Pace = {}
+        self._elsewhere: list[str] = []
+        self.measured: dict[float, tuple[int, float]] = {}
+        """FLOPs of a step -> number of such steps made, and their seconds."""
 
     def add(self, run: str, work: RunWork) -> None:
         """Add a run, in place of a further one."""
@@ -62,44 +59,38 @@ class Eta:
 
     @contextmanager
     def at_work_on(
-        self,
-        run: str,
-        waiting: Iterable[str],
-        elsewhere: Iterable[Iterable[str]] = (),
-        observer: Observer | None = None,
+        self, run: str, waiting: Iterable[str], elsewhere: Iterable[str] = (), observer: Observer | None = None
     ) -> Iterator[Observer]:
         """Yield the observer of a run that is trained in the block; several runs may be at work at the same time.
 
-        waiting: the runs that no worker has begun. elsewhere: for each other worker, the runs it has claimed.
+        waiting: the runs that no worker has begun. elsewhere: those that other workers have claimed.
         observer: shows this run; default: the one that shows all.
         """
-        self._waiting, self._elsewhere = list(waiting), [list(runs) for runs in elsewhere]
-        present = _RunObserver(self, f"run {self._places[run]} of {self._n_runs}", observer or self.observer)
-        present.work = self._works[run]
-        self._present[run] = present
+        self._waiting, self._elsewhere = list(waiting), list(elsewhere)
+        place = f"run {self._places[run]} of {self._n_runs}"
+        present = self._present[run] = _RunObserver(self, place, self._works[run], observer or self.observer)
         try:
             yield present
         finally:
-            self._measured = present.added_to(self._measured)
+            present.measure()
             del self._present[run]
 
     def seconds_left(self) -> float:
         """Return the time until the end of all runs, if as many run at a time as now. Needs one finished step."""
-        measured = self._measured
         for present in self._present.values():
-            measured = present.added_to(measured)
-        n_flops = sum(flops * steps for flops, (steps, _) in measured.items())
-        rate = n_flops / max(sum(seconds for _, seconds in measured.values()), 1e-9)
+            present.measure()
+        n_flops = sum(flops * steps for flops, (steps, _) in self.measured.items())
+        rate = n_flops / max(sum(seconds for _, seconds in self.measured.values()), 1e-9)
 
         def seconds_of(work: RunWork, n_steps: int) -> float:
-            steps, seconds = measured.get(work.flops_per_step, (1, work.flops_per_step / rate))
+            steps, seconds = self.measured.get(work.flops_per_step, (1, work.flops_per_step / rate))
             return n_steps * seconds / steps
 
         def seconds_of_all(runs: Iterable[str]) -> float:
             return sum(seconds_of(self._works[run], self._works[run].n_steps) for run in runs)
 
         own = [seconds_of(present.work, present.n_steps_left) for present in self._present.values()]
-        half_done = sum(map(seconds_of_all, self._elsewhere)) / 2
+        half_done = seconds_of_all(self._elsewhere) / 2
         further = sum(seconds_of(work, work.n_steps) for work in self._further)
         together = sum(own) + seconds_of_all(self._waiting) + further + half_done
         return max(*own, together / (len(own) + len(self._elsewhere)))
@@ -108,44 +99,39 @@ class Eta:
 class _RunObserver(ForwardingObserver):
     """The observer of one run at work."""
 
-    work: RunWork
-
-    def __init__(self, eta: Eta, place: str, observer: Observer):
+    def __init__(self, eta: Eta, place: str, work: RunWork, observer: Observer):
         super().__init__(observer)
-        self._eta, self._place = eta, place
-        self._first = self._step = 0
-        self._n_steps: int | None = None
-        self._began = 0.0
-        self._before: Pace = {}
-        """Measured in this run before it went back to an earlier step."""
+        self._eta, self._place, self.work = eta, place, work
+        self.n_steps_left = work.n_steps
+        self._step, self._n_new, self._since, self._has_steps = 0, 0, 0.0, False
+        """The present step, those made since the run was last measured, when that was, and True after the first."""
 
-    @property
-    def n_steps_left(self) -> int:
-        return self.work.n_steps if self._n_steps is None else self._n_steps - self._step
-
-    def added_to(self, measured: Pace) -> Pace:
-        """Return the measurements with the steps of this run added."""
-        found = [each.get(self.work.flops_per_step, (0, 0.0)) for each in (measured, self._before)]
-        if self._step > self._first:
-            found.append((self._step - self._first, time.monotonic() - self._began))
-        n_steps, seconds = map(sum, zip(*found))
-        return {**measured, self.work.flops_per_step: (n_steps, seconds)} if n_steps else measured
+    def measure(self) -> None:
+        """Add the steps since the last measurement, and their time, to those of all runs."""
+        self._has_steps |= self._n_new > 0
+        if self._has_steps:
+            now, (n_steps, seconds) = time.monotonic(), self._eta.measured.get(self.work.flops_per_step, (0, 0.0))
+            self._eta.measured[self.work.flops_per_step] = n_steps + self._n_new, seconds + now - self._since
+            self._n_new, self._since = 0, now
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._before = self.added_to({})
-        self._first = self._step = step
-        self._n_steps, self._began = n_steps, time.monotonic()
+        self.measure()
+        self._step, self._n_steps, self._since = step, n_steps, time.monotonic()
         super().starting(f"{self._place}, {name}", step, n_steps)
 
     def step_done(self, step: int) -> None:
-        self._step = step
+        self._reached(step)
         super().step_done(step)
 
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "train":
-            self._step = record["step"]  # its step_done comes after
+            self._reached(record["step"])  # its step_done comes after
             self.remaining(self._eta.seconds_left())
         super().record(record)
+
+    def _reached(self, step: int) -> None:
+        self._n_new += step - self._step
+        self._step, self.n_steps_left = step, self._n_steps - step
 
 
 POLL_SECONDS = 1.0
@@ -212,8 +198,7 @@ class Schedule:
         """Yield the observer of a run that is trained in the block. observer: of the job that trains it."""
         idle = [name for name in self.left if name not in {*self._at_work, *self._held_elsewhere}]
         waiting = [name for name in idle if not RunDir(self.left[name].path).has_result]
-        elsewhere = [[name] for name in self._held_elsewhere]
-        with self.eta.at_work_on(run.name, waiting, elsewhere, observer) as shown:
+        with self.eta.at_work_on(run.name, waiting, self._held_elsewhere, observer) as shown:
             yield shown
 
     def announce_wait(self) -> None:
@@ -310,14 +295,14 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                 time.sleep(0.2)
                 continue
             for process in JobProcess.ready(at_work, SECONDS_BETWEEN_SIGNALS if stop else 0.2):
-                if (end := process.receive()) is None:
+                is_end, error = process.receive()
+                if not is_end:
                     continue
                 run, looks_at = at_work.pop(process), 0.0
-                if isinstance(end.error, Interrupted):
-                    errors.append(end.error)
-                    continue
                 try:
-                    schedule.ended(run, end.error)
+                    if isinstance(error, Interrupted):
+                        raise error
+                    schedule.ended(run, error)
                 except Exception as stopping:
                     errors.append(stopping)
         if errors:
@@ -331,6 +316,5 @@ def _first_cause(errors: Sequence[BaseException]) -> BaseException:
     stopped = [error for error in errors if isinstance(error, Interrupted)]
     if len(stopped) < len(errors):
         return next(error for error in errors if not isinstance(error, Interrupted))
-    if len(stopped) == 1:
-        return stopped[0]
-    return Interrupted(f"{len(stopped)} runs stopped, each with a checkpoint", stopped[0].signal_number)
+    several = f"{len(stopped)} runs stopped, each with a checkpoint"
+    return stopped[0] if len(stopped) == 1 else Interrupted(several, stopped[0].signal_number)

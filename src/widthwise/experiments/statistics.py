@@ -1,9 +1,11 @@
 """Statistics for few seeds: paired differences and their intervals, and lines through losses."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 import pydantic
+from pydantic import Field
 
 from widthwise.config_io import Config, UserError, nearest_hint
 from widthwise.evaluation.estimate import students_t
@@ -87,7 +89,7 @@ class TrendConfig(Config):
     """Name of a quantity that is counted from the config of a model."""
     of: str = "val_loss"
     """Name of a loss on held-out text, such as val_loss_next_2 of multi-token prediction."""
-    variants: tuple[str, ...] | None = None
+    variants: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Variants that the line is fitted to; null: all."""
 
     @pydantic.model_validator(mode="after")
@@ -103,27 +105,18 @@ class TrendConfig(Config):
     def values(self, summaries: Mapping[str, CostSummary]) -> dict[str, float]:
         """Return variant -> its quantity. summaries: the cost summaries of all.
 
-        Raises UserError for too few values, and for a variant that will have no such loss.
+        Raises UserError if no line over the logarithm is determined, and for a variant that will have no such loss.
         """
-        names = summaries if self.variants is None else self.variants
-        depth = OF_HELD_OUT[self.of].depth
+        names, depth, over = self.variants or summaries, OF_HELD_OUT[self.of].depth, "compare.trend.over"
         if found := [name for name in names if summaries[name].n_mtp_depths < depth]:
             raise UserError(f"compare.trend.of: got {self.of!r}; {found[0]} has no depth {depth} of model.mtp")
         values = {name: OF_MODELS[self.over].of_cost(summaries[name]) for name in names}
-        check_values(values, self.over)
+        shown = ", ".join(f"{name} {value:.7g}" for name, value in values.items())
+        if min(values.values()) <= 0:
+            raise UserError(f"{over}: {self.over} is {shown}; a logarithm needs values above 0")
+        if len(set(values.values())) < FEWEST_VALUES:
+            raise UserError(f"{over}: {self.over} is {shown}; a trend needs at least {FEWEST_VALUES} different values")
         return values
-
-
-def check_values(values: dict[str, float], over: str) -> None:
-    """Raises UserError if no line over their logarithm is determined."""
-    found = ", ".join(f"{name} {value:.7g}" for name, value in values.items())
-    if min(values.values(), default=1) <= 0:
-        raise UserError(f"compare.trend.over: {over} is {found}; a logarithm needs values above 0")
-    if len(set(values.values())) < FEWEST_VALUES:
-        raise UserError(
-            f"compare.trend.over: {over} is {found or 'given for no variant'}; a trend needs at least {FEWEST_VALUES} "
-            "different values"
-        )
 
 
 def fit_trend(

@@ -12,10 +12,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from widthwise.config_io import UserError, require
 from widthwise.experiments.experiment import Experiment, Point
@@ -41,25 +40,12 @@ POINT, REASON = "point", "reason"
 """User attributes of a trial: name, group and values of its point; why it failed."""
 
 
-State = Literal["running", "finished", "failed"]
-STATES: dict[str, State] = {"COMPLETE": "finished", "FAIL": "failed"}
+STATES = {"COMPLETE": "finished", "FAIL": "failed"}
 """State of a trial in Optuna -> that of its point; running in any other, as its worker may have died."""
 
 
 class StorageAway(UserError):
     """A database is unreachable or unusable, or has lost its study."""
-
-
-@dataclass(frozen=True)
-class DrawnPoint:
-    """A point that was chosen."""
-
-    key: str
-    """The number of its trial, behind "#"."""
-    state: State
-    point: dict[str, Any] | None
-    """Name, group and values; None where it has no name."""
-    reason: str | None
 
 
 class Study:
@@ -86,9 +72,7 @@ class Study:
     @property
     def storage(self) -> str:
         """Address for published files: no password, and of a file only its name."""
-        if self._url is None:
-            return STUDY_FILE
-        if self._url.get_backend_name() != "sqlite":
+        if self._url is None or self._url.get_backend_name() != "sqlite":
             return self._shown
         return self._url.set(query={}, database=Path(self._url.database or "").name).render_as_string()
 
@@ -97,21 +81,22 @@ class Study:
         """Address without password and options (options may contain another password)."""
         return STUDY_FILE if self._url is None else self._url.set(query={}).render_as_string(hide_password=True)
 
-    def drawn(self) -> list[DrawnPoint]:
-        """Return the points chosen so far by all workers, in order."""
+    def drawn(self) -> list[dict[str, Any]]:
+        """Return name, group, values, state and reason of the points chosen so far by all workers, in order. The name
+        of one that has none, yet or at all, is "#" and the number of its trial."""
         found = []
         for trial in self._trials()[: self._space.n_trials]:
-            point, reason = (trial.user_attrs.get(key) for key in (POINT, REASON))
-            state = STATES.get(trial.state.name, "running")
+            point = {"name": f"#{trial.number}", "group": "", "values": {}, **trial.user_attrs.get(POINT, {})}
+            state, reason = STATES.get(trial.state.name, "running"), trial.user_attrs.get(REASON)
             if trial.number in self._given_up and state == "running":
                 state, reason = "failed", self._given_up[trial.number]
-            found.append(DrawnPoint(f"#{trial.number}", state, point, reason))
+            found.append({**point, "state": state, "reason": reason})
         return found
 
     @property
     def n_open(self) -> int:
         """Number of points that have neither finished nor failed, including those not chosen yet."""
-        return self._space.n_trials - sum(each.state != "running" for each in self.drawn())
+        return self._space.n_trials - sum(each["state"] != "running" for each in self.drawn())
 
     def take(self) -> Point | None:
         """Claim a point for this worker: one whose worker has died, or else a new one; None if there is none.
@@ -123,7 +108,7 @@ class Study:
                 if (taken := self._next()) is None:
                     return None
                 number, lock = taken
-                group, values = self._retried(partial(self._draw, number))
+                group, values = self._retried(lambda number=number: self._space.draw(self._trial(number)))
                 try:
                     name = point_name(group, values)
                     self._note(number, POINT, {"name": name, "group": group, "values": values})
@@ -162,9 +147,6 @@ class Study:
 
         self._study.sampler = self._space.sampler(number)
         return optuna.Trial(self._study, self._trials()[number]._trial_id)
-
-    def _draw(self, number: int) -> tuple[str, dict[str, Any]]:
-        return self._space.draw(self._trial(number))
 
     def finish(self, name: str, loss: float) -> None:
         """Tell the mean loss of a point that this worker has trained. NaN becomes infinite."""

@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, nearest_hint, parse, require, to_data
+from widthwise.config_io import Config, UserError, parse, require, to_data
 from widthwise.experiments.axes import Axis, word
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
-    MatchConfig,
     Matched,
     MatchSection,
-    adjusted,
-    check_matched,
     check_same_windows,
     check_trainable,
+    comparable,
     match_asked,
-    parts_of,
-    quantity_of,
 )
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
@@ -91,22 +87,19 @@ class SweepConfig(Config):
                 raise ValueError(
                     f"{_where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
                 )
-            self._check_sizes(_where(group), axes, parts_of(self.match, group))
-        if isinstance(self.match, MatchConfig) and isinstance(self.match.adjust, Mapping):
-            for name in self.match.adjust:
-                if name not in self.groups:
-                    raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, self.groups)}")
+            parts = self.adjusted(group)
+            if ASPECT in axes and "d_model" not in parts:
+                raise ValueError(
+                    f"{_where(group)}.{ASPECT}: needs match: {{adjust: d_model}}, which solves the width for it"
+                )
+            for key, is_solved in (("model.d_model", "d_model" in parts), ("model.n_layers", ASPECT in axes)):
+                if key in axes and is_solved:
+                    raise ValueError(f"{_where(group)}.{key}: follows from the budget here; vary another key")
+        if self.match is not None:
+            self.match.check_names(self.groups)
         if self.baseline is None and self.matched != "none":
             raise ValueError(f"match: got {self.matched!r}; nothing can be matched without a baseline (baseline: {{}})")
         return self
-
-    def _check_sizes(self, where: str, axes: Mapping[str, Axis], adjusted: Sequence[Adjust]) -> None:
-        """Raises ValueError for an axis of a size that is solved."""
-        if ASPECT in axes and "d_model" not in adjusted:
-            raise ValueError(f"{where}.{ASPECT}: needs match: {{adjust: d_model}}, which solves the width for it")
-        for key, is_solved in (("model.d_model", "d_model" in adjusted), ("model.n_layers", ASPECT in axes)):
-            if key in axes and is_solved:
-                raise ValueError(f"{where}.{key}: follows from the budget here; vary another key")
 
     @property
     def axes(self) -> dict[str, dict[str, Axis]]:
@@ -119,7 +112,11 @@ class SweepConfig(Config):
     def matched(self) -> Matched:
         if self.match is None:
             return "none" if self.baseline is None else "params"
-        return quantity_of(self.match)
+        return self.match.quantity
+
+    def adjusted(self, group: str) -> tuple[Adjust, ...]:
+        """Return the parts of the points of a group that are adjusted, in turn."""
+        return () if self.match is None else self.match.parts_of(group)
 
 
 class SweepSpace:
@@ -174,15 +171,14 @@ class SweepSpace:
         """Return a point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
         name, adjustment = point_name(group, values), None
         recipe = self._recipe(name, group, {key: value for key, value in values.items() if key != ASPECT})
-        if self.baseline is not None and (parts := parts_of(self.config.match, group)):
-            base, aspect = self.baseline.recipe, values.get(ASPECT)
-            recipe, adjustment = adjusted(name, recipe, base, self.config.matched, parts, aspect)
-        check_trainable(recipe, name)
-        if self.baseline is not None:
-            advice = "resize it, or say match: none under sweep, or --match none"
-            check_matched({name: recipe}, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
-        else:
+        if self.baseline is None:
+            check_trainable(recipe, name)
             check_same_windows(name, recipe, *self._reference)
+        else:
+            matched, parts, aspect = self.config.matched, self.config.adjusted(group), values.get(ASPECT)
+            recipe, adjustment = comparable(
+                name, recipe, self._reference, matched, parts, "sweep, or --match none", aspect
+            )
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
@@ -222,7 +218,7 @@ class SweepSpace:
         points = {} if self.baseline is None else {self.baseline.name: to_data(self.baseline.recipe)}
         described = [points, list(config.seeds), config.matched, self.axes_as_data(), search.sampler, dict(self._data)]
         described.append({name: group.change for name, group in config.groups.items()})
-        if isinstance(config.match, MatchConfig):
+        if config.match is not None and config.match.adjust:
             described.append(to_data(config.match))
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -272,10 +268,9 @@ def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str
     own_axes = [isinstance(group, dict) and "over" in group for group in named]
     if "over" in asked and own_axes and all(own_axes):
         raise UserError("--over: every group of the recipe has axes of its own")
-    match, adjust = asked.get("match"), asked.get("adjust")
     changed = {**section, **{key: value for key, value in asked.items() if key != "adjust"}}
-    if match or adjust:
-        changed["match"] = match_asked(section.get("match"), match, adjust)
+    if {"match", "adjust"} & asked.keys():
+        changed["match"] = match_asked(section.get("match"), asked.get("match"), asked.get("adjust"))
     if asked.get("search") and isinstance(section.get("search"), dict):
         changed["search"] = section["search"] | asked["search"]
     return changed

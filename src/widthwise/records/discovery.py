@@ -17,17 +17,13 @@ class LayerSizes(Record):
     """n_heads * head_dim."""
     hidden: Number
     """Hidden units of the feed-forward, of all blocks together."""
-    blocks: Number | None = None
-    """Blocks of an hourglass; None where the search leaves their number as it is."""
 
 
 class Candidate(Record):
-    """A growth of one part of one layer that could be chosen, or of the model by a layer."""
+    """A growth of one part of one layer that could be chosen."""
 
     layer: int
     """From 0."""
-    is_gap: bool = False
-    """True if a further layer would come before `layer`, or behind all if there is none of that number."""
     part: str
     gain: float
     """Fall of the loss by a step of its new entries that are 0, to first order: nats, at a rate of 1."""
@@ -44,8 +40,6 @@ class Stage(Record):
     step: int
     """Training steps that the search had done by then."""
     layers: Sequence[LayerSizes]
-    sources: Sequence[int | None] | None = None
-    """(n_layers,) the layer of the stage before that each is, None for one that was added; None: the same layers."""
     cost: float
     """The matched quantity of the model."""
     loss: Known = None
@@ -61,8 +55,6 @@ class Curve(Record):
     attention: Sequence[float] | None = None
     """Width of attention over that of the uniform model and over the width of the layer; `hidden` alike."""
     hidden: Sequence[float] | None = None
-    blocks: Sequence[float] | None = None
-    """Over the blocks of the uniform model."""
 
     def even(self) -> "Curve":
         """Return the curve with the mean of each size in all layers."""
@@ -78,29 +70,11 @@ class DiscoveredShape(Record):
     """The curve that a search found, and its stages and cost."""
 
     curve: Curve
-    n_layers: int | None = None
-    """Number of layers, if it differs from the recipe's."""
     stages: Sequence[Stage]
     tokens: int
     """Seen by all models of the search."""
     flops: float
     """Training FLOPs of the search, measurements of candidates included."""
-
-    def places(self) -> list[list[int]]:
-        """Return for each stage the index, from 0, of each of its layers in the last stage."""
-        places = [list(range(len(self.stages[-1].layers)))]
-        for stage in reversed(self.stages[1:]):
-            last = places[-1]
-            sources = range(len(last)) if stage.sources is None else stage.sources
-            places.append([place for place, source in zip(last, sources, strict=True) if source is not None])
-        return places[::-1]
-
-    def added(self) -> dict[int, int]:
-        """Return layer of the last stage, from 0, that was not there at first -> the step after which it was added."""
-        found = {}
-        for places, before, stage in zip(self.places()[1:], self.stages, self.stages[1:]):
-            found |= {place: before.step for place, source in zip(places, stage.sources or ()) if source is None}
-        return found
 
 
 class Discovery(StoredRecord):

@@ -158,37 +158,31 @@ Alone = Literal["tokens", "flops"]
 """Quantity in which a model trained alone equals the grown one."""
 
 
-class FamilyMember(Record):
-    """A model that was grown and trained on."""
+class FamilyControl(Record):
+    """A model of a family, trained alone from scratch."""
 
     name: str
     """Name of its recipe."""
     seed: int
-    """Seed of the run it was grown from."""
+    """Seed of the run it was grown from, or would have been."""
     run: str
+    tokens: int | None = None
+    """Tokens and FLOPs of all steps, the shared ones included."""
+    flops: Known = None
+    val_loss: Known = None
+
+
+class FamilyMember(FamilyControl):
+    """A model that was grown and trained on."""
+
     params: Number
     start: int
     """The step at which it branched off."""
-    tokens: int | None = None
-    """Tokens and FLOPs of all steps, the shared ones included."""
     flops_own: float
     """Training FLOPs since it branched off."""
-    flops: Known = None
     flops_alone: float
     """Training FLOPs of the same model from scratch over the same tokens."""
-    val_loss: Known = None
     val_bits_per_byte: Known = None
-
-
-class FamilyControl(Record):
-    """The same model, trained alone from scratch."""
-
-    name: str
-    seed: int
-    run: str
-    tokens: int | None = None
-    flops: Known = None
-    val_loss: Known = None
 
 
 class Family(Record):

@@ -29,8 +29,6 @@ N_LINES = 4
 """Moments of the search that a figure shows."""
 SIZES = {"width": "width in the stream", "attention": "width of attention", "hidden": "hidden units"}
 """Field of `LayerSizes` -> its title."""
-BLOCKS = {"blocks": "blocks"}
-"""The same of searches that vary the number of blocks of hourglasses."""
 LOSS, FLOPS = QUANTITY["val_loss"], QUANTITY["training_flops"]
 BESIDE: Mapping[Verdict, str] = {
     "better": "has a lower held-out loss than",
@@ -71,7 +69,7 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
                 sizes_table(discovery),
                 growth_table(discovery),
                 gains_table(discovery),
-                note("added-layers" * bool(discovery.found.added()), "retrained"),
+                note("retrained"),
                 in_words(sentences(discovery, comparison)),
             ),
             rivals,
@@ -98,30 +96,21 @@ def answer(discovery: Discovery) -> str:
     return f"Of {len(layers)} layers, {'; '.join(parts)}." if parts else f"All {len(layers)} layers are about alike."
 
 
-def _sizes(discovery: Discovery) -> dict[str, str]:
-    """Return SIZES, and BLOCKS if the search varied them."""
-    return SIZES if discovery.found.stages[-1].layers[0].blocks is None else SIZES | BLOCKS
-
-
 def _profile_figures(discovery: Discovery) -> list[Figure]:
-    """Return a figure of each size: layers at a few moments of the search, from the first to the last.
-
-    They are where they are in the model that was found, so that one which was added later leaves a gap.
-    """
-    stages, places = discovery.found.stages, discovery.found.places()
+    """Return a figure of each size: layers at a few moments of the search, from the first to the last."""
+    stages = discovery.found.stages
     last = len(stages) - 1
     numbers = np.unique(np.linspace(0, last, min(N_LINES, last + 1)).round().astype(int))
     names = {number: "found" if number == last else f"after step {stages[number].step:,}" for number in numbers}
     looks, figures = styles(names.values()), []
-    across = charts.x("layer", "layer (1 reads the tokens)", values=layer_ticks(len(places[-1])), format="d")
-    for key, title in _sizes(discovery).items():
+    across = charts.x("layer", "layer (1 reads the tokens)", values=layer_ticks(len(stages[-1].layers)), format="d")
+    for key, title in SIZES.items():
         rows = [
-            {"name": name, "layer": float(place + 1), "size": float(layer[key])}
+            {"name": name, "layer": float(place), "size": float(layer[key])}
             for number, name in names.items()
-            for place, layer in zip(places[number], stages[number].layers)
+            for place, layer in enumerate(stages[number].layers, start=1)
         ]
-        unit = "of the hourglass" if key in BLOCKS else "channels"
-        up = charts.y("size", f"{title}, {unit}", (0, 1.06 * max(row["size"] for row in rows)))
+        up = charts.y("size", f"{title}, channels", (0, 1.06 * max(row["size"] for row in rows)))
         base = charts.chart(rows).encode(x=across, y=up, tooltip=charts.tips(name="|moment", layer=".0f", size=".1f"))
         layers = alt.layer(
             base.mark_line().encode(**charts.coloured(looks, "color", "strokeDash")),
@@ -133,16 +122,10 @@ def _profile_figures(discovery: Discovery) -> list[Figure]:
 
 
 def sizes_table(discovery: Discovery) -> Table:
-    """Return the layers that were found, in channels; and which of them were added, where some were."""
-    layers, added = discovery.found.stages[-1].layers, discovery.found.added()
-    sizes, further = list(_sizes(discovery)), ["added after"] if added else []
-    rows = [
-        [str(place + 1), *(fixed(layer[size], 0) for size in sizes)]
-        + [f"step {added[place]:,}" if place in added else "" for _ in further]
-        for place, layer in enumerate(layers)
-    ]
-    header = ["layer", *sizes, *further]
-    return Table("Sizes of the layers at the end of the search", header, rows, words={"added after"})
+    """Return the layers that were found, in channels."""
+    layers = enumerate(discovery.found.stages[-1].layers, start=1)
+    rows = [[str(place), *(fixed(layer[size], 0) for size in SIZES)] for place, layer in layers]
+    return Table("Sizes of the layers at the end of the search", ["layer", *SIZES], rows)
 
 
 def cost_table(discovery: Discovery, comparison: Outcome) -> Table:
@@ -195,17 +178,12 @@ def _flops(variant: Variant) -> float | None:
 
 
 def growth_table(discovery: Discovery) -> Table | None:
-    """Count how often each part of each layer was chosen to grow; None for a search without growth.
-
-    Layers are those that were found; of a part that adds layers, these are the added ones.
-    """
-    found = discovery.found
-    numbered = [(each, places) for stage, places in zip(found.stages, found.places()) for each in stage.candidates]
-    taken = [(each.part, places[each.layer]) for each, places in numbered if each.is_taken and not each.is_gap]
-    taken += [(part, place) for part in {each.part for each, _ in numbered if each.is_gap} for place in found.added()]
+    """Count how often each part of each layer was chosen to grow; None for a search without growth."""
+    candidates = [each for stage in discovery.found.stages for each in stage.candidates]
+    taken = [(each.part, each.layer) for each in candidates if each.is_taken]
     if not taken:
         return None
-    layers, parts = range(len(found.stages[-1].layers)), dict.fromkeys(each.part for each, _ in numbered)
+    layers, parts = range(len(discovery.found.stages[-1].layers)), dict.fromkeys(each.part for each in candidates)
     rows = [[part, *(str(taken.count((part, place))) for place in layers)] for part in parts]
     return Table("Stages in which a part was grown, by layer", ["", *(str(place + 1) for place in layers)], rows)
 
@@ -213,17 +191,15 @@ def growth_table(discovery: Discovery) -> Table | None:
 def gains_table(discovery: Discovery) -> Table | None:
     """Return the gain of a step of each part of each layer, a mean over the stages; None without growth.
 
-    Columns are the layers that were found; a step of a part that adds layers comes before them, or behind all. Below a
-    gain stands the standard error of the mean.
+    Below a gain stands the standard error of the mean.
     """
     found, gains = discovery.found, dict[str, dict[int, list[Candidate]]]()
-    n_layers = len(found.stages[-1].layers)
-    for stage, places in zip(found.stages, found.places()):
+    for stage in found.stages:
         for each in stage.candidates:
-            gains.setdefault(each.part, {}).setdefault([*places, n_layers][each.layer], []).append(each)
+            gains.setdefault(each.part, {}).setdefault(each.layer, []).append(each)
     if not gains:
         return None
-    header = [*map(str, range(1, n_layers + 1)), *["end"] * any(n_layers in own for own in gains.values())]
+    header = [str(layer + 1) for layer in range(len(found.stages[-1].layers))]
     rows, has_errors = [], False
     for part, own in gains.items():
         cells = []
@@ -242,8 +218,7 @@ def gains_table(discovery: Discovery) -> Table | None:
 def sentences(discovery: Discovery, comparison: Outcome | None) -> Iterator[str]:
     """Yield sentences on the found shape, its cost, and its rivals."""
     found = discovery.found
-    widths, n_added = found.curve.widths, len(found.added())
-    layers = counted(len(found.stages[-1].layers), "layer") + (f", {n_added:,} of them added" if n_added else "")
+    widths, layers = found.curve.widths, counted(len(found.stages[-1].layers), "layer")
     baseline = comparison and comparison.baseline_variant
     of_rival = baseline and _flops(baseline)
     trainings = f", {found.flops / of_rival:.2f} times those of training one of its rivals" if of_rival else ""

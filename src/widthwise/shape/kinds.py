@@ -176,7 +176,7 @@ class CurveShape(SolvedShape):
     """Blocks of an hourglass over the recipe's ffn.n_blocks, along the depth; rounded, at least one. null: as many in
     every layer."""
     depth: pydantic.PositiveFloat = 1.0
-    """n_layers over that of the uniform model which costs as much. A search that adds layers finds one above 1."""
+    """n_layers over that of the uniform model which costs as much."""
 
     def n_uniform_layers(self, n_layers: int) -> int:
         return max(1, round(n_layers / self.depth))

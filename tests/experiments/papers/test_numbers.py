@@ -1,15 +1,14 @@
 """Numbers in records of experiments: means over parts of a network and over seeds, differences paired by seed."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from widthwise.config_io import UserError, parse
-from widthwise.experiments.papers.item import Item, read_item
-from widthwise.experiments.papers.numbers import IN_ANALYSES, IN_TABLES
+from widthwise.analysis.profile import ProfileOptions
+from widthwise.config_io import parse
+from widthwise.experiments.papers.item import read_item, read_items
 from widthwise.experiments.papers.work import AnalysisWork, EvaluationWork
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import AnalysedModel, Analysis
@@ -112,33 +111,14 @@ def test_answers_are_means_over_the_seeds_that_all_variants_have():
     assert found.n_seeds == 2
 
 
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        ({"of": "model", "value": "depth_of_valey"}, "got 'depth_of_valey'; did you mean 'depth_of_valley'?"),
-        ({"of": "stream", "value": "kl_to_next"}, "got 'kl_to_next'; allowed: entropy, participation, rank, width"),
-        ({"of": "activations", "value": "density"}, "got None; of density allowed: 0.001"),
-        ({"of": "activations", "value": "density", "beyond": 0.3}, "got 0.3; of density allowed: 0.001"),
-        ({"of": "activations", "value": "dead_share", "beyond": 0.1}, "got 0.1; of dead_share allowed: None"),
-        ({"column": "last_words", "metric": "acc_norm"}, "got last_words acc_norm; allowed: held_out.txt"),
-        ({"column": "last_word", "metric": "acc"}, "got last_word acc; allowed: held_out.txt"),
-    ],
-)
-def test_a_place_that_no_record_has_is_refused_before_the_item_runs(place, expected):
-    kind = "analysis" if "of" in place else "evaluation"
-    small = {"kind": kind, "recipe": "variable_width_inside", "read": {"quantity": place}}
-    with pytest.raises(UserError, match=rf"^item: small\.read\.quantity: .*{re.escape(expected)}"):
-        parse(
-            Item,
-            {"paper": "hourglass", "where": "-", "title": "-", "finds": "-", "printed": {}, "small": small},
-            "item",
-        )
-
-
-def test_every_place_that_an_item_may_name_is_in_the_records():
+def test_every_place_that_an_item_names_is_in_the_records():
     model = Analysis.read(FOLDER).models[0]
-    for part, names in IN_ANALYSES.items():
-        record = model if part == "model" else getattr(model, part)[0]
-        assert all(hasattr(record, name) for name in names)
     table = EvaluationTable.read(FOLDER.with_name("variable_width_table_3_small"))
-    assert set(IN_TABLES) == {(column.name, column.metric) for column in table.columns}
+    columns = {(column.name, column.metric) for column in table.columns}
+    works = [item.small for item in read_items().values()]
+    for place in (place for work in works if isinstance(work, AnalysisWork) for place in work.read.values()):
+        record = model if place.of == "model" else getattr(model, place.of)[0]
+        assert hasattr(record, place.value)
+        assert place.beyond in (ProfileOptions().thresholds if place.value == "density" else [None])
+    for place in (place for work in works if isinstance(work, EvaluationWork) for place in work.read.values()):
+        assert (place.column, place.metric) in columns

@@ -167,10 +167,14 @@ class Item(Config):
 
 def read_items() -> dict[str, Item]:
     """Return all items, paper by paper. Raises UserError for a broken file."""
-    papers = list(PAPERS)
     items = {path.stem: read_item(path.stem) for path in papers_folder().glob("*.yaml")}
-    ordered = sorted(items, key=lambda name: (papers.index(items[name].paper), _with_numbers(name)))
-    return {name: items[name] for name in ordered}
+
+    def place(name: str) -> tuple[int, list[tuple[int, str]]]:
+        """Return a sorting key by which table_10 comes after table_2."""
+        words = [(int(word), "") if word.isdigit() else (-1, word) for word in name.split("_")]
+        return list(PAPERS).index(items[name].paper), words
+
+    return {name: items[name] for name in sorted(items, key=place)}
 
 
 def read_item(name: str) -> Item:
@@ -180,11 +184,6 @@ def read_item(name: str) -> Item:
         known = [each.stem for each in papers_folder().glob("*.yaml")]
         raise UserError(f"paper: got {name!r}; {nearest_hint(name, known)} (`widthwise paper list` shows all)")
     return parse(Item, read_mapping(path), str(path))
-
-
-def _with_numbers(name: str) -> list[tuple[int, str]]:
-    """Return a sorting key by which table_10 comes after table_2."""
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split("_")]
 
 
 SCALES = ("small", "tiny")

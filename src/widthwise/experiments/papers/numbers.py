@@ -5,15 +5,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from widthwise.analysis.profile import ProfileOptions
-from widthwise.config_io import Config, nearest_hint
+from widthwise.config_io import Config
 from widthwise.experiments.fitting import fit_groups
-from widthwise.experiments.papers.questions import CONTINUATIONS, LAST_WORDS, TEXT
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.statistics import seed_interval
 from widthwise.model.config import cost_summary
@@ -99,7 +97,7 @@ def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measurements:
     for x, laws in by_x.items():
         for group in laws.groups:
             own, fit = values.setdefault(group.name, {}), group.chosen_fit
-            if fit is not None and "r_squared" not in own:
+            if "r_squared" not in own:
                 own |= {**fit.parameters, "r_squared": Estimate(mean=fit.r_squared)}
         for saving in laws.arrows:
             values[saving.group] |= {NEEDS + name: saving.ratio for name in (x, OTHER_UNITS.get(x, x))}
@@ -128,37 +126,17 @@ class PrintedPoints(Config):
         return from_laws({x: fit_groups(gather([path], axes[x], self.baseline), "", "", self.law) for x in self.over})
 
 
-IN_ANALYSES: Mapping[str, Sequence[str]] = {
-    "model": ("depth_of_valley", "late_entropy_drop"),
-    "activations": ("density", "utilisation", "dead_share", "participation", "participation_share"),
-    "stream": ("width", "rank", "entropy", "participation"),
-    "logit_lens": ("target_log_prob", "entropy", "kl_to_next"),
-}
-"""Part of an analysed model -> its numbers that can be read."""
-IN_TABLES = ((TEXT, "token_perplexity"), (CONTINUATIONS, "acc_norm"), (LAST_WORDS, "acc"), (LAST_WORDS, "perplexity"))
-"""Columns of a table of evaluations, each with a metric that it has."""
-
-
 class AnalysisQuantity(Config):
     """Place of a quantity in an analysis: of a model, or of its layers, as a mean over a part of the network."""
 
     of: Literal["model", "activations", "stream", "logit_lens"]
-    """The state before the first layer counts for no part."""
+    """Part of an analysed model. The state before the first layer counts for no part."""
     value: str
     """Name of the number in the record. Of one for each unit, the spread counts: standard deviation over mean."""
     beyond: float | None = None
     """Of a density, the threshold."""
     part: tuple[float, float] = (0.0, 1.0)
     """Where the part begins and ends, as fractions of the depth. Hidden units stand in the middle of their layer."""
-
-    @model_validator(mode="after")
-    def _is_recorded(self) -> Self:
-        if self.value not in IN_ANALYSES[self.of]:
-            raise ValueError(f"value: got {self.value!r}; {nearest_hint(self.value, IN_ANALYSES[self.of])}")
-        allowed = ProfileOptions().thresholds if self.value == "density" else (None,)
-        if self.beyond not in allowed:
-            raise ValueError(f"beyond: got {self.beyond}; of {self.value} allowed: {', '.join(map(str, allowed))}")
-        return self
 
     def read(self, model: AnalysedModel, thresholds: Sequence[float]) -> float:
         """Return the number; NaN where one of the layers lacks it, or there is none."""
@@ -188,12 +166,6 @@ class TableQuantity(Config):
     metric: str
     times: float = 1.0
     """Factor; 100 for a share that is printed in percent."""
-
-    @model_validator(mode="after")
-    def _is_recorded(self) -> Self:
-        if (self.column, self.metric) not in IN_TABLES:
-            raise ValueError(f"got {self.column} {self.metric}; allowed: {', '.join(map(' '.join, IN_TABLES))}")
-        return self
 
 
 N_GPUS = 8

@@ -13,7 +13,6 @@ from widthwise.evaluation.differences import all_differences
 from widthwise.evaluation.models_table import models_table
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.fitting import fit_groups
-from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.papers.demonstration import demonstrate, planned_expansions
 from widthwise.experiments.papers.numbers import (
     AnalysisQuantity,
@@ -25,7 +24,7 @@ from widthwise.experiments.papers.numbers import (
 )
 from widthwise.experiments.papers.questions import TEXT, write_questions
 from widthwise.experiments.recipes import read_all
-from widthwise.experiments.running import run_experiment
+from widthwise.experiments.running import jobs_of, run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.files import write_atomic
 from widthwise.recipe.recipe import load_recipe
@@ -106,17 +105,12 @@ class Work(Config):
     @property
     def workload(self) -> str:
         """The amount of work, in words. Raises UserError for a recipe that cannot be trained."""
-        plan = self.plan
-        if plan.axes is None:
-            return plan.in_words
-        work = plan.workload()
-        return f"{work['n_runs']} runs, together {work['training_flops']:.3g} training FLOPs"
+        return self.plan.in_words
 
     def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> Experiment:
         """Train the runs of the plan that have not finished."""
         plan = self.plan
-        jobs = Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), n_jobs)
-        run_experiment(plan, folder, observer=observer, jobs=jobs)
+        run_experiment(plan, folder, observer=observer, jobs=jobs_of(plan, n_jobs))
         return plan
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
@@ -168,8 +162,7 @@ class AnalysisWork(Work):
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         models = folder / MODELS
-        plan = self.train(models, observer, n_jobs)
-        paths = [models / run_path(*key) for key in plan.order]
+        paths = [models / run_path(*key) for key in self.train(models, observer, n_jobs).order]
         analyse(paths, n_tokens=self.n_tokens, observer=observer).write(folder)
         return [models, folder]
 
