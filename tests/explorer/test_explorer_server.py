@@ -74,7 +74,12 @@ def test_a_target_that_is_no_address_is_a_bad_request(
 
 
 def test_the_page_may_load_from_this_server_alone(server: ExplorerServer) -> None:
-    for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
+    for path, kind in (
+        ("/", "text/html"),
+        ("/reports.css", "text/css"),
+        ("/page.css", "text/css"),
+        ("/page.js", "text/javascript"),
+    ):
         status, headers, text = _get(server, path)
         assert (status, headers["Content-Type"]) == (200, f"{kind}; charset=utf-8")
         assert "default-src 'none'; script-src 'self'" in headers["Content-Security-Policy"]

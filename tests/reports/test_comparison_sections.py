@@ -87,7 +87,7 @@ def test_figure_and_tables_say_what_the_line_of_a_trend_is(tmp_path: Path) -> No
     change(write_comparison(tmp_path) / "outcome.json", lambda data: data.update(trend=TREND))
     shown = section(reported(tmp_path)["html"], "trend-over-virtual_width")
     (label,) = labels(shown)
-    assert f"{MINUS}0.0125 with each doubling ({MINUS}0.0375 to +0.0125)" in label
+    assert f"{MINUS}0.0125 ({MINUS}0.0375 to +0.0125) with each doubling" in label
     assert label.index("uniform at 1: 3.0500, line 3.0525") < label.index("x at 1.5") < label.index("hourglass at 6")
     for text in ("3.0125 to 3.0925", "0.4321", "+0.0338", "3.0202", "The line over log2 of virtual_width, 2 seeds"):
         assert text in shown

@@ -36,7 +36,7 @@ def test_the_page_of_a_run_at_work_shows_its_last_records_and_reloads(tmp_path: 
         assert f"It is running, at step {step} of 9" in text
         assert "reloads itself every 7 s" in text
         trained, validated = records[4 if step == 5 else 8, "train"]["loss"], records[5, "validation"]["loss"]
-        assert rows_of(text, "So far")["run"][:5] == ["running", str(step), "9", f"{trained:.4f}", f"{validated:.4f}"]
+        assert rows_of(text, "So far")["run"][:4] == ["running", f"{step}/9", f"{trained:.4f}", f"{validated:.4f}"]
     finished = write_report(run, refresh_seconds=7)[0].read_text()
     assert 'http-equiv="refresh"' not in finished
     assert "So far" not in finished

@@ -15,9 +15,7 @@ from widthwise.cli.options import JsonOption, RunArgument, RunsArgument, StepOpt
 from widthwise.cli.progress import LineObserver, shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_result, say_text
 from widthwise.config_io import Config, UserError
-from widthwise.records.run import ListedRun
-from widthwise.reports.formats import MISSING, counted, duration, fixed, si
-from widthwise.reports.table import Table
+from widthwise.reports.formats import counted
 from widthwise.runs.scoring import EvaluationConfig
 
 PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -281,32 +279,17 @@ def runs(
 
     Example: `widthwise runs runs/quickstart`
     """
+    from widthwise.reports.reading import progress_table
     from widthwise.runs.listing import list_runs
 
     found = list_runs(folder)
-    header = ["Run", "State", "Step", "Loss", "Held-out loss", "Tokens/s", "Age", "Size"]
-    table = Table(
-        f"{counted(len(found), 'run')} in {folder}", header, [_row(each, folder) for each in found], ["State"]
-    )
+    own = {str(folder): str(folder)}
+    named = {own.get(each.path) or str(Path(each.path).relative_to(folder)): each for each in found}
+    table = progress_table(named, f"{counted(len(found), 'run')} in {folder}")
     say_result({"runs": [each.to_data() for each in found]}, as_json, (), [table])
     for each in found:
         if each.reason is not None and not as_json:
             remark(each.reason if each.state == "unreadable" else f"{each.path}: {each.reason}")
-
-
-def _row(run: ListedRun, folder: Path) -> list[str]:
-    path = Path(run.path)
-    step = MISSING if run.step is None else f"{run.step:,}"
-    return [
-        str(path.relative_to(folder)) if path != folder else str(path),
-        run.state,
-        step if run.n_steps is None else f"{step}/{run.n_steps:,}",
-        fixed(run.loss, 4),
-        fixed(run.val_loss, 4),
-        si(run.tokens_per_second),
-        duration(None if run.age_seconds is None else run.age_seconds / 3600),
-        MISSING if run.n_bytes is None else f"{si(run.n_bytes)}B",
-    ]
 
 
 def lm_eval(context: typer.Context) -> None:

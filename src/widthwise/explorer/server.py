@@ -18,6 +18,7 @@ ADDRESS = "127.0.0.1"
 JSON = "application/json"
 FILES = {
     "/": ("page.html", "text/html"),
+    "/reports.css": ("../reports/page.css", "text/css"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }

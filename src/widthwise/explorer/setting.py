@@ -68,19 +68,18 @@ class Setting(Config):
         own = {"match": shape.match}
         if isinstance(shape, SolvedShape) and self.shape in (None, shape.kind):
             own["rounding"] = shape.rounding
-        asked = {"match": self.match, "rounding": self.rounding, "budget": self.budget}
+        asked = _given(match=self.match, rounding=self.rounding, budget=self.budget)
         return ShapeRequest(
             kind=self.shape or shape.kind,
             turn_layer=self.turn_layer,
             turn_width=self.turn_width,
             quantum=None if self.quantum == "smallest" else self.quantum,
-            **own | {key: value for key, value in asked.items() if value is not None},
+            **own | asked,
         )
 
     def _sized(self, model: dict[str, Any]) -> dict[str, Any]:
         """The model section with other sizes, its shape apart."""
-        sizes = {"d_model": self.d_model, "n_layers": self.n_layers}
-        sized = {**model, **{key: value for key, value in sizes.items() if value is not None}}
+        sized = {**model, **_given(d_model=self.d_model, n_layers=self.n_layers)}
         if self.quantum == "smallest":
             sized["shape"] = {key: value for key, value in (model.get("shape") or {}).items() if key != "quantum"}
         if self.n_heads is not None or self.head_dim is not None or self.kv_group_size is not None:
@@ -90,12 +89,11 @@ class Setting(Config):
         return sized
 
     def _attention(self, attention: dict[str, Any]) -> dict[str, Any]:
-        heads = {"n_heads": self.n_heads, "head_dim": self.head_dim}
-        attention = in_groups(attention)
-        if any(value is not None for value in heads.values()):
-            attention = {key: value for key, value in attention.items() if key not in heads}
-        asked = {**heads, "kv_group_size": self.kv_group_size}
-        return {**attention, **{key: value for key, value in asked.items() if value is not None}}
+        heads = _given(n_heads=self.n_heads, head_dim=self.head_dim)
+        kept = {
+            key: own for key, own in in_groups(attention).items() if not heads or key not in ("n_heads", "head_dim")
+        }
+        return kept | heads | _given(kv_group_size=self.kv_group_size)
 
     def _ffn(self, ffn: dict[str, Any]) -> dict[str, Any]:
         kind = ffn.get("kind", DEFAULT_FFN) if self.ffn is None else self.ffn
@@ -110,6 +108,11 @@ SOLVED: dict[str, type[SolvedShape]] = {
     kind_of(each): each for each in get_args(get_args(Shape)[0]) if issubclass(each, SolvedShape)
 }
 DEFAULT_FFN = kind_of(type(ModelTemplate.model_fields["ffn"].default))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Return the values that were set."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def template_of(recipe: Recipe, where: str) -> ModelTemplate:

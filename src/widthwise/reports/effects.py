@@ -23,10 +23,9 @@ from widthwise.reports.formats import (
     sequence,
     shorten,
     signed,
-    with_interval,
 )
-from widthwise.reports.page import Code, Page, Text, in_words, note, section
-from widthwise.reports.scales import Scales, sentences, sign, signs, words, worth
+from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.scales import Scales, described, sentences, sign, signs, words, worth
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
 from widthwise.reports.tables import text_key, text_words
 
@@ -80,7 +79,6 @@ def effects_page(scales: Scales) -> Page:
                 note("effects", baseline=baseline, level=level),
                 effect_table(scales),
                 note("signs", "several-texts" * (len(texts) > 1)),
-                in_words(sentences(scales)),
             ),
             section(
                 "Tokens at equal loss",
@@ -92,6 +90,8 @@ def effects_page(scales: Scales) -> Page:
             section("How to reproduce", *commands),
         ),
         made_from="outcome.json of each folder",
+        files={"table.csv": csv_text(scales), "table.tex": latex_text(scales)},
+        record=lambda out: effects_record(scales, out),
     )
 
 
@@ -114,7 +114,7 @@ def effect_figures(scales: Scales) -> list[Figure]:
     is_sure = {"fillOpacity": alt.condition("datum.sure", alt.value(1), alt.value(0))}
     figures = []
     for i, effect in enumerate(scales.effects):
-        rows, missing, described = list[dict[str, Any]](), [], []
+        rows, missing = list[dict[str, Any]](), []
         for scale, each in zip(scales.each, effect.differences):
             at, line = (scale.tokens, scale.params) if is_over_tokens else (scale.params, scale.tokens)
             known = Estimate(mean=None) if each is None else each
@@ -122,9 +122,6 @@ def effect_figures(scales: Scales) -> list[Figure]:
             rows.append(row | charts.ends_of(known))
             if each is None:
                 missing.append(f"{scales.sizes[scale.params]}, {scales.lengths[scale.tokens]}")
-                described.append(f"not measured at {scales.name(scale)}")
-            else:
-                described.append(f"{with_interval(each, 4)} at {scales.name(scale)}")
         rows.sort(key=lambda row: row["x"])
         layers = alt.layer(
             charts.line_at(0, "y"),
@@ -136,7 +133,7 @@ def effect_figures(scales: Scales) -> list[Figure]:
         )
         title = clean(effect.name) + (f" (not at {'; '.join(missing)} tokens)" if missing else "")
         pair = f"{shorten(effect.name, 40)} minus that of {shorten(scales.baseline, 40)}"
-        label = f"Held-out loss of {pair}, {words(effect)}: {'; '.join(described)}."
+        label = f"Held-out loss of {pair}, {words(effect)}: {described(effect, scales)}."
         figures.append(Figure(f"effects-{i}", title, label, layers, looks, height=220, is_small=True))
     return figures
 

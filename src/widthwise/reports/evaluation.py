@@ -90,6 +90,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
             ),
         ),
         made_from=f"{EvaluationTable.file_name} of {table.created}",
+        files={"table.csv": csv_text(table), "table.tex": latex_text(table)},
     )
 
 

@@ -8,7 +8,7 @@ from widthwise.records.discovery import Search
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Trend, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
-from widthwise.records.run import PlannedRuns, Run, RunResult
+from widthwise.records.run import ListedRun, PlannedRuns, Run, RunResult
 from widthwise.reports import experiment_figures as figures
 from widthwise.reports import main_table, tables
 from widthwise.reports.answers import answer, badges, question
@@ -122,6 +122,9 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
             _reproduce(found, runs),
         ),
         made_from=f"{Outcome.file_name} of {found.created}",
+        files={"table.csv": main_table.csv_text(found), "table.tex": main_table.latex_text(found)}
+        if found.variants
+        else {},
     )
 
 
@@ -171,16 +174,15 @@ def _at_one_budget(folder: Path, found: Outcome) -> list[str]:
     return [candidate.name for candidate in Search.read(folder).candidates]
 
 
-PARAMS, TOKENS, FLOPS, LOSS = (QUANTITY[name] for name in ("params", "tokens", "training_flops", "val_loss"))
-BRANCH_COLUMNS = (
-    ("params", PARAMS.brief_title, PARAMS),
-    ("start", "branched after step", QUANTITY["steps"]),
-    ("tokens", TOKENS.brief_title, TOKENS),
-    ("flops", FLOPS.brief_title, FLOPS),
-    ("flops_alone", "FLOPs alone", FLOPS),
-    ("val_loss", LOSS.title, LOSS),
-)
-"""Key of a member of a family, title, and the quantity as which it is shown."""
+BRANCH_COLUMNS = {
+    "params": ("params", "params"),
+    "start": ("branched after step", "steps"),
+    "tokens": ("tokens", "tokens"),
+    "flops": ("training FLOPs", "training_flops"),
+    "flops_alone": ("FLOPs alone", "training_flops"),
+    "val_loss": ("held-out loss", "val_loss"),
+}
+"""Key of a member of a family -> its title, and the quantity as which it is shown."""
 
 
 def branch_table(found: Outcome) -> Table | None:
@@ -190,7 +192,7 @@ def branch_table(found: Outcome) -> Table | None:
     rows = [
         [
             f"{clean(each.name)}{'' if is_grown else ', alone'}, seed {each.seed}",
-            *(shown(getattr(each, key, None), quantity) for key, _, quantity in BRANCH_COLUMNS),
+            *(shown(getattr(each, key, None), QUANTITY[name]) for key, (_, name) in BRANCH_COLUMNS.items()),
         ]
         for is_grown, runs in ((True, family.members), (False, family.controls))
         for each in runs
@@ -199,23 +201,16 @@ def branch_table(found: Outcome) -> Table | None:
         f"Branched from {clean(family.sources[0])}: together {si(family.family_flops)} training FLOPs, the shared "
         f"{si(family.shared_flops)} counted once; each from the start {si(family.flops_alone)}"
     )
-    return Table(caption, ["Run", *(title for _, title, _ in BRANCH_COLUMNS)], rows)
+    return Table(caption, ["Run", *(title for title, _ in BRANCH_COLUMNS.values())], rows)
 
 
 def _judged_table(found: Outcome) -> Table | None:
     """Return the best point as the best of many, with an interval widened for all, and groups on average."""
-    rows = [
-        [
-            f"{clean(each.name)}, best of {each.n_points}"
-            if each.confidence > found.confidence
-            else f"{clean(each.name)}, {counted(each.n_points, 'point')}",
-            clean(each.beside),
-            with_interval(each.difference, 4),
-            f"{100 * each.confidence:.4g}%",
-            each.verdict,
-        ]
-        for each in found.judged
-    ]
+    rows = []
+    for each in found.judged:
+        what = f"best of {each.n_points}" if each.confidence > found.confidence else counted(each.n_points, "point")
+        row = [f"{clean(each.name)}, {what}", clean(each.beside), with_interval(each.difference, 4)]
+        rows.append([*row, percentage(each.confidence), each.verdict])
     header = ["Best of many, and means of groups", "beside", "difference", "interval of", "verdict"]
     return Table("Differences of more than one point", header, rows, words={"beside", "verdict"}) if rows else None
 
@@ -246,24 +241,20 @@ def _curves(found: Outcome, runs: Runs, looks: Mapping[str, Style]) -> list[Figu
     for number, (size, variants) in enumerate(panels.items()):
         every = [run for each in variants for run in runs[each.name]]
         for event, title in _LOSSES:
-            if not size:
-                bundles = {each.name: over_seeds(runs[each.name], event) for each in variants}
-                name, grown = f"{title} by step", growth_steps(every)
-                drawn.append(curve_figure(f"{event}-step", name, bundles, looks, "step", title.lower(), True, grown))
-            bundles = {each.name: _over_flops(each, runs[each.name], event) for each in variants}
-            key, name = (
-                f"{event}-flops{f'-{number}' * bool(size)}",
-                f"{clean(size)}: {title.lower()}" if size else f"{title} by training FLOPs",
-            )
-            grown = growth_flops(every)
-            drawn.append(curve_figure(key, name, bundles, looks, "training FLOPs", title.lower(), True, grown))
+            by_step = {each.name: over_seeds(runs[each.name], event) for each in variants}
+            by_flops = {each.name: _over_flops(each, runs[each.name], by_step[each.name]) for each in variants}
+            for over, curves, grown in (("step", by_step, growth_steps), ("training FLOPs", by_flops, growth_flops)):
+                key = f"{event}-{over.split()[-1].lower()}{f'-{number}' * bool(size)}"
+                name = f"{clean(size)}: {title.lower()}" if size else f"{title} by {over}"
+                if not size or over != "step":
+                    drawn.append(curve_figure(key, name, curves, looks, over, title.lower(), True, grown(every)))
     return [figure for figure in drawn if figure is not None]
 
 
-def _over_flops(variant: Variant, runs: Sequence[Run], event: str) -> Bundle:
-    flops, by_steps = _flops_per_token(runs[0], variant), over_seeds(runs, event)
-    seeds = {name: against_flops(curve, run, flops) for (name, curve), run in zip(by_steps.seeds.items(), runs)}
-    return Bundle(seeds, against_flops(by_steps.mean, runs[0], flops))
+def _over_flops(variant: Variant, runs: Sequence[Run], by_step: Bundle) -> Bundle:
+    flops = _flops_per_token(runs[0], variant)
+    seeds = {name: against_flops(curve, run, flops) for (name, curve), run in zip(by_step.seeds.items(), runs)}
+    return Bundle(seeds, against_flops(by_step.mean, runs[0], flops))
 
 
 def _flops_per_token(run: Run, variant: Variant) -> float:
@@ -431,9 +422,11 @@ def _reproduce(found: Outcome, runs: Runs) -> Section | None:
     )
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Return whether a folder holds an experiment of which runs, points or the result are missing."""
-    found = Outcome.read(folder) if (folder / Outcome.file_name).is_file() else None
+def is_unfinished(folder: Path, found: Outcome | None) -> bool:
+    """Return whether a folder holds an experiment of which runs, points or the result are missing.
+
+    found: its record, if it has one.
+    """
     if found is not None and found.axes:
         return found.is_open
     if not (folder / PlannedRuns.file_name).is_file():
@@ -448,41 +441,27 @@ def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) ->
     """
     has_plan = (folder / PlannedRuns.file_name).is_file()
     planned = PlannedRuns.read(folder) if has_plan else PlannedRuns(title="", command="", runs=())
-    paths = {folder / each.path: each for each in planned.runs}
-    listed = {
-        path.name: listed_run(path) if RunDir(path).exists else planned_run(path, each.n_steps)
-        for path, each in paths.items()
-    }
-    runs = section("Runs", progress_table(listed), note("unfinished"))
-    lead = (
-        f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}"
-        if listed
-        else ""
-    )
-    if so_far is not None:
-        sections, kind = (runs, *so_far.sections), f"{so_far.kind}, not finished"
-        return replace(
-            so_far, kind=kind, lead=f"{so_far.lead} {lead}", sections=sections, refresh_seconds=refresh_seconds
-        )
     begun: dict[str, list[Run]] = {each.variant: [] for each in planned.runs}
-    for path, each in paths.items():
-        if RunDir(path).exists:
+    listed: dict[str, ListedRun] = {}
+    for each in planned.runs:
+        path = folder / each.path
+        has_begun = RunDir(path).exists
+        listed[path.name] = listed_run(path) if has_begun else planned_run(path, each.n_steps)
+        if has_begun and so_far is None:
             begun[each.variant].append(read_run(path, each.path))
+    runs = section("Runs", progress_table(listed), note("unfinished"))
+    states = f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}"
+    lead = states if listed else ""
+    if so_far is not None:
+        kind, lead = f"{so_far.kind}, not finished", f"{so_far.lead} {lead}"
+        sections = (runs, *so_far.sections)
+        return replace(so_far, kind=kind, lead=lead, sections=sections, refresh_seconds=refresh_seconds)
     looks = styles(begun, planned.baseline)
     grown = growth_steps([run for own in begun.values() for run in own])
-    drawn = [
-        curve_figure(
-            f"{event}-loss",
-            title,
-            {name: over_seeds(own, event) for name, own in begun.items() if own},
-            looks,
-            "step",
-            title.lower(),
-            True,
-            grown,
-        )
-        for event, title in _LOSSES
-    ]
+    drawn = []
+    for event, title in _LOSSES:
+        curves = {name: over_seeds(own, event) for name, own in begun.items() if own}
+        drawn.append(curve_figure(f"{event}-loss", title, curves, looks, "step", title.lower(), True, grown))
     return Page(
         "experiment, not finished",
         planned.title,

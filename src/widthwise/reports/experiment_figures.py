@@ -29,6 +29,7 @@ from widthwise.reports.formats import (
     si,
     signed,
     tick,
+    with_interval,
 )
 
 _ROW = 30
@@ -41,45 +42,32 @@ def difference_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | 
 
     None where nothing is compared.
     """
-    found = {
-        each.name: (each.difference, each.verdict)
-        for each in outcome.variants
-        if each.difference is not None and each.name in looks
-    }
+    compared = [each for each in outcome.variants if each.difference is not None and each.name in looks]
+    found = {each.name: each.difference for each in compared if each.difference is not None}
     if not found:
         return None
-    own = {name: looks[name] for name in found}
-    with_ends = all(len(difference.per_seed) >= FEWEST_SEEDS for difference, _ in found.values())
+    own, verdicts = {name: looks[name] for name in found}, {each.name: each.verdict for each in compared}
     baseline = shorten(outcome.baseline_words or "its baseline", 30)
-    means = [{"name": clean(name), "verdict": word, **charts.ends_of(each)} for name, (each, word) in found.items()]
+    means = [{"name": clean(n), "verdict": verdicts[n], **charts.ends_of(each)} for n, each in found.items()]
     seeds = [
         {"name": clean(name), "seed": seed, "difference": finite(value)}
-        for name, (difference, _) in found.items()
+        for name, difference in found.items()
         for seed, value in zip(outcome.seeds, difference.per_seed)
     ]
-    title = [f"nats above {baseline}: left of 0 is better", *([] if with_ends else ["too few seeds for intervals"])]
-    rows: dict[str, Any] = {"y": alt.Y("name:N", sort=None, title=None), **charts.coloured(own)}
-    ends, ticks, points = (
-        charts.chart(means).mark_rule(strokeWidth=2.6).encode(x=charts.x("low", title), x2="high:Q", **rows),
-        charts.chart(seeds)
-        .mark_tick(thickness=1.4, size=11, yOffset=8)
-        .encode(x="difference:Q", tooltip=charts.tips(name="|variant", seed="", difference="+.4f"), **rows),
-        charts.chart(means)
-        .mark_point(size=95)
-        .encode(
-            x=charts.x("y", title, format="+.3~f", grid=True),
-            tooltip=charts.tips(name="|variant", y="+.4f|mean", low="+.4f", high="+.4f", verdict=""),
-            **rows | charts.coloured(own, "color", "shape"),
-        ),
-    )
-    label = charts.described(
-        f"Difference in held-out loss to {baseline}:",
-        {
-            name: f"{signed(each.mean, 4)} ({interval(each, 4, True) or 'no interval'})"
-            for name, (each, _) in found.items()
-        },
-    )
-    chart = alt.layer(charts.line_at(0, "x"), *([ends] if with_ends else []), ticks, points)
+    with_ends = len(next(iter(found.values())).per_seed) >= FEWEST_SEEDS
+    title = [f"nats above {baseline}: left of 0 is better", *["too few seeds for intervals"] * (not with_ends)]
+    up, colour = alt.Y("name:N", sort=None, title=None), charts.coloured(own)
+    ends = charts.chart(means).mark_rule(strokeWidth=2.6).encode(x=charts.x("low", title), x2="high:Q", y=up, **colour)
+    tip = charts.tips(name="|variant", seed="", difference="+.4f")
+    ticks = charts.chart(seeds).mark_tick(thickness=1.4, size=11, yOffset=8)
+    ticks = ticks.encode(x="difference:Q", y=up, tooltip=tip, **colour)
+    tip = charts.tips(name="|variant", y="+.4f|mean", low="+.4f", high="+.4f", verdict="")
+    across = charts.x("y", title, format="+.3~f", grid=True)
+    points = charts.chart(means).mark_point(size=95)
+    points = points.encode(x=across, y=up, tooltip=tip, **charts.coloured(own, "color", "shape"))
+    numbers = {name: with_interval(each, 4) for name, each in found.items()}
+    label = charts.described(f"Difference in held-out loss to {baseline}:", numbers)
+    chart = alt.layer(charts.line_at(0, "x"), *[ends] * with_ends, ticks, points)
     return Figure("differences", f"Held-out loss minus that of {baseline}", label, chart, own, 40 + _ROW * len(found))
 
 
@@ -137,10 +125,10 @@ def ratio_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
             **charts.coloured(own, "color", "shape"),
         )
     )
-    numbers: dict[str, str] = {}
-    for row in rows:
-        before = f"{numbers[row['name']]}, " if row["name"] in numbers else ""
-        numbers[row["name"]] = f"{before}{row['quantity']} {ratio(row['ratio']) or '?'}"
+    numbers = {
+        name: ", ".join(f"{row['quantity']} {ratio(row['ratio']) or '?'}" for row in rows if row["name"] == clean(name))
+        for name in own
+    }
     label = charts.described(f"Costs and speed relative to {baseline}.", numbers)
     chart = alt.layer(charts.line_at(1, "x"), points)
     n_rows = len({row["quantity"] for row in rows})
@@ -296,7 +284,7 @@ def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[st
     numbers = {
         p.variant: f"at {tick(p.value)}: {fixed(losses[p.variant].mean, 4)}, line {fixed(p.line, 4)}" for p in points
     }
-    slope = f"{signed(trend.slope.mean, 4)} with each doubling ({interval(trend.slope, 4, True) or 'no interval'})"
+    slope = f"{with_interval(trend.slope, 4)} with each doubling"
     label = charts.described(f"{capital(title)} over {over}: {slope}.", numbers)
     return Figure("trend", f"{capital(title)} over {over}", label, alt.layer(*layers), own)
 
@@ -423,22 +411,27 @@ _MOST_MEDIANS = 4.0
 def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]], names: Mapping[str, str]) -> Figure:
     """Return a heat map whose longer axis is vertical, so that it fits on a narrow screen."""
     (down, rows), (across, columns) = sorted(grid.items(), key=lambda item: -len(item[1]))
-    cells = [
-        (point, finite(score(point, outcome).mean) if isinstance(point, Variant) else math.nan)
-        for point in outcome.of_group(group)
-        if point.values.get(down) in rows and point.values.get(across) in columns
-    ]
-    known = {point.name: mean for point, mean in cells if math.isfinite(mean)}
+    has_zero, cells = outcome.baseline_words is not None, list[dict[str, Any]]()
+    inside = [p for p in outcome.of_group(group) if p.values.get(down) in rows and p.values.get(across) in columns]
+    means = {each.name: finite(score(each, outcome).mean) for each in inside if isinstance(each, Variant)}
+    known = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     best = min(known, key=known.__getitem__, default=None)
-    shade = _shades(list(known.values()), outcome.baseline_words is not None)
-    shown = [
-        _map_row(point, mean, outcome, shade, down, across) | {"best": point.name == best} for point, mean in cells
-    ]
+    shade = _shades(list(known.values()), has_zero)
+    for point in inside:
+        cell = {"down": _shown(point.values[down]), "across": _shown(point.values[across]), "point": clean(point.name)}
+        cell |= {"shade": shade(known[point.name]) if point.name in known else None, "best": point.name == best}
+        if isinstance(point, OpenPoint):
+            cells.append(cell | {"score": point.state, "width": "", "interval": ""})
+            continue
+        mark = "*" if has_zero and point.verdict in ("better", "worse") else ""
+        number = shown_score(known[point.name], outcome, 3 if has_zero else 4) if point.name in known else MISSING
+        width, ends = tick(round(point.cost.average_width, 1)), interval(score(point, outcome), 4)
+        cells.append(cell | {"score": number + mark, "width": width, "interval": ends})
     where = {
         "x": alt.X("across:N", sort=[_shown(v) for v in columns], title=names[across], axis=alt.Axis(labelAngle=0)),
         "y": alt.Y("down:N", sort=[_shown(v) for v in reversed(rows)], title=names[down]),
     }
-    base = alt.Chart(charts.table_of(shown)).encode(**where)
+    base = alt.Chart(charts.table_of(cells)).encode(**where)
     tip = charts.tips(point="", score="", interval="", width="|average width")
     scale = alt.Scale(domain=list(range(len(HEAT))), range=HEAT)
     layers = [
@@ -449,31 +442,13 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
         base.mark_text(dy=-6, fill=INK).encode(text="score:N"),
         base.mark_text(dy=8).encode(text="width:N"),
     ]
-    words = "Difference to the baseline" if outcome.baseline_words else "Held-out loss"
+    words = "Difference to the baseline" if has_zero else "Held-out loss"
     label = f"{words} of {shorten(group or 'all points', 40)} over {names[down]} and {names[across]}."
     if best is not None:
         low, high = (shown_score(end, outcome) for end in (min(known.values()), max(known.values())))
         label += f" From {low} to {high}; best: {shorten(best, 60)}."
     title = f"{clean(group)}: {names[down]} and {names[across]}" if group else f"{names[down]} and {names[across]}"
     return Figure(key, title, label, alt.layer(*layers), height=60 + 44 * len(rows))
-
-
-def _map_row(
-    point: Variant | OpenPoint, mean: float, outcome: Outcome, shade: Callable[[float], int], down: str, across: str
-) -> dict[str, Any]:
-    own = {"down": _shown(point.values[down]), "across": _shown(point.values[across]), "point": clean(point.name)}
-    if isinstance(point, OpenPoint):
-        return own | {"score": point.state, "shade": None, "width": "", "interval": ""}
-    mark = "*" if outcome.baseline_words and point.verdict in ("better", "worse") else ""
-    number = shown_score(mean, outcome, 3 if outcome.baseline_words else 4) if math.isfinite(mean) else MISSING
-    width = tick(round(point.cost.average_width, 1))
-    ends = interval(score(point, outcome), 4)
-    return own | {
-        "score": number + mark,
-        "shade": shade(mean) if math.isfinite(mean) else None,
-        "width": width,
-        "interval": ends,
-    }
 
 
 def _shades(scores: Sequence[float], has_zero: bool) -> Callable[[float], int]:

@@ -10,7 +10,6 @@ from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
 from widthwise.reports.formats import (
-    MISSING,
     TIMES,
     capital,
     clean,
@@ -23,6 +22,7 @@ from widthwise.reports.formats import (
     signed,
 )
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
+from widthwise.reports.tables import by_row
 
 if TYPE_CHECKING:
     from widthwise.reports.charts import Style
@@ -197,21 +197,15 @@ def validated_names(outcome: Outcome) -> list[str]:
 
 def validated_table(outcome: Outcome) -> Table | None:
     """Return one row per variant; differences to the baseline with their intervals stand behind the means."""
-    names = validated_names(outcome)
-    rows = [[clean(variant.name), *(_validated(variant, name) for name in names)] for variant in outcome.variants]
+    cells: dict[str, dict[str, str]] = {each.name: {} for each in outcome.variants}
+    for variant in outcome.variants:
+        for name, found in variant.validated.items():
+            value, difference = fixed(found.value.mean, 4), found.difference
+            ends = f", {interval(difference, 4, True)}" if difference and interval(difference, 4) else ""
+            beside = f" ({signed(difference.mean, 4)}{ends})" if difference else ""
+            cells[variant.name][name] = value + beside
     caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
-    return Table(caption, ["Variant", *names], rows) if names else None
-
-
-def _validated(variant: Variant, name: str) -> str:
-    found = variant.validated.get(name)
-    if found is None:
-        return MISSING
-    difference = found.difference
-    if difference is None:
-        return fixed(found.value.mean, 4)
-    ends = interval(difference, 4, True)
-    return f"{fixed(found.value.mean, 4)} ({signed(difference.mean, 4)}{f', {ends}' if ends else ''})"
+    return by_row(caption, "Variant", cells) if validated_names(outcome) else None
 
 
 _ON_TERMINALS = (

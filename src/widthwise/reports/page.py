@@ -9,8 +9,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jinja2
@@ -19,6 +19,7 @@ import yaml
 from markupsafe import Markup
 
 from widthwise.files import write_atomic
+from widthwise.records.record import StoredRecord
 from widthwise.reports.charts import LOOK, Figure, FileKind, shared_legend
 from widthwise.reports.formats import capital, clean, printable
 from widthwise.reports.table import Table
@@ -107,6 +108,10 @@ class Page:
     """File that holds the numbers."""
     refresh_seconds: int | None = None
     """After so long the page loads itself again; None: never."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the files beside it, by name."""
+    record: Callable[[Path], StoredRecord] | None = None
+    """Makes the record of a page that has none before, from the folder it is written into."""
 
     @property
     def shown(self) -> list[Section]:
@@ -132,14 +137,17 @@ class Page:
         return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts[::-1]))
 
     def write(self, out: Path, figures: FileKind | None = None) -> list[Path]:
-        """Write `report.html`, and each figure as a file of a kind into `figures/`. Return the paths written."""
-        text = self.html()
-        documents = {each.key: each.document(figures) for each in self.figures} if figures else {}
-        write_atomic(out / "report.html", text)
-        files = [out / "figures" / f"{name}.{figures}" for name in documents]
-        for path, content in zip(files, documents.values()):
-            write_atomic(path, content)
-        return [out / "report.html", *files]
+        """Write `report.html`, the files beside it, and each figure as a file of a kind into `figures/`.
+
+        Return the paths written.
+        """
+        files: dict[str, str | bytes] = {"report.html": self.html(), **self.files}
+        if figures:
+            files |= {f"figures/{each.key}.{figures}": each.document(figures) for each in self.figures}
+        for name, content in files.items():
+            write_atomic(out / name, content)
+        records = [] if self.record is None else [self.record(out).write(out)]
+        return [*(out / name for name in files), *records]
 
 
 @functools.cache

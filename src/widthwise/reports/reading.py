@@ -53,23 +53,26 @@ def listed_runs(named: Mapping[str, Run]) -> dict[str, ListedRun]:
     return {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
 
 
-def progress_table(listed: Mapping[str, ListedRun]) -> Table | None:
-    """Return the last records of each run as a table; None where there is no run."""
-    header = ["Run", "state", "step", "of", "training loss", "held-out loss", "tokens per second", "last record"]
+def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:
+    """Return the last records of each run as a table; without a caption of its own, None where there is no run."""
     rows = [
         [
             clean(name),
             run.state,
-            MISSING if run.step is None else f"{run.step:,}",
-            MISSING if run.n_steps is None else f"{run.n_steps:,}",
+            (MISSING if run.step is None else f"{run.step:,}") + (f"/{run.n_steps:,}" if run.n_steps else ""),
             fixed(run.loss, 4),
             fixed(run.val_loss, 4),
             si(run.tokens_per_second),
-            MISSING if run.age_seconds is None else f"{duration(run.age_seconds / 3600)} ago",
+            duration(None if run.age_seconds is None else run.age_seconds / 3600),
+            MISSING if run.n_bytes is None else f"{si(run.n_bytes)}B",
         ]
         for name, run in listed.items()
     ]
-    return Table(f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}", header, rows, words=["state"]) if rows else None
+    header = ["Run", "State", "Step", "Loss", "Held-out loss", "Tokens/s", "Age", "Size"]
+    if not rows and caption is None:
+        return None
+    so_far = f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}; age: of the last record"
+    return Table(caption or so_far, header, rows, words=["State"])
 
 
 def state_sentence(run: ListedRun) -> str:

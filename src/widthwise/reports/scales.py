@@ -12,7 +12,7 @@ from widthwise.config_io import UserError
 from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.record import finite
-from widthwise.reports.formats import clean, counted, fixed, percentage, sequence, si, signed, tick
+from widthwise.reports.formats import clean, counted, percentage, si, tick, with_interval
 from widthwise.reports.tables import text_key
 
 
@@ -120,17 +120,15 @@ def read_scales(folders: Sequence[Path]) -> Scales:
             )
         scales.append(Scale(folder, comparison, round(baseline.cost.params["total"]), round(tokens.mean)))
     scales.sort(key=lambda scale: (scale.params, scale.tokens))
-    first, baseline, level = scales[0].folder, str(scales[0].comparison.baseline), scales[0].comparison.confidence
+    first, of_first = scales[0].folder, scales[0].comparison
     for scale in scales:
-        where, own = scale.folder, scale.comparison
-        if own.baseline != baseline:
-            raise UserError(
-                f"{where}: its baseline is {clean(str(own.baseline))!r}, that of {first} is {clean(baseline)!r}; "
-                "effects take one baseline"
-            )
-        if own.confidence != level:
-            levels = f"{percentage(own.confidence)}, those of {first} of {percentage(level)}"
-            raise UserError(f"{where}: its intervals are of {levels}")
+        own = scale.comparison
+        if own.baseline != of_first.baseline:
+            names = f"{clean(str(own.baseline))!r}, that of {first} is {clean(str(of_first.baseline))!r}"
+            raise UserError(f"{scale.folder}: its baseline is {names}; effects take one baseline")
+        if own.confidence != of_first.confidence:
+            levels = f"{percentage(own.confidence)}, those of {first} of {percentage(of_first.confidence)}"
+            raise UserError(f"{scale.folder}: its intervals are of {levels}")
     for one, other in pairwise(scales):
         if (one.params, one.tokens) == (other.params, other.tokens):
             raise UserError(
@@ -179,38 +177,17 @@ def words(effect: Effect) -> str:
 
 
 def sentences(scales: Scales) -> Iterator[str]:
-    """Yield one sentence or two for each variant."""
-    baseline, n_scales = clean(scales.baseline), len(scales.each)
+    """Yield a sentence for each variant."""
     for effect in scales.effects:
-        name, measured = clean(effect.name), effect.measured
-        sides = [sign(each) for each in measured]
-        side = "lower" if -1 in sides else "higher"
-        n_sure, n_measured = len(measured) - sides.count(0), len(measured)
-        match signs(measured):
-            case "changes sign":
-                pairs = [(at, each) for at, each in zip(scales.each, effect.differences) if each is not None]
-                lower, higher = (
-                    sequence([f"{scales.name(at)} ({signed(each.mean, 4)})" for at, each in pairs if sign(each) == way])
-                    for way in (-1, 1)
-                )
-                where = f"lower than that of {baseline} at {lower}, and higher at {higher}"
-                yield f"{name} changes sign: its loss is {where}."
-            case "same sign everywhere":
-                sizes = [abs(finite(each.mean)) for each in measured]
-                which = f"{n_measured} comparisons" + f" that have it, of {n_scales}," * (n_measured < n_scales)
-                yield (
-                    f"{name}: {words(effect)}. Its loss is {side} than that of {baseline} in all {which} by "
-                    f"{fixed(min(sizes), 4)} to {fixed(max(sizes), 4)} nats."
-                )
-            case _ if n_measured == 1:
-                yield f"{name}: cannot tell, as only one comparison has it."
-            case _:
-                n_few = sum(len(each.per_seed) < FEWEST_SEEDS for each in measured)
-                few = f"; {n_few} of fewer than {FEWEST_SEEDS} seeds count for nothing" * bool(n_few)
-                yield (
-                    f"{name}: cannot tell. {n_sure or 'None'} of its {n_measured} intervals "
-                    f"exclude{'s' * (n_sure < 2)} 0{f', with a {side} loss' * bool(n_sure)}{few}."
-                )
+        difference = f"Its loss minus that of {clean(scales.baseline)} is {described(effect, scales)}."
+        yield f"{clean(effect.name)}: {words(effect)}. {difference}"
+
+
+def described(effect: Effect, scales: Scales) -> str:
+    """Return the difference and its interval at every scale."""
+    pairs = zip(scales.each, effect.differences)
+    parts = [f"{with_interval(each, 4) if each else 'not measured'} at {scales.name(scale)}" for scale, each in pairs]
+    return "; ".join(parts)
 
 
 LARGEST_EXPONENT = 700.0

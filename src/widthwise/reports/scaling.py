@@ -12,7 +12,7 @@ from widthwise.records.record import finite
 from widthwise.records.scaling import ScalingGroup, ScalingLaws
 from widthwise.reports import charts
 from widthwise.reports.charts import INK, Figure, Plot, Style, styles
-from widthwise.reports.formats import MISSING, capital, clean, fixed, minus, percentage, sequence, shorten, si, tick
+from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage, sequence, shorten, si, tick
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.table import Table, csv_cell, csv_rows
 
@@ -57,6 +57,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
             ),
         ),
         made_from=f"{ScalingLaws.file_name} of {scaling.created}",
+        files={"fits.csv": fits_csv(scaling), "savings.csv": savings_csv(scaling)},
     )
 
 
@@ -92,13 +93,11 @@ def law_tables(scaling: ScalingLaws) -> list[Table]:
     header = ["Group", "law", "rms", "left out", "R²", "form", "note"]
     caption = "Fitted laws; those with a star are drawn"
     left_out = "left out: rms at each point of the curve through the others"
+    laws = Table(
+        caption, header, quality, {"law", "form", "note"}, note=left_out, notes=[capital(left_out)], n_essential=5
+    )
     symbols = ["Group", "law", "symbol", "value", f"{percentage(scaling.confidence)} interval"]
-    return [
-        Table(
-            caption, header, quality, {"law", "form", "note"}, note=left_out, notes=[capital(left_out)], n_essential=5
-        ),
-        *([Table("Values of the fitted laws", symbols, values, {"law", "symbol"})] if values else []),
-    ]
+    return [laws, *[Table("Values of the fitted laws", symbols, values, {"law", "symbol"})] * bool(values)]
 
 
 def _digits(value: float | None) -> str:

@@ -55,30 +55,13 @@ def _lines(row: Sequence[str]) -> Iterator[Sequence[str]]:
     return zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
 
 
+_LATEX_NAMES = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "`": "asciigrave", '"': "quotedbl"}
+_LATEX_NAMES |= {"<": "less", ">": "greater", "|": "bar"}
 _LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "%": r"\%",
-    "_": r"\_",
-    "&": r"\&",
-    "#": r"\#",
-    "$": r"\$",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "[": "{[}",  # after \\ a bracket or a star would be read as its argument
-    "]": "{]}",
-    "*": "{*}",
-    "`": r"\textasciigrave{}",
-    MINUS: "$-$",
-    MISSING: "--",
-    TIMES: r"$\times$",
-    "…": r"\ldots{}",
-    "†": r"\dag{}",
+    **{letter: rf"\text{name}{{}}" for letter, name in _LATEX_NAMES.items()},
+    **{letter: rf"\{letter}" for letter in "{}%_&#$"},
+    **{letter: f"{{{letter}}}" for letter in "[]*"},  # after \\ a bracket or a star would be read as its argument
+    **{MINUS: "$-$", MISSING: "--", TIMES: r"$\times$", "…": r"\ldots{}", "†": r"\dag{}"},
 }
 
 

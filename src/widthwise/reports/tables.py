@@ -1,29 +1,39 @@
 """The tables that several reports show: models, losses, runs, and the text that runs have read."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from widthwise.records.cost import CostSummary
-from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, OfModel, Quantity
+from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, OfModel
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.curves import Curve
 from widthwise.reports.formats import MISSING, clean, counted, fixed, hidden_widths, plain, shown, signed
 from widthwise.reports.table import Table
 
 
+def by_row(caption: str, corner: str, cells: Mapping[str, Mapping[str, str]]) -> Table:
+    """Return a table of cells by row and column, whose titles are in the order in which they first appear."""
+    titles = list(dict.fromkeys(title for row in cells.values() for title in row))
+    rows = [[clean(name), *(row.get(title, MISSING) for title in titles)] for name, row in cells.items()]
+    return Table(caption, [corner, *map(clean, titles)], rows)
+
+
+def by_column(caption: str, columns: Mapping[str, Mapping[str, str]], corner: str = "Item") -> Table:
+    """Return a table of cells by column and row, which are things of several kinds."""
+    titles = dict.fromkeys(title for column in columns.values() for title in column)
+    cells = {title: {name: column.get(title, MISSING) for name, column in columns.items()} for title in titles}
+    return replace(by_row(caption, corner, cells), sortable=False)
+
+
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
     """Return costs of models and their training: one row per known quantity, one column per model."""
     counted = [each for each in QUANTITIES if isinstance(each, OfModel) or each.is_cost]
-    values = {each: [each.value(model) for model in models.values()] for each in counted}
-    rows = [
-        [each.title, *(shown(value, each) for value in own)]
-        for each, own in values.items()
-        if any(value is not None for value in own)
-    ]
-    return Table("Cost of each model", ["Quantity", *map(clean, models)], rows, sortable=False)
+    known = [each for each in counted if any(each.value(model) is not None for model in models.values())]
+    columns = {name: {each.title: shown(each.value(model), each) for each in known} for name, model in models.items()}
+    return by_column("Cost of each model", columns, "Quantity")
 
 
 def layer_table(name: str, cost: CostSummary) -> Table:
@@ -46,22 +56,15 @@ def layer_table(name: str, cost: CostSummary) -> Table:
 
 def seed_table(outcome: Outcome) -> Table:
     """Held-out loss and difference of every seed."""
-    header = ["Variant", *(f"seed {seed}" for seed in outcome.seeds)]
-    rows = []
-    for variant in outcome.variants:
-        losses = _per_seed(variant.val_loss, len(outcome.seeds))
-        differences = _per_seed(variant.difference, len(outcome.seeds))
-        shown = [
-            fixed(loss, 4) + (f" ({signed(difference, 4)})" if difference is not None else "")
-            for loss, difference in zip(losses, differences)
-        ]
-        rows.append([clean(variant.name), *shown])
-    return Table("Held-out loss of each seed (difference to the baseline)", header, rows)
-
-
-def _per_seed(estimate: Estimate | None, n_seeds: int) -> list[float | None]:
-    values = list(estimate.per_seed) if estimate else []
-    return (values + [None] * n_seeds)[:n_seeds]
+    cells: dict[str, dict[str, str]] = {}
+    for each in outcome.variants:
+        losses = each.val_loss.per_seed
+        differences = [*(each.difference.per_seed if each.difference else ()), *[None] * len(losses)]
+        cells[each.name] = {
+            f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({signed(difference, 4)})")
+            for seed, loss, difference in zip(outcome.seeds, losses, differences)
+        }
+    return by_row("Held-out loss of each seed (difference to the baseline)", "Variant", cells)
 
 
 def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> Table:
@@ -69,8 +72,8 @@ def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> 
     values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
     steps = sorted(set().union(*values.values()))
     chosen = sorted({steps[-1 - i * len(steps) // n_rows] for i in range(min(n_rows, len(steps)))})
-    rows = [[f"{step:.0f}", *(fixed(own.get(step), 4) for own in values.values())] for step in chosen]
-    return Table(caption, ["Step", *map(clean, curves)], rows)
+    cells = {f"{step:.0f}": {name: fixed(own.get(step), 4) for name, own in values.items()} for step in chosen}
+    return by_row(caption, "Step", cells)
 
 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
@@ -80,8 +83,7 @@ def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
 
 def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
     """A row for each value of a mapping, which may be nested."""
-    rows = [[clean(key), plain(value)] for key, value in _flattened(settings)]
-    return Table(title, ["Item", "Value"], rows, sortable=False)
+    return by_column(title, {"Value": {key: plain(value) for key, value in _flattened(settings)}})
 
 
 def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -94,63 +96,46 @@ def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def run_table(named: Mapping[str, Run]) -> Table:
-    """Results, one row per run; those of multi-token prediction have a table of their own."""
+    """Results, one row per run; those of multi-token prediction have a table of their own.
+
+    An unfinished run shows only its number of steps.
+    """
     columns = [OF_RUNS[name] for name in OF_RUNS if name == "val_loss" or name not in OF_HELD_OUT]
-    columns = [*columns, OF_MODELS["params"]]
-    rows = [[clean(name), *_state(run), *_values(run, columns)] for name, run in named.items()]
-    return Table("Results", ["Run", "seed", "status", *(column.title for column in columns)], rows)
-
-
-def _state(run: Run) -> list[str]:
-    return [MISSING, "unfinished"] if run.result is None else [plain(run.result.seed), clean(run.result.status)]
-
-
-def _values(run: Run, columns: Sequence[Quantity]) -> list[str]:
-    """The cells of a run; an unfinished one shows only its number of steps."""
-    if run.result is None:
-        last = max((record["step"] for record in run.metrics), default=0)
-        return [str(last) if column.name == "steps" else MISSING for column in columns]
-    return [shown(column.of_run(run.result), column) for column in columns]
+    cells: dict[str, dict[str, str]] = {}
+    for name, run in named.items():
+        if (result := run.result) is None:
+            last = max((record["step"] for record in run.metrics), default=0)
+            cells[name] = {"seed": MISSING, "status": "unfinished", OF_RUNS["steps"].title: str(last)}
+        else:
+            cells[name] = {"seed": plain(result.seed), "status": clean(result.status)}
+            cells[name] |= {each.title: shown(each.of_run(result), each) for each in (*columns, OF_MODELS["params"])}
+    return by_row("Results", "Run", cells)
 
 
 def source_table(results: Mapping[str, RunResult]) -> Table | None:
     """Held-out losses by source of the data, one row per run on a mixture."""
     found = {name: result.val_losses for name, result in results.items() if result.val_losses}
-    if not found:
-        return None
-    sources = sorted({source for own in found.values() for source in own})
-    rows = [
-        [clean(name), *(fixed(own[source], 4) if source in own else MISSING for source in sources)]
-        for name, own in found.items()
-    ]
-    return Table("Held-out loss by source of the data", ["Run", *map(clean, sources)], rows)
+    cells = {name: {source: fixed(own[source], 4) for source in sorted(own)} for name, own in found.items()}
+    return by_row("Held-out loss by source of the data", "Run", cells) if cells else None
 
 
 def mtp_table(results: Mapping[str, RunResult]) -> Table | None:
     """Held-out losses of multi-token prediction, one row per run that has it."""
     found = {name: result.val_mtp_losses for name, result in results.items() if result.val_mtp_losses}
-    if not found:
-        return None
-    n_depths = max(map(len, found.values()))
-    rows = [
-        [clean(name), *(fixed(loss, 4) for loss in own), *[MISSING] * (n_depths - len(own))]
-        for name, own in found.items()
-    ]
-    header = ["Run", *(f"{k} after the next" for k in range(1, n_depths + 1))]
-    return Table("Held-out loss of the further heads, by the token they predict", header, rows)
+    cells = {
+        name: {f"{k} after the next": fixed(loss, 4) for k, loss in enumerate(losses, 1)}
+        for name, losses in found.items()
+    }
+    return by_row("Held-out loss of the further heads, by the token they predict", "Run", cells) if cells else None
 
 
 def data_table(named: Mapping[str, Run]) -> Table | None:
     """One column if all runs have read the same, otherwise one per run; None where nothing is recorded."""
     columns = {name: dict(_items(run)) for name, run in named.items()}
-    titles = list(dict.fromkeys(title for column in columns.values() for title in column))
-    if not titles:
+    if not any(columns.values()):
         return None
     first, *others = columns.values()
-    if all(other == first for other in others):
-        columns = {"Value": first}
-    rows = [[title, *(column.get(title, MISSING) for column in columns.values())] for title in titles]
-    return Table("Data", ["Item", *map(clean, columns)], rows, sortable=False)
+    return by_column("Data", {"Value": first} if all(other == first for other in others) else columns)
 
 
 def text_words(environment: Mapping[str, Any]) -> str:

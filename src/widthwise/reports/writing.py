@@ -3,74 +3,38 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from widthwise.config_io import UserError
-from widthwise.files import listed, write_atomic
+from widthwise.files import listed
 from widthwise.records.analysis import Analysis
 from widthwise.records.discovery import Discovery
 from widthwise.records.estimate import Effects
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
 from widthwise.records.scaling import ScalingLaws
-from widthwise.reports import effects, evaluation, experiment, main_table, scaling
 from widthwise.reports.analysis import analysis_page
 from widthwise.reports.charts import FileKind
 from widthwise.reports.discovery import discovery_page
+from widthwise.reports.effects import effects_page
+from widthwise.reports.evaluation import evaluation_page
+from widthwise.reports.experiment import experiment_page, is_unfinished, live_page
+from widthwise.reports.main_table import with_columns
 from widthwise.reports.page import Page
 from widthwise.reports.run import runs_page
 from widthwise.reports.scales import read_scales
+from widthwise.reports.scaling import scaling_page
 from widthwise.run_dir import RunDir
 
-
-class Report(NamedTuple):
-    """A page, and the files beside it by name."""
-
-    page: Page
-    tables: Mapping[str, str]
-    record: Callable[[Path], Effects] | None = None
-    """Makes the record of a report that has none before, from the folder it is written into."""
-
-
 Columns = Sequence[str] | None
-
-
-def _experiment(folder: Path, columns: Columns) -> Report:
-    found = main_table.with_columns(Outcome.read(folder), columns)
-    tables = {"table.csv": main_table.csv_text, "table.tex": main_table.latex_text} if found.variants else {}
-    return Report(experiment.experiment_page(folder, found), {name: text(found) for name, text in tables.items()})
-
-
-def _evaluation(folder: Path, columns: Columns) -> Report:
-    found = EvaluationTable.read(folder)
-    tables = {"table.csv": evaluation.csv_text(found), "table.tex": evaluation.latex_text(found)}
-    return Report(evaluation.evaluation_page(found), tables)
-
-
-def _scaling(folder: Path, columns: Columns) -> Report:
-    found = ScalingLaws.read(folder)
-    tables = {"fits.csv": scaling.fits_csv(found), "savings.csv": scaling.savings_csv(found)}
-    return Report(scaling.scaling_page(found), tables)
-
-
-def _effects(folder: Path, columns: Columns) -> Report:
-    """The comparisons that `effects.json` names, read anew."""
-    return _effects_of([Path(os.path.normpath(folder / each)) for each in Effects.read(folder).comparisons])
-
-
-def _effects_of(folders: Sequence[Path]) -> Report:
-    scales = read_scales(folders)
-    tables = {"table.csv": effects.csv_text(scales), "table.tex": effects.latex_text(scales)}
-    return Report(effects.effects_page(scales), tables, lambda out: effects.effects_record(scales, out))
-
-
-PAGES: Mapping[str, Callable[[Path, Columns], Report]] = {
-    Outcome.file_name: _experiment,
-    Analysis.file_name: lambda folder, columns: Report(analysis_page(Analysis.read(folder)), {}),
-    ScalingLaws.file_name: _scaling,
-    Discovery.file_name: lambda folder, columns: Report(discovery_page(folder, Discovery.read(folder)), {}),
-    EvaluationTable.file_name: _evaluation,
-    Effects.file_name: _effects,
+PAGES: Mapping[str, Callable[[Path, Columns], Page]] = {
+    Outcome.file_name: lambda folder, columns: experiment_page(folder, with_columns(Outcome.read(folder), columns)),
+    Analysis.file_name: lambda folder, columns: analysis_page(Analysis.read(folder)),
+    ScalingLaws.file_name: lambda folder, columns: scaling_page(ScalingLaws.read(folder)),
+    Discovery.file_name: lambda folder, columns: discovery_page(folder, Discovery.read(folder)),
+    EvaluationTable.file_name: lambda folder, columns: evaluation_page(EvaluationTable.read(folder)),
+    Effects.file_name: lambda folder, columns: effects_page(
+        read_scales([Path(os.path.normpath(folder / each)) for each in Effects.read(folder).comparisons])
+    ),
 }
 """File that tells what a folder holds -> what makes its report."""
 
@@ -92,13 +56,8 @@ def write_report(
     not go together, and for columns that there are not.
     """
     described = listed(paths)
-    report = _report(described, None if out is None else Path(out), columns, refresh_seconds)
-    folder = Path(out or described[0])
-    page, *drawn = report.page.write(folder, figures)
-    for name, text in report.tables.items():
-        write_atomic(folder / name, text)
-    records = [] if report.record is None else [report.record(folder).write(folder)]
-    return [page, *(folder / name for name in report.tables), *records, *drawn]
+    page = _page(described, None if out is None else Path(out), columns, refresh_seconds)
+    return page.write(Path(out or described[0]), figures)
 
 
 def check_kind(folder: Path, name: str) -> None:
@@ -112,20 +71,25 @@ def check_kind(folder: Path, name: str) -> None:
 
 def is_at_work(paths: Sequence[Path]) -> bool:
     """Return whether a run or a comparison among them has not finished, so that its page will change."""
-    return any(
-        experiment.is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths
-    )
+    return any(_is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths)
 
 
-def _report(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_seconds: int | None) -> Report:
-    if len(paths) == 1 and columns is None and experiment.is_unfinished(paths[0]):
-        is_sweep = (paths[0] / Outcome.file_name).is_file() and Outcome.read(paths[0]).is_open
-        so_far = _experiment(paths[0], None) if is_sweep else None
-        page = experiment.live_page(paths[0], so_far and so_far.page, refresh_seconds)
-        return Report(page, so_far.tables if so_far else {})
+def _is_unfinished(folder: Path) -> bool:
+    return is_unfinished(folder, _outcome(folder))
+
+
+def _outcome(folder: Path) -> Outcome | None:
+    return Outcome.read(folder) if (folder / Outcome.file_name).is_file() else None
+
+
+def _page(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_seconds: int | None) -> Page:
+    outcome = _outcome(paths[0]) if len(paths) == 1 and columns is None else None
+    if len(paths) == 1 and columns is None and is_unfinished(paths[0], outcome):
+        so_far = experiment_page(paths[0], outcome) if outcome and outcome.is_open else None
+        return live_page(paths[0], so_far, refresh_seconds)
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
-        if len(paths) > 1 and path not in found and experiment.is_unfinished(path):
+        if len(paths) > 1 and path not in found and _is_unfinished(path):
             raise UserError(f"{path}: has not finished; give it alone, or wait until it has")
         if path not in found and not RunDir(path).exists:
             allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
@@ -135,7 +99,7 @@ def _report(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_s
     if len(paths) == 1 and found:
         return PAGES[found[paths[0]]](paths[0], columns)
     if len(paths) == 1:
-        return Report(runs_page(paths, refresh_seconds), {})
+        return runs_page(paths, refresh_seconds)
     are_comparisons = [found.get(path) == Outcome.file_name for path in paths]
     if found and not all(are_comparisons):
         held = next((name for name in found.values() if name != Outcome.file_name), Outcome.file_name)
@@ -147,5 +111,5 @@ def _report(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_s
         raise UserError(f"report: got {len(paths)} {kind}; name the folder for their common report with --out")
     if found:
         check_kind(out, Effects.file_name)
-        return _effects_of(paths)
-    return Report(runs_page(paths, refresh_seconds), {})
+        return effects_page(read_scales(paths))
+    return runs_page(paths, refresh_seconds)
