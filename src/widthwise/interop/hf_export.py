@@ -69,8 +69,9 @@ REASONS = {
     "mtp": "it has no place for further heads",
     **dict.fromkeys(("d_in", "d_out", "d_model"), "every layer is as wide as the embedding"),
     "d_ff": "one number stands for all layers",
-    **dict.fromkeys(("n_heads", "head_dim"), "all layers have one; in gpt2 n_heads * head_dim is the width"),
+    "n_heads": "one number stands for all layers, and in gpt2 n_heads * head_dim is the width",
     "n_kv_heads": "one number stands for all layers, and in gpt2 it is n_heads",
+    "head_dim": "one number stands for all layers, and in gpt2 n_heads * head_dim is the width",
     "rope_frequencies": "it turns queries and keys, those of all layers alike",
 }
 
