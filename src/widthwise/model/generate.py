@@ -260,7 +260,7 @@ def generate_drafted(
     check_prompts(prompts)
     if not model.depths:
         raise UserError(
-            "speculative: the model has no heads to draft with; those that `model.mtp` of its recipe adds are needed"
+            "generate: the model has no heads to draft with; `model.mtp` in its recipe would have given it some"
         )
     check_length(model, max(len(prompt) for prompt in prompts), max_new_tokens)
     counts, continuations = Speculation(), []
