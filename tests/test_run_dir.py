@@ -90,6 +90,7 @@ def test_another_folder_is_told_what_it_is(tmp_path):
     for number, (file, content, remedy) in enumerate(
         (
             ("runs/x-seed1/config.yaml", "a: 1", "it holds several runs, which are {}/runs/NAME"),
+            ("x-seed1/config.yaml", "a: 1", "it holds several runs, which are {}/NAME"),
             ("config.json", '{"model_type": "llama"}', "it is a Hugging Face folder: `widthwise import {} RUN` makes"),
         )
     ):
@@ -99,6 +100,21 @@ def test_another_folder_is_told_what_it_is(tmp_path):
         with pytest.raises(UserError) as refused:
             RunDir(folder).config_yaml()
         assert f"is not a run directory (no config.yaml); {remedy.format(folder)}" in str(refused.value)
+
+
+def test_a_path_that_is_no_folder_is_told_so(tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.yaml").write_text("a: 1")
+    (tmp_path / "mine.yaml").write_text("a: 1")
+    for name, remedy in (
+        ("nowhere", "there is no such folder"),
+        ("smal", f"there is no such folder, did you mean {tmp_path / 'small'}?"),
+        ("mine.yaml", f"it is a recipe: `widthwise train {tmp_path / 'mine.yaml'}` begins a run"),
+        ("small/config.yaml", "it is a file"),
+    ):
+        with pytest.raises(UserError) as refused:
+            RunDir(tmp_path / name).config_yaml()
+        assert f"is not a run directory (no config.yaml); {remedy}" in str(refused.value)
 
 
 HOLD = """

@@ -4,6 +4,7 @@
 `merge` lays one piece of a recipe over another; `to_yaml` writes a config as text that reads back equal.
 """
 
+import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -136,8 +137,8 @@ def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, An
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    if not os.path.lexists(path) and path.stem in bundled_recipes():
-        raise UserError(f"{path}: no such file; the recipe that comes with the package is named {path.stem}")
+    if not os.path.lexists(path) and (near := difflib.get_close_matches(path.stem, bundled_recipes(), 1, 0.8)):
+        raise UserError(f"{path}: no such file; did you mean {near[0]}, which comes with the package?")
     data = read_mapping(path)  # first, because only what can be read surely has a real path
     path = path.resolve()
     if path in children:

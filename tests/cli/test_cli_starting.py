@@ -48,8 +48,8 @@ def test_every_verb_takes_a_bundled_recipe_by_name(widthwise: Run) -> None:
     code, _, _ = widthwise("design", "uniform_200m", "--out", "mine.yaml")
     assert (code, read_mapping(Path("mine.yaml"))["extends"]) == (0, "uniform_200m")
     assert widthwise("inspect", "mine.yaml")[0] == 0
-    code, _, error = widthwise("inspect", "x_201m")
-    assert (code, error) == (2, "error: x_201m: cannot be read (No such file or directory)\n")
+    code, _, error = widthwise("inspect", "nothing")
+    assert (code, error) == (2, "error: nothing: cannot be read (No such file or directory)\n")
 
 
 @pytest.fixture(scope="module")

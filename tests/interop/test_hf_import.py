@@ -145,13 +145,18 @@ def test_weights_that_are_missing_or_torn_or_pickled_or_whole_numbers_are_refuse
     path.write_bytes(whole[:1000])
     with pytest.raises(UserError, match=re.escape(str(path))):
         import_hf(folder)
+    with pytest.raises(UserError, match=r"model\.safetensors: is a file; allowed: a folder with config\.json"):
+        import_hf(path)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(UserError, match="is a pointer of Git LFS"):
+        import_hf(folder)
     path.rename(folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model.bin\).*allowed: model.safetensors"):
         import_hf(folder)
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(UserError, match="holds no weights"):
         import_hf(folder)
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path}/none/config.json: cannot be read")):
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path}/none: no such folder")):
         import_hf(tmp_path / "none")
 
 

@@ -82,7 +82,8 @@ def main() -> None:
         _leave(error, 2)
     except typer.TyperException as error:
         # A mistake in the arguments; without a message the help has been printed in its place.
-        _leave(UserError(error.format_message()), 2) if error.format_message() else sys.exit(2)
+        message = error.format_message().replace("Value error, ", "")
+        _leave(UserError(message), 2) if message else sys.exit(2)
     except RunFailed as error:
         _leave(error, 1)
     except Interrupted as error:

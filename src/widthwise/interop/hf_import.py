@@ -58,6 +58,9 @@ def import_hf(folder: Path | str) -> ImportedModel:
     """Read a folder that `save_pretrained` wrote. Raises UserError for a model that ours cannot equal exactly."""
     folder = Path(folder)
     where = str(folder / CONFIG)
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "no such folder"
+        raise UserError(f"{folder}: {found}; allowed: a folder with {CONFIG} and {ONE_FILE}")
     data = read_json_mapping(folder / CONFIG)
     fields = Fields(data, where)
     model_type = data.get("model_type")
@@ -123,6 +126,8 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs"):
+            raise UserError(f"{path}: is a pointer of Git LFS, not the weights; `git lfs pull` fetches them") from None
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 

@@ -1,6 +1,7 @@
 """Run directories: `result.json`, allowed changes to the recipe, listings, and folders mistaken for a run."""
 
 import copy
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -262,9 +263,17 @@ class PlannedRuns(StoredRecord):
 
 
 def other_folder(path: Path) -> str:
-    """Return `; it is ...`, the content of a folder that is no run directory and the way to a run; "" if unknown."""
-    if any((path / "runs").glob("*/config.yaml")):
-        return f"; it holds several runs, which are {path}/runs/NAME"
+    """Return `; it is ...`, the content of a path that is no run directory and the way to a run; "" if unknown."""
+    if not path.exists():
+        runs = [str(each.parent) for each in path.parent.glob("*/config.yaml")]
+        near = difflib.get_close_matches(str(path), runs, n=1)
+        return "; there is no such folder" + (f", did you mean {near[0]}?" if near else "")
+    if path.is_file():
+        is_recipe = path.suffix == ".yaml" and path.name != "config.yaml"
+        return f"; it is a recipe: `widthwise train {path}` begins a run" if is_recipe else "; it is a file"
+    for folder in (path / "runs", path):
+        if any(folder.glob("*/config.yaml")):
+            return f"; it holds several runs, which are {folder}/NAME"
     if (path / "config.json").is_file() and "model_type" in read_json_mapping(path / "config.json"):
         return f"; it is a Hugging Face folder: `widthwise import {path} RUN` makes a run of it"
     return ""

@@ -1,5 +1,6 @@
 """Run directories at step 0, on which every verb works: of a model in memory, or of a Hugging Face folder."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,8 @@ def import_run(
         eos = f"#{imported.eos}" if imported.eos else ""
         spec = f"{run.tokenizer_folder / JsonTokenizer.file_name}{eos}"  # by which data for the run are prepared
         tokenizer = JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
+    if changed := [each for each in overrides if re.match(r"\s*model\b", each)]:
+        raise UserError(f"{changed[0]}: the model is that of {source}; `widthwise grow` changes it after the import")
     sections = first_sections(imported.n_positions) if recipe is None else read_recipe(recipe)
     apply_overrides(sections, overrides)
     data = dict(sections.get("data") or {})
