@@ -12,7 +12,7 @@ from widthwise.records.record import finite
 from widthwise.records.scaling import ScalingGroup, ScalingLaws
 from widthwise.reports import charts
 from widthwise.reports.charts import INK, Figure, Plot, Style, styles
-from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage, sequence, shorten, si, tick
+from widthwise.reports.formats import MISSING, capital, clean, fixed, minus, percentage, sequence, shorten, si, tick
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.table import Table, csv_cell, csv_rows
 
