@@ -6,8 +6,9 @@ import pytest
 from growth_cases import shaped, small_model
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import NewSizes, resized
+from widthwise.growth.choices import NewSizes
 from widthwise.growth.plan import plan_growth
+from widthwise.growth.resizing import resized
 from widthwise.yaml_io import merge
 
 DYNAMIC = {"kind": "dynamic", "d_ff": 10, "mask": {"kind": "soft", "temperature": 2.0}}

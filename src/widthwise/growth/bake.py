@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterator
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import norms_of, with_layers, with_norms
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan
+from widthwise.growth.resizing import norms_of, with_layers, with_norms
 from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.kernels.rotary import base_of
 from widthwise.model.attention import SCALES, AttentionConfig

@@ -1,23 +1,14 @@
-"""The choices that a growth leaves open, as a recipe or `widthwise grow` says them, and the config that they ask for.
+"""The choices that a growth, a padding or a cut leaves open, as a recipe or a verb says them.
 
-Sizes that are not named stay. Constants that followed from a size, such as a norm's divisor or the attention scale,
-follow the new size here; growth then reports where it keeps the old constant instead.
+Sizes that are not named stay.
 """
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, checked_copy, mistakes_at
-from widthwise.model.attention import SCALES, AttentionConfig
-from widthwise.model.config import ModelConfig
-from widthwise.model.ffn import FFN
-from widthwise.model.layer import LayerConfig
-from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface import SlotLayout
+from widthwise.config_io import Config
 from widthwise.sizes import MOST_LAYERS, Count
 
 Reset = Literal["none", "new", "all"]
@@ -144,137 +135,3 @@ class ShrinkOptions(Config):
 
 
 SAME_SIZES = NewSizes()
-
-
-def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
-    """Return the model with these sizes. Raises UserError if layers differ in a size given as a single number."""
-    if sizes.d_model is not None:
-        model = _with_d_model(model, sizes.d_model)
-    if sizes.d_ff is not None:
-        d_ff, key = sizes.d_ff, f"ffn.{_hidden_key(model.layers[0].ffn)}"
-        _check_alike(model, "d_ff", d_ff, lambda layer: getattr(layer.ffn, _hidden_key(layer.ffn)), key)
-        model = with_layers(
-            model, lambda _, layer: {"ffn": checked_copy(layer.ffn, "ffn", **{_hidden_key(layer.ffn): d_ff})}
-        )
-    heads = {name: size for name in ("n_heads", "n_kv_heads", "head_dim") if (size := getattr(sizes, name)) is not None}
-    for name, size in heads.items():
-        _check_alike(model, name, size, lambda layer, name=name: getattr(layer.attention, name), f"attention.{name}")
-    if heads:
-        model = with_layers(model, lambda _, layer: {"attention": _attention(layer.attention, **heads)})
-    return _with_added_layers(model, sizes.add_layers)
-
-
-def _hidden_key(ffn: FFN) -> str:
-    """Return the name of the field that holds the hidden units. Raises UserError if the config names none."""
-    if not ffn.hidden_axes:
-        raise UserError(f"d_ff: growth does not know hidden units of feed-forward `{ffn.kind}`; give --to RECIPE")
-    return next(iter(ffn.hidden_axes))
-
-
-def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[LayerConfig], Any], key: str) -> None:
-    """Raise UserError if layers have different values, which one number cannot replace. key: of a layer's config."""
-    found = sorted({found_in(layer) for _, layer in model.named_layers()}, key=str)
-    if len(found) > 1:
-        raise UserError(
-            f"{name}: got {size} for all layers, which have {', '.join(map(str, found))}; name single ones, as "
-            f"model.layers.0.{key}={size}, or give --to RECIPE"
-        )
-
-
-LayerChange = Callable[[str, LayerConfig], dict[str, Any]]
-"""(path, layer) -> the changed fields of the layer."""
-
-
-def with_layers(model: ModelConfig, change: LayerChange, **changes: Any) -> ModelConfig:
-    """Return the model with changed fields of every layer, that of the MTP heads included, and of its own."""
-    layers = []
-    for where, layer in model.named_layers():
-        with mistakes_at(where):
-            layers.append(layer.model_copy(update=change(where, layer)))
-    mtp = model.mtp and model.mtp.model_copy(update={"layer": layers.pop()})
-    return checked_copy(model, "model", layers=tuple(layers), mtp=mtp, **changes)
-
-
-def _with_d_model(model: ModelConfig, d_model: int) -> ModelConfig:
-    def wider(where: str, width: int) -> int:
-        found, rest = divmod(width * d_model, model.d_model)
-        if rest:
-            raise UserError(
-                f"d_model: got {d_model}; {where} would grow in proportion from {width} to "
-                f"{width * d_model / model.d_model:g}, which is no whole number; give --to RECIPE"
-            )
-        return found
-
-    def widths(where: str, layer: LayerConfig) -> dict[str, Any]:
-        return {name: wider(f"{where}.{name}", getattr(layer, name)) for name in ("d_model", "d_in", "d_out")}
-
-    residual = model.residual
-    if isinstance(residual.layout, SlotLayout):
-        slot_width = wider("residual.slot_width", residual.slot_shape(model.d_model)[1])
-        residual = checked_copy(residual, "residual", slot_width=slot_width)
-    final_norm_width = wider("final_norm_width", model.final_norm_width)
-    usual = {where: width for where, _, width in norms_of(model)}
-
-    def divisor(where: str, norm: NormConfig, width: int) -> NormConfig:
-        return norm.model_copy(update={"norm_dim": width}) if norm.norm_dim == usual[where] else norm
-
-    model = with_layers(model, widths, d_model=d_model, final_norm_width=final_norm_width, residual=residual)
-    return with_norms(model, divisor)
-
-
-def norms_of(model: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
-    """Yield (path, norm, divisor in a model that never grew) of every norm with a separate config.
-
-    These are all norms over coordinates of the stream or of a slot.
-    """
-    for where, layer in model.named_layers():
-        for name, norm_dim in layer.usual_norm_dims.items():
-            yield f"{where}.{name}", getattr(layer, name), norm_dim
-    yield "final_norm", model.final_norm, model.final_norm_width
-    if model.mtp is not None:
-        yield "mtp.slot_norm", model.mtp.slot_norm, model.residual.slot_shape(model.d_model)[1]
-        yield "mtp.final_norm", model.mtp.final_norm, model.d_model
-
-
-def with_norms(model: ModelConfig, change: Callable[[str, NormConfig, int], NormConfig], **changes: Any) -> ModelConfig:
-    """Return the model with every norm changed, and fields of its own. change: takes what `norms_of` yields."""
-    norms = {where: change(where, norm, norm_dim) for where, norm, norm_dim in norms_of(model)}
-    if model.mtp is not None:
-        of_heads = {name: norms[f"mtp.{name}"] for name in ("slot_norm", "final_norm")}
-        model = model.model_copy(update={"mtp": model.mtp.model_copy(update=of_heads)})
-
-    def of_layer(where: str, layer: LayerConfig) -> dict[str, Any]:
-        return {name: norms[f"{where}.{name}"] for name in layer.usual_norm_dims}
-
-    return with_layers(model, of_layer, final_norm=norms["final_norm"], **changes)
-
-
-def _attention(
-    old: AttentionConfig, n_heads: int | None = None, n_kv_heads: int | None = None, head_dim: int | None = None
-) -> AttentionConfig:
-    n_heads = n_heads or old.n_heads
-    if n_kv_heads is None:
-        n_kv_heads, rest = divmod(n_heads * old.n_kv_heads, old.n_heads)
-        if rest:
-            group = old.n_heads // old.n_kv_heads
-            raise UserError(f"n_heads: got {n_heads}; must be whole groups of {group}, or give n_kv_heads too")
-    changes: dict[str, Any] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads}
-    if head_dim not in (None, old.head_dim):
-        rule = next((rule for rule in SCALES.values() if math.isclose(old.scale, rule(old.head_dim))), None)
-        scale = old.scale if rule is None else rule(head_dim)
-        changes |= {"head_dim": head_dim, "rope_frequencies": None, "scale": scale}
-    return checked_copy(old, "attention", **changes)
-
-
-def _with_added_layers(model: ModelConfig, n_added: int) -> ModelConfig:
-    """Keep the first and last layers at the ends, because they may read or write less than their whole width."""
-    n_old, n_new = model.n_layers, model.n_layers + n_added
-    kept = {(2 * i * (n_new - 1) + n_old - 1) // (2 * (n_old - 1)) for i in range(n_old)} if n_old > 1 else {0}
-    old, layers = iter(model.layers), []
-    for position in range(n_new):
-        if position in kept:
-            layers.append(next(old))
-        else:  # reads and writes its whole width, as inner layers do
-            before = layers[-1]
-            layers.append(before.model_copy(update={"d_in": before.d_model, "d_out": before.d_model}))
-    return checked_copy(model, "model", layers=tuple(layers))

@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.growth.choices import Multiples, with_layers
+from widthwise.growth.choices import Multiples
 from widthwise.growth.correspondence import AttentionMaps, AxisMap, Correspondence, product
 from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.resizing import with_layers
 from widthwise.growth.target import kept_rotation
 from widthwise.growth.tensor_plan import Constant, TensorPlan
 from widthwise.model.attention import AttentionConfig

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import norms_of
 from widthwise.growth.correspondence import AxisMap, check_not_less
+from widthwise.growth.resizing import norms_of
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual.interface import PrefixLayout, SlotLayout
 

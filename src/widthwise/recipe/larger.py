@@ -4,8 +4,9 @@ import math
 from typing import Any
 
 from widthwise.config_io import Config, UserError, differences, mistakes_at, parse, to_data
-from widthwise.growth.choices import NewSizes, resized, with_layers
+from widthwise.growth.choices import NewSizes
 from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.resizing import resized, with_layers
 from widthwise.growth.target import grown_config
 from widthwise.model.attention import SCALES, AttentionTemplate
 from widthwise.model.config import ModelConfig

@@ -1,9 +1,9 @@
 """`analysis.json`: internals of trained models over one text; and those that runs record."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import pydantic
 
 from widthwise.records.record import Known, Number, Record, StoredRecord, finite
@@ -145,7 +145,7 @@ class LayerUnits(NamedTuple):
             layer,
             d_ff,
             utilisation,
-            float(np.mean(utilisation)),
+            fmean(utilisation),
             densities,
             mean([each.dead_share for each in maps]),
             participation,

@@ -15,6 +15,8 @@ from widthwise.records.run import Run
 from widthwise.reports import charts
 from widthwise.reports.charts import MUTED, Figure, Plot, Style
 from widthwise.reports.formats import clean, fixed, si
+from widthwise.reports.table import Table
+from widthwise.reports.tables import by_row
 
 N_POINTS = 160
 """A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
@@ -210,3 +212,12 @@ def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, fl
         for part in (curve.y, *(() if curve.ends is None else curve.ends))
     ]
     return charts.span([*([] if level is None else [level]), *(float(each) for part in parts for each in part)])
+
+
+def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> Table:
+    """The numbers behind a figure: the curves' values at up to `n_rows` steps, the last one included."""
+    values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
+    steps = sorted(set().union(*values.values()))
+    chosen = sorted({steps[-1 - i * len(steps) // n_rows] for i in range(min(n_rows, len(steps)))})
+    cells = {f"{step:.0f}": {name: fixed(own.get(step), 4) for name, own in values.items()} for step in chosen}
+    return by_row(caption, "Step", cells)

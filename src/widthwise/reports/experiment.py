@@ -13,7 +13,7 @@ from widthwise.reports import experiment_figures as figures
 from widthwise.reports import main_table, tables
 from widthwise.reports.answers import answer, badges, question
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Style, styles
-from widthwise.reports.curves import Bundle, against_flops, curve_figure, over_seeds
+from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_table, over_seeds
 from widthwise.reports.formats import (
     MISSING,
     capital,
@@ -102,7 +102,7 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
                 "Loss curves",
                 *curves,
                 note("point-curves") if found.axes else note("seeds-and-means" * (len(found.seeds) > 1), "loss-curves"),
-                tables.curve_table(
+                curve_table(
                     "Held-out loss by step, mean over seeds",
                     {name: over_seeds(own, "validation").mean for name, own in here.items()},
                 ).folded

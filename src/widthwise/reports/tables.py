@@ -9,7 +9,6 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, OfModel
 from widthwise.records.run import Run, RunResult
-from widthwise.reports.curves import Curve
 from widthwise.reports.formats import MISSING, clean, counted, fixed, hidden_widths, plain, shown, signed
 from widthwise.reports.table import Table
 
@@ -65,15 +64,6 @@ def seed_table(outcome: Outcome) -> Table:
             for seed, loss, difference in zip(outcome.seeds, losses, differences)
         }
     return by_row("Held-out loss of each seed (difference to the baseline)", "Variant", cells)
-
-
-def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> Table:
-    """The numbers behind a figure: the curves' values at up to `n_rows` steps, the last one included."""
-    values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
-    steps = sorted(set().union(*values.values()))
-    chosen = sorted({steps[-1 - i * len(steps) // n_rows] for i in range(min(n_rows, len(steps)))})
-    cells = {f"{step:.0f}": {name: fixed(own.get(step), 4) for name, own in values.items()} for step in chosen}
-    return by_row(caption, "Step", cells)
 
 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
