@@ -22,7 +22,7 @@ def test_the_answer_the_table_and_the_files(points: Path, tmp_path: Path, widthw
     code, out, error = widthwise("fit", points, *asked)
     assert code == 0, error
     expected = f"{(2.95 / 3) ** (1 / 0.05):.1%}"
-    assert f"new reaches base's fitted loss of {3 * 27**-0.05:.4g} with {expected}" in " ".join(out.split())
+    assert f"new needs {expected} of the compute of base for the same loss." in " ".join(out.split())
     for word in ("power *", "power_irreducible", "log_linear", "left out"):
         assert word in out
     assert (tmp_path / "o" / "report.html").is_file()

@@ -8,14 +8,17 @@ import pytest
 from fake_scaling import SHARE, SIZES, law, scaling_data, write_scaling
 from page_section import change, drawn, labels, specs
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, parse
+from widthwise.records.scaling import ScalingLaws
+from widthwise.reports.scaling import scaling_answer
 from widthwise.reports.writing import write_report
 
 
 def test_the_page_asks_answers_and_shows_what_is_saved_in_table_and_figure(tmp_path: Path) -> None:
     page = write_report(write_scaling(tmp_path))[0].read_text(encoding="utf-8")
     assert "With how much of the training FLOPs of uniform does x reach the same loss?" in page
-    assert "x reaches uniform&#39;s fitted loss with 80.0% of the training FLOPs." in page
+    assert "<p>x needs 80.0% of the training FLOPs of uniform for the same loss.</p>" in page
+    assert "cannot tell" not in page
     assert "widthwise fit runs/ladder" in page
     savings = page[page.index("training FLOPs for the loss of uniform") :].partition("</table>")[0]
     rows = re.findall(r'<tr><th scope="row">x</th>(.*?)</tr>', savings)
@@ -56,3 +59,13 @@ def test_broken_laws_are_refused_in_one_line_and_nothing_is_written(tmp_path: Pa
             write_report(folder)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "report.html").exists()
+
+
+def test_an_interval_that_holds_everything_and_a_curve_beyond_its_points_are_said(tmp_path: Path) -> None:
+    data = scaling_data()
+    data["savings"][0] |= {"ratio": {"mean": 0.97, "low": 0.9, "high": 1.04}, "is_extrapolated": True}
+    assert scaling_answer(parse(ScalingLaws, data, "scaling")) == [
+        "x needs 97.0% of the training FLOPs of uniform for the same loss.",
+        "The points cannot tell whether that is less: the interval holds 100%.",
+        "It lies beyond the models of x, on its curve.",
+    ]

@@ -173,7 +173,7 @@ def fit(
     """
     from widthwise.experiments.fitting import fit_groups
     from widthwise.experiments.scaling_points import Axes, gather
-    from widthwise.reports.scaling import law_tables, saving_table
+    from widthwise.reports.scaling import law_tables, saving_table, scaling_answer
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
@@ -189,7 +189,7 @@ def fit(
     say_result(
         scaling,
         as_json,
-        [*scaling.sentence.splitlines(), *doubts],
+        [*scaling_answer(scaling), *doubts],
         [*law_tables(scaling), saving_table(scaling)],
         files,
     )

@@ -30,9 +30,9 @@ from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
 from widthwise.reports.tables import text_key, text_words
 
 PHRASES = {
-    "same sign everywhere": "The same sign at every scale: {}.",
-    "changes sign": "The sign changes: {}.",
-    "cannot tell": "One cannot tell: {}.",
+    "same sign everywhere": "The sign is the same at every scale for {}.",
+    "changes sign": "The sign changes for {}.",
+    "cannot tell": "These comparisons cannot tell for {}.",
 }
 SIGN = "sign"
 """Title of the column that says in words what the differences say together."""

@@ -37,7 +37,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
     return Page(
         "scaling",
         scaling.title,
-        sentences[:2],
+        scaling_answer(scaling),
         lead=question,
         first=(law_figure(scaling, styles(names, baseline)),),
         sections=(
@@ -59,6 +59,27 @@ def scaling_page(scaling: ScalingLaws) -> Page:
         made_from=f"{ScalingLaws.file_name} of {scaling.created}",
         files={"fits.csv": fits_csv(scaling), "savings.csv": savings_csv(scaling)},
     )
+
+
+def scaling_answer(scaling: ScalingLaws) -> list[str]:
+    """Return the share of the baseline's x that each group needs, a number a sentence; without a baseline, the laws.
+
+    By the law whose curves are drawn, curve against curve.
+    """
+    x, y, found = clean(scaling.x), clean(scaling.y), []
+    for each in scaling.arrows:
+        name, baseline, ratio = clean(each.group), clean(each.baseline), each.ratio
+        found.append(f"{name} needs {percent(ratio.mean)} of the {x} of {baseline} for the same {y}.")
+        if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
+            found.append("The points cannot tell whether that is less: the interval holds 100%.")
+        if each.is_extrapolated:
+            found.append(f"It lies beyond the models of {name}, on its curve.")
+    without = [
+        clean(each.name) for each in scaling.groups if each.name not in {arrow.group for arrow in scaling.arrows}
+    ]
+    if found and (open_groups := [name for name in without if name != clean(scaling.baseline or "")]):
+        found.append(f"The curve of {sequence(open_groups)} never reaches that {y}.")
+    return found or scaling.sentence.splitlines()[:2]
 
 
 def saving_table(scaling: ScalingLaws) -> Table | None:
