@@ -171,7 +171,7 @@ def test_pad_says_that_it_pads(small: str, widthwise: Callable) -> None:
 
 def test_a_signal_leaves_nothing_half_written(small: str, widthwise: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(Path().rglob("*"))
-    monkeypatch.setattr(checkpoint, "save", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(checkpoint, "write", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--out", "large")
     assert (code, out, "error: stopped by a signal" in err) == (143, "", True)
     assert sorted(Path().rglob("*")) == before

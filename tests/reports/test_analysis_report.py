@@ -1,6 +1,7 @@
 """The page of an analysis: figures, tables and answers of what models do inside."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,9 @@ def checkpoints(run: str, widths: list[int], n: int) -> list[dict[str, Any]]:
 def test_checkpoints_give_curves_over_tokens_with_a_line_for_each_run(tmp_path: Path) -> None:
     page = page_of(write_analysis(tmp_path, *checkpoints("u", [64], 3), *checkpoints("x", [96, 32], 2)))
     found = [label for label in labels(page) if " over tokens. " in label]
-    assert found[0] == "Activations beyond 0.1 over tokens. Last mean value of each line: u 0.14; x 0.09."
+    words, u, x = re.fullmatch(r"(.*): u (.*); x (.*)\.", found[0]).groups()
+    assert words == "Activations beyond 0.1 over tokens. Last mean value of each line"
+    assert [float(u), float(x)] == pytest.approx([0.45 * 0.3, 0.45 * 0.2], abs=0.005 + 1e-9)  # of a third and a second
     assert len(found) == 8
     assert "What do u and x do inside, in the course of training," in page
     assert rows_of(page)["x, step 2"][:2] == ["200", "0.0900"]

@@ -9,6 +9,7 @@ from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
+from widthwise.reports.analysis_tables import findings
 from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
 from widthwise.runs.evaluate import evaluate_run
@@ -63,5 +64,4 @@ def test_every_checkpoint_is_a_model_of_an_analysis(run: Path) -> None:
         (f"run, step {step}", "run", step * TOKENS_PER_STEP) for step in (3, 6, 9)
     ]
     assert found["title"] == "run"
-    answer, _ = found["sentence"].splitlines()
-    assert "run, step 9, beside run, step 3:" in answer
+    assert all("run, step 9 than in run, step 3" in sentence for sentence in findings(found))
