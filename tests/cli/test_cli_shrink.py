@@ -31,11 +31,11 @@ def test_a_plan_writes_nothing_and_json_is_the_record(small: str, widthwise: Cal
 def test_mistakes_are_one_line(small: str, widthwise: Callable) -> None:
     for words, message in (
         ((), "--out: is required, unless --plan-only is given"),
-        (("--plan-only",), "give one budget, or a recipe to cut to"),
+        (("--plan-only",), "got no budget; give --params, --flops or --kv-bytes, or --to RECIPE"),
         (("--plan-only", "--flops", 1.5), "1.5"),
         (("--plan-only", "--flops", 0.5, "--params", 0.5), "give one of params, flops, kv_bytes"),
         (("--plan-only", "--flops", 0.001), "no less than"),
-        (("--plan-only", "--to", "wide.yaml"), "a cut adds nothing"),
+        (("--plan-only", "--to", "wide.yaml"), "d_model: got 48 where it was 32"),
     ):
         code, _, error = widthwise("shrink", small, *words)
         assert code == 2, (words, error)

@@ -12,7 +12,7 @@ from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.shrinking import COUNTS, sizes_at_budget
+from widthwise.recipe.shrinking import COUNTS, sizes_at_budget, sizes_like
 from widthwise.shape.template import ModelTemplate
 
 SEQ_LEN = 13
@@ -113,5 +113,15 @@ def test_a_budget_that_no_sizes_meet_is_refused_with_the_least_that_can_be_reach
 def test_one_budget_is_given() -> None:
     with pytest.raises(UserError, match="give one of params, flops, kv_bytes"):
         parse(ShrinkOptions, {"params": 0.5, "flops": 0.5}, "shrink")
-    with pytest.raises(UserError, match="or a recipe to cut to"):
-        sizes_at_budget(model_of(), ShrinkOptions(), SEQ_LEN)
+
+
+def test_another_model_gives_the_sizes_if_this_one_can_be_cut_to_it() -> None:
+    model = model_of()
+    assert sizes_like(model, model_of(d_ff=20)) == [size._replace(n_hidden=20) for size in layer_sizes(model)]
+    for wanted, message in (
+        (model_of(d_model=16), "d_model: got 16 where it was 24"),
+        (model_of(n_layers=3), "got sizes of 3 layers; the model has 4"),
+        (model_of(d_ff=40), "layers.0.n_hidden: got 40 where there are 36; a cut adds nothing"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sizes_like(model, wanted)

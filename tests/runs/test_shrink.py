@@ -1,6 +1,5 @@
 """`shrink`: a run out of a run, which heals like any other."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> Non
     losses = [each["loss"] for each in RunDir(out).metrics() if each.get("event") == "validation"]
     assert losses
     assert losses[-1] < found.loss_after
-    assert json.loads((out / "environment.json").read_text())["shrunk"] == {"source": "parent", "step": 9}
+    assert (found.source, found.step) == ("parent", 9)
 
 
 def test_nothing_cut_is_the_same_loss_and_the_same_tokens(parent: Path) -> None:
@@ -95,6 +94,26 @@ def test_the_sizes_of_a_recipe_take_the_place_of_a_budget(parent: Path, tmp_path
     found = shrink_run(parent, tmp_path / "out", ShrinkOptions(calibration_batches=1), sizes=sizes)
     assert layer_sizes(saved_recipe(RunDir(tmp_path / "out")).explicit_model) == sizes
     assert [layer.d_model[1] for layer in found.layers] == [24, 8, 20]
-    for options, given in ((ShrinkOptions(), None), (ShrinkOptions(flops=0.5), sizes)):
-        with pytest.raises(UserError, match="give one budget, or a recipe to cut to"):
+    for options, given, message in (
+        (ShrinkOptions(), None, "got no budget"),
+        (ShrinkOptions(flops=0.5), sizes, "--flops: conflicts with --to"),
+        (ShrinkOptions(parts="stream"), sizes, "--parts: conflicts with --to"),
+        (ShrinkOptions(), sizes[:2], "got sizes of 2 layers; the model has 3"),
+    ):
+        with pytest.raises(UserError, match=message):
             shrink_run(parent, None, options, sizes=given)
+
+
+def test_the_model_is_not_changed_by_overrides(parent: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model.d_model: the cut decides the model"):
+        shrink_run(parent, tmp_path / "out", ShrinkOptions(flops=0.7), ["model.d_model=16"])
+
+
+def test_documents_are_kept_apart_as_in_training(parent: Path, tmp_path: Path) -> None:
+    """The loss before the cut is that of the run, whose attention ends at the border of a document."""
+    path = tmp_path / "masked"
+    train(tiny_recipe(*UNIFORM, "data.mask_documents=true"), path)
+    found = shrink_run(path, None, ShrinkOptions(flops=0.9, calibration_batches=1, multiple=4))
+    result = RunDir(path).result()
+    assert result is not None
+    assert found.loss_before == pytest.approx(result["val_loss"], abs=1e-6)

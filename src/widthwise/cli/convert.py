@@ -107,18 +107,23 @@ def shrink(
 
     Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`
     """
-    from widthwise.growth.shrink import layer_sizes
     from widthwise.recipe.recipe import load_recipe
+    from widthwise.recipe.shrinking import sizes_like
     from widthwise.runs.shrink import shrink_run
+    from widthwise.runs.trained import RunCheckpoint
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
-    target, sizes = None if plan_only else out, None if to is None else layer_sizes(load_recipe(to).explicit_model)
+    target, sizes = None if plan_only else out, None
+    if to is not None:
+        sizes = sizes_like(RunCheckpoint.of(run, step).model, load_recipe(to).explicit_model)
     found = shrink_run(run, target, options, overrides or (), step, sizes, remark)
     written = [] if target is None else [target]
     say_result(found, as_json, shrinking_answer(found), [shrinking_table(found)], written)
     if target is not None and not as_json:
         say_next("widthwise", "resume", target)
+    elif not as_json:
+        say_next_with_out("RUN")
 
 
 def _carry_out(source: "RunCheckpoint", intention: "Intention", out: Path, as_json: bool) -> None:

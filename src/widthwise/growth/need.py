@@ -1,16 +1,17 @@
 """The need that a model has of its parts, measured on text: what the cut of `growth.shrink` goes by."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.growth.choices import Score
 from widthwise.growth.shrink import LayerSizes, Order, readers, sublayers
-from widthwise.model.axes import Linear
+from widthwise.model.axes import Linear, Norm
 from widthwise.model.decoder import Decoder
 
 
@@ -50,6 +51,8 @@ class Need:
     inner: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     """Attended values of all heads, (n_heads * v_head_dim,), or hidden units."""
     written: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
+    normed: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
+    """By the name of its norm: what that measures, of each token over its root mean square."""
     covariance: Tensor | float = 0.0
     """float64 (d_model, d_model): of all that is read, summed over sublayers and tokens; 0 where not asked for."""
 
@@ -60,51 +63,58 @@ def writer(sublayer: nn.Module) -> Linear:
     return found
 
 
-def measure(model: Decoder, batches: Iterable[Tensor], with_covariance: bool = False) -> Need:
+def measure(
+    model: Decoder, batches: Iterable[Tensor], with_covariance: bool = False, boundaries: Boundaries = NO_BOUNDARIES
+) -> Need:
     """Run a model over batches, integers (B, T + 1), and return what its parts do there.
 
-    Weights, their gradients and the mode of the model are left as they were.
+    boundaries: what the model is told of the documents in a row. The model is left as it was.
     """
     need = Need()
 
-    def reading(entries: Entries) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            entries.add(inputs[0])
+    def observing(take: Callable[[Tensor], None], output: bool = False) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], *outputs: Tensor) -> None:
+            take(outputs[0] if output else inputs[0])
 
         return hook
 
-    def writing(entries: Entries) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            entries.add(output)
-
-        return hook
-
-    def correlating(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        rows = inputs[0].detach().flatten(0, -2).double()
+    def correlate(x: Tensor) -> None:
+        rows = x.detach().flatten(0, -2).double()
         need.covariance = need.covariance + rows.T @ rows
 
-    before = [parameter.requires_grad for parameter in model.parameters()]
-    model.requires_grad_(False)
-    device = model.embedding.weight.device
-    with ExitStack() as hooks:
-        model.embedding.weight.requires_grad_(True)  # so that activations have gradients, and no matrix has
+    def normed(entries: Entries) -> Callable[[Tensor], None]:
+        def take(x: Tensor) -> None:
+            wide = x.detach().double()
+            entries.add(wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30))
+
+        return take
+
+    asked = [parameter.requires_grad for parameter in model.parameters()]
+    embedding = model.embedding.weight
+    with ExitStack() as undone:
+        undone.callback(lambda: [each.requires_grad_(was) for each, was in zip(model.parameters(), asked)])
+        model.requires_grad_(False)
+        embedding.requires_grad_(True)  # so that activations have gradients, and no matrix has
         for name, sublayer in sublayers(model).items():
             first, last = readers(sublayer)[0][1], writer(sublayer)
             added = [
-                first.register_forward_pre_hook(reading(need.read[name])),
-                last.register_forward_pre_hook(reading(need.inner[name])),
-                last.register_forward_hook(writing(need.written[name])),
+                first.register_forward_pre_hook(observing(need.read[name].add)),
+                last.register_forward_pre_hook(observing(need.inner[name].add)),
+                last.register_forward_hook(observing(need.written[name].add, output=True)),
             ]
+            if isinstance(sublayer.norm, Norm):
+                taken = normed(need.normed[f"{name}.norm"])
+                added.append(sublayer.norm.register_forward_pre_hook(observing(taken)))
             if with_covariance:
-                added.append(first.register_forward_pre_hook(correlating))
+                added.append(first.register_forward_pre_hook(observing(correlate)))
             for hook in added:
-                hooks.callback(hook.remove)
+                undone.callback(hook.remove)
         for batch in batches:
-            tokens = batch.to(device)
-            model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
-            model.embedding.weight.grad = None
-    for parameter, is_asked in zip(model.parameters(), before):
-        parameter.requires_grad_(is_asked)
+            rows = batch.to(embedding.device)
+            tokens = rows[:, :-1]
+            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+            found = model.loss(tokens, rows[:, 1:], documents=documents, positions=positions)
+            torch.autograd.grad(found.objective, embedding)
     return need
 
 
@@ -150,19 +160,18 @@ def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
     return found
 
 
-def order_of_need(needs: list[LayerNeed], stream: Tensor | None = None) -> Order:
-    """Return the order in which each layer's most needed groups and units come first. stream: as in `Order`."""
+def order_of_need(needs: Sequence[LayerNeed]) -> Order:
+    """Return the order in which each layer's most needed groups and units come first."""
     return Order(
-        stream,
-        [each.groups.argsort(descending=True, stable=True).cpu() for each in needs],
-        [each.units.argsort(descending=True, stable=True).cpu() for each in needs],
+        groups=[each.groups.argsort(descending=True, stable=True).cpu() for each in needs],
+        units=[each.units.argsort(descending=True, stable=True).cpu() for each in needs],
     )
 
 
-def energies_kept(need: Need, widths: dict[str, int]) -> dict[str, float]:
-    """Return by norm the share of the squares of what a sublayer reads in its first so many coordinates."""
+def energies_kept(need: Need, sizes: Sequence[LayerSizes]) -> dict[str, float]:
+    """Return by norm the share of the squares of what it measures in the coordinates that its layer keeps."""
     found = {}
-    for name, width in widths.items():
-        energy = torch.as_tensor(need.read[name].energy)
-        found[f"{name}.norm"] = float(energy[:width].sum() / energy.sum())
+    for name, entries in need.normed.items():
+        energy = torch.as_tensor(entries.energy)
+        found[name] = float(energy[: sizes[int(name.split(".")[1])].d_model].sum() / energy.sum())
     return found

@@ -69,7 +69,7 @@ def check_can_shrink(model: ModelConfig) -> None:
     layout = model.residual.layout
     if not (isinstance(layout, PrefixLayout) and layout.resize == "carry"):
         raise UserError(
-            f"residual.kind: got {model.residual.kind}; only layers of a plain residual that carries are cut"
+            f"residual.kind: got {model.residual.kind}; only models of a plain residual with resize carry are cut"
         )
     if model.mtp is not None:
         raise UserError("mtp: further heads cannot be cut; the model without them can be exported and imported")
@@ -198,6 +198,8 @@ def smaller_config(model: ModelConfig, sizes: Sequence[LayerSizes], d_model: int
     Raises UserError for sizes that are larger than they were, and for a model that cannot be cut.
     """
     check_can_shrink(model)
+    if len(sizes) != model.n_layers:
+        raise UserError(f"n_layers: got sizes of {len(sizes)} layers; the model has {model.n_layers}, and all stay")
     d_model = d_model or model.d_model
     layers = tuple(
         smaller_layer(layer, size._replace(d_model=min(size.d_model, d_model)), f"layers.{i}")

@@ -14,14 +14,20 @@ from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config, smaller_layer
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
+from widthwise.model.kinds import all_must_agree, must_agree
 from widthwise.model.layer import LayerConfig
 from widthwise.shape.schedule import SCHEDULES
 
+Sizes = Sequence[LayerSizes]
+NO_OTHER = ", and a cut leaves it as it is"
 Counting = Callable[[Cost, int], float]
 """Takes a cost and the tokens of a sequence."""
 TURN = 0.75
 """Depth of the narrowest layer of an x, as a fraction of n_layers; variable-width paper, arXiv:2606.18246."""
 N_HALVINGS = 40
+"""Of the interval of scales in which the largest within a budget lies."""
+SECONDS = 60
+"""Time for the solver, after which the best sizes so far are taken."""
 N_LEVELS = 16
 """Widths, and numbers of hidden units, among which a layer chooses."""
 
@@ -33,6 +39,41 @@ COUNTS: dict[str, Counting] = {
 }
 
 
+def sizes_like(model: ModelConfig, wanted: ModelConfig) -> list[LayerSizes]:
+    """Return the sizes of the layers of another model, to which this one can be cut. Raises UserError if it cannot."""
+    all_must_agree(("vocab_size", "d_model"), model, wanted)
+    for i, (ours, theirs) in enumerate(zip(model.layers, wanted.layers)):
+        group, wanted_group = (each.attention.n_heads / each.attention.n_kv_heads for each in (ours, theirs))
+        must_agree(f"layers.{i}.attention.head_dim", ours.attention.head_dim, theirs.attention.head_dim, NO_OTHER)
+        must_agree(f"layers.{i}.attention.kv_group_size", group, wanted_group, NO_OTHER)
+    sizes = layer_sizes(wanted)
+    smaller_config(model, sizes)
+    return sizes
+
+
+def check_budget(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> None:
+    """Raise UserError for a budget that no sizes meet."""
+    _limits(model, options, seq_len)
+
+
+def _limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[Callable[[Sizes], float], float]:
+    """Return the cost of sizes, and what it may be. Raises UserError where the least sizes cost more."""
+    assert options.budget is not None
+    count, share = COUNTS[options.budget], getattr(options, options.budget)
+
+    def cost(sizes: Sizes) -> float:
+        return count(smaller_config(model, sizes).inference_cost(), seq_len)
+
+    whole = layer_sizes(model)
+    least = [_least(each, options) for each in whole] if options.shape == "found" else _scaled(whole, options, 0.0)
+    if cost(least) > share * cost(whole):
+        raise UserError(
+            f"{options.budget}: got {share:g}; with shape {options.shape} and parts {options.parts} no less than "
+            f"{cost(least) / cost(whole):.3f} can be reached"
+        )
+    return cost, share * cost(whole)
+
+
 def sizes_at_budget(
     model: ModelConfig, options: ShrinkOptions, seq_len: int, needs: Sequence[LayerNeed] = ()
 ) -> list[LayerSizes]:
@@ -40,26 +81,13 @@ def sizes_at_budget(
 
     needs: of every layer, with the most needed parts first; for shape `found`. Raises UserError where no sizes meet it.
     """
-    if options.budget is None:
-        raise UserError("params: missing; give one of params, flops, kv_bytes, or a recipe to cut to")
-    count, share = COUNTS[options.budget], getattr(options, options.budget)
-
-    def cost(sizes: Sequence[LayerSizes]) -> float:
-        return count(smaller_config(model, sizes).inference_cost(), seq_len)
-
+    cost, limit = _limits(model, options, seq_len)
     whole = layer_sizes(model)
-    limit = share * cost(whole)
-    least = [_least(each, options) for each in whole] if options.shape == "found" else _scaled(whole, options, 0.0)
-    if cost(least) > limit:
-        raise UserError(
-            f"{options.budget}: got {share:g}; with shape {options.shape} and parts {options.parts} no less than "
-            f"{cost(least) / cost(whole):.3f} can be reached"
-        )
     if options.shape == "found":
-        return _found(model, options, needs, count, limit, seq_len)
-    low, high = 0.0, 1.0
+        return _found(model, options, needs, limit, seq_len)
     if cost(whole) <= limit:
         return whole
+    low, high = 0.0, 1.0
     for _ in range(N_HALVINGS):  # the largest scale within the budget
         middle = (low + high) / 2
         low, high = (middle, high) if cost(_scaled(whole, options, middle)) <= limit else (low, middle)
@@ -94,15 +122,24 @@ def _scaled(whole: Sequence[LayerSizes], options: ShrinkOptions, scale: float) -
 
 
 class _Choice(NamedTuple):
+    """Sizes of one layer."""
+
     sizes: LayerSizes
     cost: float
+    """In what the budget counts."""
     lost: float
+    """Sum of the scores of what is cut."""
 
 
 def _found(
-    model: ModelConfig, options: ShrinkOptions, needs: Sequence[LayerNeed], count: Counting, limit: float, seq_len: int
+    model: ModelConfig, options: ShrinkOptions, needs: Sequence[LayerNeed], limit: float, seq_len: int
 ) -> list[LayerSizes]:
-    """Choose the sizes of each layer so that the sum of what is lost is least: a knapsack with one choice a layer."""
+    """Choose the sizes of each layer so that the sum of what is lost is least: a knapsack with one choice a layer.
+
+    Raises UserError where the solver finds none in its time.
+    """
+    assert options.budget is not None
+    count = COUNTS[options.budget]
 
     def cost_of(layer: LayerConfig) -> float:
         return count(sum(layer.costs(model.residual, layer.d_in).values(), Cost()), seq_len)
@@ -132,9 +169,10 @@ def _found(
         constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs[None] / limit, ub=1)],
         integrality=np.ones(len(rows)),
         bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 1e-4, "time_limit": 60},
+        options={"mip_rel_gap": 1e-4, "time_limit": SECONDS},
     )
-    assert answer.x is not None, answer.message  # the least sizes are among the choices
+    if answer.x is None:  # the least sizes are among the choices, so that there is an answer
+        raise UserError(f"{options.budget}: no sizes were found in {SECONDS} seconds; raise --multiple")
     return [choice.sizes for choice, is_taken in zip(choices, answer.x.round()) if is_taken]
 
 

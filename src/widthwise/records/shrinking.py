@@ -8,15 +8,15 @@ from widthwise.records.record import Record, StoredRecord
 
 
 class LayerCut(Record):
-    """The sizes of one layer before and after the cut."""
+    """One layer; each size as [before, after]."""
 
     d_model: Sequence[int]
     n_kv_heads: Sequence[int]
     n_hidden: Sequence[int]
     lost: float
-    """Sum of the scores of what was cut."""
+    """Sum of the scores of what was cut; in nats for those of `taylor`."""
     energy_kept: Sequence[float]
-    """Share of the squares of what attention and feed-forward read that lies in the coordinates they still read."""
+    """[attention, feed-forward]: share of the squares of what its norm measures in the coordinates that it keeps."""
 
 
 class Shrinking(StoredRecord):
@@ -31,7 +31,7 @@ class Shrinking(StoredRecord):
     request: Mapping[str, object]
     """Options, as `ShrinkOptions` has them."""
     turned: bool
-    """Whether the stream was turned; if not, its coordinates changed their order only, or stayed."""
+    """True if the stream was turned; if not, its coordinates changed their order only, or stayed."""
     not_turned: str | None
     """The reason if it was asked for and impossible."""
     loss_before: float

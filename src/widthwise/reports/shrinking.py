@@ -21,8 +21,8 @@ def shrinking_answer(found: Shrinking) -> list[str]:
 
 def shrinking_table(found: Shrinking) -> Table:
     """Return the sizes of every layer before and after the cut, and what of each was lost."""
-    rows = [[str(i), *_cells(layer)] for i, layer in enumerate(found.layers)]
-    header = ["layer", "d_model", "KV heads", "hidden units", "energy kept", "score lost"]
+    rows = [[str(i), *_cells(layer)] for i, layer in enumerate(found.layers, start=1)]
+    header = ["layer", "d_model", "KV heads", "hidden units", "energy kept\n(attention, FFN)", "score lost"]
     return Table(f"layers of {found.source} before and after the cut", header, rows)
 
 

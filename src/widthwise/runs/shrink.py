@@ -1,6 +1,7 @@
 """A smaller model of a run: its least needed parts are cut off, and the rest is a run at step 0 to heal by training."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,11 +9,11 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
-from widthwise.data.loader import HeldOut, Loader
+from widthwise.data.loader import HeldOut
 from widthwise.files import check_free
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import ShrinkOptions
-from widthwise.growth.need import LayerNeed, energies_kept, layer_needs, measure, order_of_need
+from widthwise.growth.need import LayerNeed, Need, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
     LayerSizes,
     Order,
@@ -22,23 +23,22 @@ from widthwise.growth.shrink import (
     layer_sizes,
     reorder,
     smaller_config,
-    sublayers,
     why_not_turned,
 )
 from widthwise.kernels.dispatch import autocast
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.eval_mode import evaluating
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.shrinking import sizes_at_budget
+from widthwise.recipe.shrinking import check_budget, sizes_at_budget
 from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
+from widthwise.runs.conversion import batches_from
 from widthwise.runs.data_identity import identity_of
-from widthwise.runs.save import write_first
+from widthwise.runs.save import IMPORTED, write_first
 from widthwise.runs.trained import check_tokenizer, load_trained
+from widthwise.training.observer import SilentObserver
+from widthwise.training.validation import validate
 from widthwise.yaml_io import apply_overrides
-
-SHRUNK = "shrunk"
-"""Key in `environment.json` of the run that a smaller one was cut out of."""
 
 
 def shrink_run(
@@ -57,26 +57,39 @@ def shrink_run(
     layer, in place of a budget. Raises UserError for a model that cannot be cut, a budget that cannot be met, and where
     `out` is not free.
     """
-    if (options.budget is None) == (sizes is None):
-        raise UserError(f"shrink: got {options.budget or 'no budget'}; give one budget, or a recipe to cut to")
+    if options.budget is None and sizes is None:
+        raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
+    if sizes is not None:
+        ignored = [
+            name for name in ("params", "flops", "kv_bytes", "shape", "parts", "multiple") if _is_given(options, name)
+        ]
+        if ignored:
+            raise UserError(
+                f"--{ignored[0].replace('_', '-')}: conflicts with --to, which has the sizes of every layer"
+            )
     if out is not None:
         check_free(Path(out))
     loaded = load_trained(Path(path), None, step)
     assert loaded.recipe is not None
     model, recipe = loaded.model, _recipe(loaded.recipe, overrides, str(path))
     check_can_shrink(model.config)
+    if sizes is None:
+        check_budget(model.config, options, recipe.seq_len)
+    else:
+        smaller_config(model.config, sizes)
     data = open_data(recipe.data)
     check_tokenizer(RunDir(path), data.tokenizer)
-    train = recipe.train
-    loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
-    text = [loader.batch(i) for i in range(options.calibration_batches)]
+    n_rows, boundaries = recipe.train.sequences_per_pass, recipe.data.boundaries(data)
+    batches = batches_from(recipe, 0, options.calibration_batches, SilentObserver())
+    text = [part for batch in batches for part in batch.split(n_rows)]
     held_out = recipe.held_out(data)
     held_out.check()
     say("reading held-out text")
-    loss_before, tops = _reading(model, held_out)
-    say(f"measuring the need of the parts on {len(text)} batches")
-    reason = _arrange_stream(model, text, options)
-    need = measure(model, text)
+    loss_before, tops = validate(model, held_out).loss, _most_likely(model, held_out)
+    say(f"measuring the need of the parts on {options.calibration_batches} batches")
+    measured = partial(measure, model, text, boundaries=boundaries)
+    reason = _arrange_stream(model, measured, options)
+    need = measured()
     needs = layer_needs(model, need, options.score)
     order = order_of_need(needs)
     reorder(model, order)
@@ -85,11 +98,10 @@ def shrink_run(
         for each, groups, units in zip(needs, order.groups, order.units)
     ]
     sizes = sizes_at_budget(model.config, options, recipe.seq_len, needs) if sizes is None else list(sizes)
-    smaller = smaller_config(model.config, sizes)
-    energy = energies_kept(need, {name: sizes[int(name.split(".")[1])].d_model for name in sublayers(model)})
+    smaller, energy = smaller_config(model.config, sizes), energies_kept(need, sizes)
     small = build(smaller, seed=0, device=loaded.device)
     small.set_weights(cut(model, smaller, energy))
-    loss_after, tops_after = _reading(small, held_out)
+    loss_after, tops_after = validate(small, held_out).loss, _most_likely(small, held_out)
     found = Shrinking(
         source=loaded.path.resolve().name,
         step=loaded.step or 0,
@@ -117,19 +129,27 @@ def shrink_run(
     if out is not None:
         resolved = checked_copy(recipe, "recipe", model=smaller).resolved()
         resolved.check()
-        origin = {SHRUNK: {"source": found.source, "step": found.step}}
+        recorded = RunDir(path).environment()
+        origin = {IMPORTED: recorded[IMPORTED]} if IMPORTED in recorded else {}
         write_first(Path(out), resolved, small, data.tokenizer, {**identity_of(data).record(), **origin}, found)
     return found
 
 
+def _is_given(options: ShrinkOptions, name: str) -> bool:
+    return getattr(options, name) != ShrinkOptions.model_fields[name].default
+
+
 def _recipe(recipe: Recipe, overrides: Sequence[str], where: str) -> Recipe:
     """The recipe of the new run but for its model: the run's, with changes, and without growth."""
+    for each in overrides:
+        if (key := each.partition("=")[0].strip()).partition(".")[0] == "model":
+            raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
     data = to_data(checked_copy(recipe, "recipe", growth=(), rewarmup=None))
     apply_overrides(data, overrides)
     return parse_recipe(data, where)
 
 
-def _arrange_stream(model: Decoder, text: Sequence[Tensor], options: ShrinkOptions) -> str | None:
+def _arrange_stream(model: Decoder, measured: Callable[..., Need], options: ShrinkOptions) -> str | None:
     """Bring the coordinates of the stream into an order of need, in place; the function stays the same.
 
     Returns the reason for which the stream could not be turned; its coordinates are then sorted by the squares that
@@ -138,21 +158,22 @@ def _arrange_stream(model: Decoder, text: Sequence[Tensor], options: ShrinkOptio
     config, reason = model.config, why_not_turned(model.config)
     if options.stream == "turned" and reason is None:
         fold_gains(model)
-        covariance = torch.as_tensor(measure(model, text, with_covariance=True).covariance)
+        covariance = torch.as_tensor(measured(with_covariance=True).covariance)
         reorder(model, Order(torch.linalg.eigh(covariance).eigenvectors.flip(-1)))
     elif all({layer.d_in, layer.d_model, layer.d_out} == {config.d_model} for layer in config.layers):
-        energy = sum((torch.as_tensor(each.energy) for each in measure(model, text).read.values()), torch.zeros(()))
+        energy = sum((torch.as_tensor(each.energy) for each in measured().read.values()), torch.zeros(()))
         reorder(model, Order(energy.argsort(descending=True, stable=True).cpu()))
     return reason
 
 
 @torch.no_grad()
-def _reading(model: Decoder, held_out: HeldOut) -> tuple[float, Tensor]:
-    """Return the loss on held-out text, nats per token, and the most likely token at every position."""
-    losses, tops = [], []
+def _most_likely(model: Decoder, held_out: HeldOut) -> Tensor:
+    """Return the most likely token at every position of the held-out text, in order."""
+    found = []
     with evaluating(model) as device, autocast(device, held_out.precision):
         for batch in held_out.batches():
-            tokens = batch.to(device)
-            losses.append(model.loss(tokens[:, :-1], tokens[:, 1:]).losses.double().cpu())
-            tops.append(model(tokens[:, :-1]).argmax(dim=-1).cpu())
-    return float(torch.cat([each.flatten() for each in losses]).mean()), torch.cat([each.flatten() for each in tops])
+            tokens = batch[:, :-1].to(device)
+            documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
+            stream = model.stream(tokens, documents=documents, positions=positions)
+            found.append(model.logits(model.exit(stream)).argmax(dim=-1).flatten().cpu())
+    return torch.cat(found)
