@@ -228,7 +228,9 @@ def import_(
     commit = f", commit {summary['commit']}" if "commit" in summary else ""
     say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}{commit}")
     is_to_be_trained = recipe is not None or not summary["tokenizer"]
-    say_next("widthwise", *(("resume", run) if is_to_be_trained else ("generate", run, "--prompt", "TEXT")))
+    say_next(
+        "widthwise", *(("resume", run, "data.path=DATA") if is_to_be_trained else ("generate", run, "--prompt", "TEXT"))
+    )
 
 
 @checkpoint_app.callback()

@@ -171,6 +171,10 @@ class Division(ABC):
     def _what_is_empty(self, n_train: int, found: Scan) -> str: ...
 
 
+N_CUT = 100
+"""Documents into which a text of few is cut by the advice of an error."""
+
+
 class HeldOutFraction(Division):
     """A hash of the content decides, so that about this fraction of the documents is held out."""
 
@@ -189,7 +193,8 @@ class HeldOutFraction(Division):
         return (
             f"held_out {self.fraction} puts {n_train} of {found.n_documents} documents in training and "
             f"{found.n_held_out} in held-out; {change} held_out "
-            "(on the command line --held-out), or cut the text into more documents (--document-bytes)"
+            f"(on the command line --held-out), or cut the text into more documents: --document-bytes "
+            f"{max(1, found.n_bytes // N_CUT)}"
         )
 
 

@@ -61,7 +61,8 @@ class FileWindows(Windows):
         """Raises UserError if there are none."""
         if seq_len < 1 or seq_len > tokens.n_tokens - 1:
             raise UserError(
-                f"seq_len: got {seq_len}; {tokens.prefix} has {tokens.n_tokens} tokens, so 1 to {tokens.n_tokens - 1}"
+                f"seq_len: got {seq_len}; {tokens.prefix} has {tokens.n_tokens} tokens, so 1 to {tokens.n_tokens - 1}; "
+                "or prepare more text"
             )
         self._tokens, self._seq_len = tokens, seq_len
         self.n_windows = (tokens.n_tokens - 1) // seq_len

@@ -25,7 +25,7 @@ class ImportSource(NamedTuple):
 
     folder: Path
     name: str
-    """Of the folder, or ORG/NAME on the hub."""
+    """The folder's, or ORG/NAME on the hub."""
     commit: str | None
     """Hash of the commit on the hub; None for a local folder."""
 
@@ -37,7 +37,7 @@ def import_source(source: Path | str, revision: str | None = None) -> ImportSour
     newest commit of the revision in the cache is taken. revision: branch, tag or commit. Raises UserError without the
     extra, and if the model cannot be fetched or holds no safetensors.
     """
-    found = re.fullmatch(r"(hf:/+)?([\w.-]+/[\w.-]+)", str(source))  # a Path has one slash of two
+    found = re.fullmatch(r"(hf:/+)?(\w[\w.-]*/[\w.-]+)", str(source))  # a Path has one slash of two
     if found is None and str(source).startswith("hf:/"):
         raise UserError(f"{source}: is no model of the hub; allowed: hf://org/name")
     if found is None or (found[1] is None and Path(source).exists()):

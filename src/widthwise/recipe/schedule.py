@@ -90,7 +90,8 @@ class WSDSchedule(_Schedule):
         room, n_decay = total_steps - self.warmup_steps, self.n_decay_steps(total_steps)
         if n_decay > room:
             raise UserError(
-                f"schedule: the decay takes {n_decay} steps, but warm-up leaves {room} of train.steps = {total_steps}"
+                f"schedule: the decay takes {n_decay} steps, but warm-up leaves {room} of train.steps = {total_steps}; "
+                "lower schedule.warmup_steps or the decay"
             )
 
     def _shape(self, step: int, lr: float, total_steps: int, tokens_per_step: int) -> float:

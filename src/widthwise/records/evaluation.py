@@ -51,7 +51,7 @@ class TaskAnswers(TaskResult, ItemAnswers):
     """The scores on a task with those of every question."""
 
     delimiter: str = " "
-    """What stands between question and answer."""
+    """The text between question and answer."""
 
 
 class TextAnswers(Record):

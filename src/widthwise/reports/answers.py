@@ -46,7 +46,7 @@ def _beside_baseline(found: Outcome) -> list[str]:
             verb = "ends" if len(group) == 1 else "end"
             parts.append(f"{_names(group)} {verb} {phrase} {baseline}{most}, by {size} nats.")
     if "better" not in by_verdict:
-        parts.insert(0, f"Nothing here is better than {baseline}.")
+        parts.insert(0, f"Nothing here is shown to be better than {baseline}.")
     rest = [f"{_names(group)} tie with it" for group in [by_verdict.get("tie")] if group]
     rest += [f"{seeds} cannot tell {_names(group)} from it" for group in [by_verdict.get("cannot tell")] if group]
     return [*parts, *([f"{capital(' and '.join(rest))}."] if rest else [])]

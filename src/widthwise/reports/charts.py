@@ -243,12 +243,12 @@ class Plot:
     x: alt.X
     y_title: str
     looks: Mapping[str, Style]
-    """Of the names that are drawn."""
+    """The looks of the names that are drawn."""
     tip: Sequence[alt.Tooltip]
     domain: Sequence[float] | None = None
     """Ends of the y axis; None: all that is drawn."""
     is_log: bool = False
-    """Whether the y axis is logarithmic."""
+    """True for a logarithmic y axis."""
 
     def lines(self, rows: Rows, detail: str = "name", **mark: Any) -> alt.Chart:
         """Return lines. detail: the column that tells lines of one name apart."""

@@ -70,7 +70,7 @@ class Question(NamedTuple):
         alike = [dict(each.options) for each in others if each.name == self.name]
         differing = [(key, value) for key, value in self.options if any(each.get(key) != value for each in alike)]
         chosen = ", ".join(f"{key} {str(value)[:8]}" for key, value in differing)
-        return clean(self.name) + (f" ({chosen})" if chosen else "")
+        return _tail(self.name) + (f" ({chosen})" if chosen else "")
 
 
 class Answers(NamedTuple):
@@ -87,7 +87,7 @@ def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
 
     def question(name: str, **options: object) -> Question:
         options |= {"max_length": evaluation.max_length, "precision": evaluation.precision}
-        return Question(_tail(name), tuple(sorted(options.items())))
+        return Question(clean(name), tuple(sorted(options.items())))
 
     for name, text in evaluation.texts.items():
         few = f"{counted(text.n_blocks, 'block')} of {BLOCK_BYTES:,} bytes: too few for a standard error"
@@ -176,9 +176,12 @@ def evaluation_tables(
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
-    """Return path -> the name of its folder if all of these differ, otherwise the end of the path."""
-    names = {path: clean(Path(path).name) for path in paths}
-    return names if len(set(names.values())) == len(names) else {path: _tail(path) for path in names}
+    """Return path -> the name of its folder if all of these differ, else the end of the path, else all of it."""
+    for short in (lambda path: clean(Path(path).name), _tail):
+        names = {path: short(path) for path in paths}
+        if len(set(names.values())) == len(names):
+            return names
+    return {path: clean(path) for path in paths}
 
 
 def suite_table(suites: Mapping[str, SuiteAnswers]) -> Table:

@@ -12,7 +12,19 @@ from widthwise.records.record import finite
 from widthwise.records.scaling import ScalingGroup, ScalingLaws
 from widthwise.reports import charts
 from widthwise.reports.charts import INK, Figure, Plot, Style, styles
-from widthwise.reports.formats import MISSING, capital, clean, fixed, minus, percentage, sequence, shorten, si, tick
+from widthwise.reports.formats import (
+    MISSING,
+    capital,
+    clean,
+    counted,
+    fixed,
+    minus,
+    percentage,
+    sequence,
+    shorten,
+    si,
+    tick,
+)
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
 from widthwise.reports.table import Table, csv_cell, csv_rows
 
@@ -106,7 +118,8 @@ def law_tables(scaling: ScalingLaws) -> list[Table]:
             names = [clean(group.name), law + " *" * (law == group.chosen)]
             errors = [fixed(each, 5) for each in (fit.rms, fit.leave_one_out_rms)]
             note = clean(fit.reason or "") or MISSING
-            quality.append([*names, *errors, fixed(fit.r_squared, 4), clean(fit.form), note])
+            n_points = f"{clean(group.name)}, {counted(len(group.points), 'point')}"
+            quality.append([n_points, names[1], *errors, fixed(fit.r_squared, 4), clean(fit.form), note])
             values += [
                 [*names, symbol, _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
                 for symbol, each in fit.parameters.items()

@@ -206,7 +206,7 @@ class _Launch:
         if tokenizer.vocab_size > vocab_size:
             raise UserError(
                 f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
-                f"the number of tokens of tokenizer {tokenizer.spec}"
+                f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
             )
         recipe.held_out(data).check()
         # The run vouches for the checksums, and a stray token would stop it later.

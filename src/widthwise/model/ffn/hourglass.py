@@ -37,7 +37,7 @@ class BlockOptions(Config):
     """Multiply w_up(x) by w_gate(x), behind the activation; if not, w_up(x) goes through the activation, and a
     block has two matrices instead of three."""
     share_weights: bool = False
-    """Whether all blocks share their matrices; each still has its own norm."""
+    """Share the matrices among all blocks; each still has its own norm."""
     norm: BlockNorm | None = None
     """null: as in the layer, which follows model.norm.placement."""
     block_multiplier: pydantic.PositiveFloat = 1.0
