@@ -19,7 +19,7 @@ from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.recipe.schedule import Steps
-from widthwise.sizes import Count, VocabSize
+from widthwise.sizes import Count, NTokens, VocabSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,9 +164,9 @@ class TeacherSizes(Config):
     """Sizes of a teacher, read from its run once, so that the costs of its student can be told without it."""
 
     teacher: str
-    seq_len: Count
+    seq_len: NTokens
     vocab_size: VocabSize
-    params: Count
+    params: pydantic.PositiveInt
     flops_per_token: pydantic.PositiveFloat
     """Forward FLOPs at seq_len, those of the head included."""
 
