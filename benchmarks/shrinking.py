@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    n_parent, n_healing, n_seeds = (24, 18, 2) if given.quick else (PARENT_STEPS, HEALING_STEPS, N_SEEDS)
+    n_parent, n_healing, n_seeds = (24, 24, 2) if given.quick else (PARENT_STEPS, HEALING_STEPS, N_SEEDS)
     with tempfile.TemporaryDirectory() as folder:
         seeds = [measured(seed, Path(folder) / str(seed), n_parent, n_healing) for seed in range(1, n_seeds + 1)]
     result = {
