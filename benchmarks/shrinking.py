@@ -3,8 +3,9 @@
 python benchmarks/shrinking.py [--quick] [--out benchmarks/results/shrinking.json]
 
 One parent a seed, of `configs/quickstart.yaml`. Every cut is healed on the same batches, which the parent has not seen;
-`whole` is the parent trained on with them. From scratch the shape is trained for the healing alone, and for as many
-steps as parent and healing together. Losses are of the recipe's held-out text, nats per token.
+`whole` is the parent trained on with them, and `distilled` cuts learn its predictions too. From scratch the shape is
+trained for the healing alone, and for as many steps as parent and healing together. Losses are of the recipe's held-out
+text, nats per token.
 """
 
 import argparse
@@ -47,6 +48,8 @@ REARRANGED = {
     "found, permuted": lambda n: np.random.default_rng(n).permutation(n),
 }
 """The sizes that were found, in other layers."""
+DISTILLED = ("found", "x", "uniform")
+"""Cuts that are healed by the parent's predictions too."""
 FROM_SCRATCH = ("found", "x", "uniform")
 
 
@@ -77,9 +80,9 @@ def measured(seed: int, folder: Path, n_parent: int, n_healing: int) -> dict[str
     like, found = saved_recipe(RunDir(parent)), {}
     healing = [*HEALING, f"train.steps={n_healing}", f"train.seed={1000 + seed}"]
 
-    def cut(name: str, options: ShrinkOptions, sizes: list[LayerSizes] | None = None) -> Path:
+    def cut(name: str, options: ShrinkOptions, sizes: list[LayerSizes] | None = None, *overrides: str) -> Path:
         run = folder / name.replace(", ", "-").replace(" ", "-")
-        record = shrink_run(parent, run, options, healing, sizes=sizes)
+        record = shrink_run(parent, run, options, [*healing, *overrides], sizes=sizes)
         resume(run)
         flops = record.after.flops_per_token / record.before.flops_per_token
         found[name] = {"cut": record.loss_after, "healed": loss_of(run), "flops_ratio": flops}
@@ -92,6 +95,9 @@ def measured(seed: int, folder: Path, n_parent: int, n_healing: int) -> dict[str
     sizes = layer_sizes(saved_recipe(RunDir(runs["found"])).explicit_model)
     for name, order in REARRANGED.items():
         cut(name, ShrinkOptions(), [sizes[i] for i in order(len(sizes))])
+    for name in DISTILLED:
+        options = ShrinkOptions(flops=SHARE, **CUTS[name])
+        cut(f"{name}, distilled", options, None, f"train.distill.teacher={parent}")
     for name in FROM_SCRATCH:
         recipe = saved_recipe(RunDir(runs[name]))
         for key, n_steps in (("scratch_healing", n_healing), ("scratch_both", n_parent + n_healing)):
@@ -124,7 +130,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    n_parent, n_healing, n_seeds = (24, 18, 2) if given.quick else (PARENT_STEPS, HEALING_STEPS, N_SEEDS)
+    n_parent, n_healing, n_seeds = (24, 24, 2) if given.quick else (PARENT_STEPS, HEALING_STEPS, N_SEEDS)
     with tempfile.TemporaryDirectory() as folder:
         seeds = [measured(seed, Path(folder) / str(seed), n_parent, n_healing) for seed in range(1, n_seeds + 1)]
     result = {

@@ -241,6 +241,14 @@ def test_overrides_are_one_change_whatever_their_order():
         assert overridden(CORPUS, *overrides) == {"path": "x", "tokenizer": "bpe-300"}
 
 
+def test_an_override_enters_a_section_that_is_null():
+    data = {"train": {"distill": None, "steps": 5}}
+    apply_overrides(data, ["train.distill.teacher=a", "train.distill.weight=1"])
+    assert data == {"train": {"distill": {"teacher": "a", "weight": 1}, "steps": 5}}
+    with pytest.raises(UserError, match=r"train\.steps is 5, which has no keys"):
+        apply_overrides(data, ["train.steps.teacher=a"])
+
+
 def test_a_child_recipe_takes_its_own_data(tmp_path):
     (tmp_path / "parent.yaml").write_text("data: {corpus: synthetic, tokenizer: bytes}\nseq_len: 5")
     (tmp_path / "child.yaml").write_text("extends: parent.yaml\ndata: {path: books}")

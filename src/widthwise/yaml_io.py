@@ -185,7 +185,9 @@ def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> No
     node: Any = data
     for depth in range(1, len(keys)):
         index = _index(node, keys[:depth])
-        node = node[index] if isinstance(node, list) else node.setdefault(index, {})
+        if isinstance(node, dict) and node.get(index) is None:
+            node[index] = {}  # the recipe of a run has null for a section that it does without
+        node = node[index]
         if not isinstance(node, (dict, list)):
             raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is {node!r}, which has no keys")
     node[_index(node, keys)] = value

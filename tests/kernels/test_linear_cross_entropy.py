@@ -33,17 +33,20 @@ def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coeff
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
 
 
-def teacher(hidden, share=0.3, temperature=1.7):
-    states = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    return Teacher(states.to(hidden.dtype), share, temperature)
+def teacher(hidden, vocab_size=11, d_teacher=5, share=0.3, temperature=1.7):
+    """A teacher of another width, with a head of its own."""
+    generator = torch.Generator().manual_seed(9)
+    states = torch.randn(*hidden.shape[:-1], d_teacher, generator=generator, dtype=torch.float64)
+    weight = torch.randn(vocab_size, d_teacher, generator=generator, dtype=torch.float64)
+    return Teacher(states.to(hidden.dtype), weight.to(hidden.dtype).requires_grad_(), 0.9, share, temperature)
 
 
 def test_what_a_teacher_adds_is_the_literal_divergence():
     hidden, weight, targets = inputs()
     taught = teacher(hidden)
-    logits, aims = (0.7 * states @ weight.T for states in (hidden, taught.hidden))
-    narrow, wide = ((each / 1.7).softmax(dim=-1) for each in (logits, aims.detach()))
-    divergence = (wide * (wide / narrow).log()).sum(dim=-1)
+    logits, aims = 0.7 * hidden @ weight.T, 0.9 * taught.hidden @ taught.weight.detach().T
+    ours, theirs = ((each / 1.7).softmax(dim=-1) for each in (logits, aims))
+    divergence = (theirs * (theirs / ours).log()).sum(dim=-1)
     losses = -logits.log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
     expected = (0.7 * losses + 0.3 * 1.7**2 * divergence + 0.2 * logits.logsumexp(dim=-1).square()).mean()
     gradients = torch.autograd.grad(expected, (hidden, weight))
@@ -56,7 +59,8 @@ def test_what_a_teacher_adds_is_the_literal_divergence():
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "dtype", "tolerance"), [(1, torch.float64, 1e-12), (7, torch.float32, 1e-5), (16, torch.float64, 1e-12)]
+    ("n_rows", "dtype", "tolerance"),
+    [(1, torch.float64, 1e-12), (7, torch.float32, 1e-5), (16, torch.float64, 1e-12), (7, torch.bfloat16, 3e-2)],
 )
 def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, tolerance):
     monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)

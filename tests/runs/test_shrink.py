@@ -45,6 +45,17 @@ def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> Non
     assert (found.source, found.step) == ("parent", 9)
 
 
+def test_the_model_that_was_cut_may_teach_the_smaller_one(parent: Path, tmp_path: Path) -> None:
+    taught = [f"train.distill.teacher={parent}", "train.steps=6"]
+    options = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
+    found = shrink_run(parent, tmp_path / "small", options, taught)
+    result = resume(tmp_path / "small")
+    model, teacher = (saved_recipe(RunDir(path)).explicit_model.cost() for path in (tmp_path / "small", parent))
+    per_token = model.training_flops(17) + teacher.forward_flops(17)
+    assert result["training_flops"] == pytest.approx(per_token * 6 * 4 * 17)
+    assert result["val_loss"] < found.loss_after
+
+
 def test_nothing_cut_is_the_same_loss_and_the_same_tokens(parent: Path) -> None:
     found = shrink_run(parent, None, ShrinkOptions(flops=1.0, calibration_batches=1))
     assert found.agreement == 1

@@ -18,10 +18,14 @@ MIN_ROWS = 256
 
 
 class Teacher(NamedTuple):
-    """Predictions to learn beside the targets: those of the same head for other hidden states."""
+    """Predictions of another model to learn beside the targets. No gradient goes into them."""
 
     hidden: Tensor
-    """(..., d_model), as many as the student's. No gradient goes into them, nor through them into the head."""
+    """(..., d_teacher), what the teacher's head reads at the student's positions."""
+    weight: Tensor
+    """(vocab_size, d_teacher), the teacher's head."""
+    multiplier: float
+    """On the teacher's logits."""
     share: float
     """The share of the objective that the teacher has, from 0 to 1."""
     temperature: float
@@ -48,7 +52,7 @@ def reference_linear_cross_entropy(
     log_normaliser = logits.logsumexp(dim=-1).view(targets.shape)
     objective = loss
     if teacher is not None:
-        taught = _logits(teacher.hidden, weight, multiplier).detach()
+        taught = _logits(teacher.hidden, teacher.weight, teacher.multiplier).detach()
         ours, aims = ((each / teacher.temperature).log_softmax(dim=-1) for each in (logits, taught))
         divergence = kl_div(ours, aims, reduction="none", log_target=True).sum(dim=-1).view(targets.shape)
         objective = (1 - teacher.share) * loss + teacher.share * teacher.temperature**2 * divergence
@@ -88,6 +92,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if with_gradient else None
         n_rows = rows_per_chunk(hidden.device.type, len(weight))
         share, by_logits = 0.0 if teacher is None else teacher.share, None
+        teacher_weight = None if teacher is None else teacher.weight.to(teacher.hidden.dtype)
         for rows in (slice(i, i + n_rows) for i in range(0, len(hidden), n_rows)):
             target = targets[rows, None]
             logits = linear(hidden[rows], compute_weight).to(wide)
@@ -98,8 +103,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             highest, log_sum = logits.amax(dim=-1), probs.amax(dim=-1).log_().neg_()
             loss[rows] = highest - logits.gather(1, target)[:, 0] + log_sum
             log_normaliser[rows] = highest + log_sum
-            if teacher is not None:
-                taught = linear(teacher.hidden[rows], compute_weight).to(wide).mul_(multiplier)
+            if teacher is not None and teacher_weight is not None:
+                taught = linear(teacher.hidden[rows], teacher_weight).to(wide).mul_(teacher.multiplier)
                 divergence, by_logits = _divergence(logits, taught, teacher.temperature)
                 objective[rows] = torch.lerp(loss[rows], divergence, share)
             if grad_hidden is not None and grad_weight is not None:
@@ -146,7 +151,7 @@ def linear_cross_entropy(
         return reference_linear_cross_entropy(hidden, weight, targets, multiplier, z_coefficient, teacher)
     with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if teacher is not None:
-        teacher = teacher._replace(hidden=teacher.hidden.detach().flatten(0, -2))
+        teacher = teacher._replace(hidden=teacher.hidden.detach().flatten(0, -2), weight=teacher.weight.detach())
     objective, loss, log_normaliser = _LinearCrossEntropy.apply(
         hidden.flatten(0, -2), weight, targets.flatten(), multiplier, z_coefficient, teacher, with_gradient
     )

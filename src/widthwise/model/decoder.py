@@ -36,8 +36,6 @@ class Loss(NamedTuple):
     """One a layer; see `model.context.Choices`."""
     mtp_losses: tuple[Tensor, ...] = ()
     """One a depth of multi-token prediction, (B, T - k) nats per token: at depth k position i predicts target i + k."""
-    hidden: Tensor | None = None
-    """(B, T, d_model), what the head read, detached; None where it was not asked for."""
 
 
 class Decoder(nn.Module):
@@ -175,14 +173,12 @@ class Decoder(nn.Module):
         documents: Tensor | None = None,
         positions: Tensor | None = None,
         teacher: Teacher | None = None,
-        with_hidden: bool = False,
     ) -> Loss:
         """Next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
         width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
         see `stream`; every target counts, also one of another document than its token. teacher: what the predictions
-        learn beside the targets; the further heads learn from targets alone. with_hidden: whether what the head reads
-        is returned, as that of a teacher.
+        learn beside the targets; the further heads learn from targets alone.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
@@ -191,17 +187,16 @@ class Decoder(nn.Module):
         hidden = self.exit(stream)
         head = self.head.weight, targets, self.config.logit_multiplier
         objective, losses, log_normalisers = linear_cross_entropy(hidden, *head, z_coefficient, teacher)
-        kept = hidden.detach() if with_hidden else None
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)
         if self.config.mtp is None:
-            return Loss(objective, losses, log_normalisers, choices, hidden=kept)
+            return Loss(objective, losses, log_normalisers, choices)
         further, mtp_losses = self._mtp_losses(entered, stream, targets, context)
         coefficient, final = self.config.mtp.coefficient, self.config.mtp.final_coefficient
         if final is not None:
             coefficient = self.progress.new_tensor(coefficient).lerp(self.progress.new_tensor(final), self.progress)
         objective = objective + coefficient * further
-        return Loss(objective, losses, log_normalisers, choices, mtp_losses, kept)
+        return Loss(objective, losses, log_normalisers, choices, mtp_losses)
 
     def _mtp_losses(
         self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext

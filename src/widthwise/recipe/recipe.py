@@ -17,7 +17,7 @@ from widthwise.model.dynamic_layers import chooses_width
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.schedule import ENDLESS, FlopBudget, Schedule
-from widthwise.recipe.train_section import TrainConfig, ValidationConfig
+from widthwise.recipe.train_section import TeacherSizes, TrainConfig, ValidationConfig
 from widthwise.run_dir import RunDir
 from widthwise.shape.template import ModelSection
 from widthwise.sizes import NTokens
@@ -48,9 +48,33 @@ class Recipe(Config):
     def _solve_steps(cls, data: Any, read: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
         budget = FlopBudget.of(data)
         if budget is None:
-            return read(data)
-        endless = read({**data, "train": {**data["train"], "steps": ENDLESS}})
-        return read({**data, "train": {**data["train"], "steps": budget.steps(endless)}})
+            return read(data)._with_teacher_sizes()
+        endless = read({**data, "train": {**data["train"], "steps": ENDLESS}})._with_teacher_sizes()
+        return read({**data, "train": {**data["train"], "steps": budget.steps(endless)}})._with_teacher_sizes()
+
+    def _with_teacher_sizes(self) -> Self:
+        """The same run with the sizes of its teacher. Raises UserError where the teacher is no run, or too short."""
+        distill = self.train.distill
+        if distill is None or distill.are_known(self.seq_len):
+            return self
+        try:
+            model = saved_recipe(RunDir(distill.teacher)).final_model
+        except UserError as error:
+            raise UserError(f"train.distill.teacher: {error}") from None
+        if model.positions is not None and self.seq_len > model.positions.n_positions:
+            raise UserError(
+                f"train.distill.teacher: {distill.teacher} reads {model.positions.n_positions} tokens; must be at "
+                f"least seq_len = {self.seq_len}"
+            )
+        sizes = TeacherSizes(
+            teacher=distill.teacher,
+            seq_len=self.seq_len,
+            vocab_size=model.vocab_size,
+            params=int(model.cost().params),
+            flops_per_token=model.inference_cost().forward_flops(self.seq_len),
+        )
+        train = self.train.model_copy(update={"distill": distill.model_copy(update={"sizes": sizes})})
+        return self.model_copy(update={"train": train})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copied = super().model_copy(update=update, deep=deep)
@@ -151,6 +175,8 @@ class Recipe(Config):
             self.train.width_budget.check(model)  # a model that becomes dynamic by growth has no widths before
         if self.train.nested is not None:
             self.train.nested.check(model)
+        if self.train.distill is not None:
+            self.train.distill.check(model)
 
     def held_out(self, data: OpenedData, n_processes: int = 1) -> HeldOut:
         """Return the settings of validations, with as many windows at a time as each of so many processes trains on.

@@ -19,7 +19,7 @@ from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.recipe.schedule import Steps
-from widthwise.sizes import Count, VocabSize
+from widthwise.sizes import Count, NTokens, VocabSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,6 +160,46 @@ class NestedConfig(Config):
             )
 
 
+class TeacherSizes(Config):
+    """Sizes of a teacher, read from its run once, so that the costs of its student can be told without it."""
+
+    teacher: str
+    seq_len: NTokens
+    vocab_size: VocabSize
+    params: pydantic.PositiveInt
+    flops_per_token: pydantic.PositiveFloat
+    """Forward FLOPs at seq_len, those of the head included."""
+
+
+class DistillConfig(Config):
+    """The model also learns the predictions of a trained one; Hinton et al. 2015, arXiv:1503.02531.
+
+    The objective is (1 - weight) * loss + weight * temperature^2 * KL(teacher || student), where both predict
+    softmax(logits / temperature). Reported losses are those of the targets, and MTP heads learn from targets alone.
+    """
+
+    teacher: str
+    """Run directory, relative to the working directory. Its newest good checkpoint is read when training starts."""
+    weight: float = Field(default=0.5, ge=0, le=1)
+    """Share of the teacher in the objective."""
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Above 1 the student learns more of what the teacher holds unlikely."""
+    sizes: TeacherSizes | None = None
+    """Written when the recipe is read."""
+
+    def are_known(self, seq_len: int) -> bool:
+        """Return True if the sizes are those of this teacher at seq_len."""
+        return self.sizes is not None and (self.sizes.teacher, self.sizes.seq_len) == (self.teacher, seq_len)
+
+    def check(self, model: ModelConfig) -> None:
+        """Raises UserError where student and teacher predict different tokens."""
+        if self.sizes is not None and self.sizes.vocab_size != model.vocab_size:
+            raise UserError(
+                f"train.distill.teacher: {self.teacher} has vocab_size {self.sizes.vocab_size}; must be "
+                f"model.vocab_size = {model.vocab_size}"
+            )
+
+
 class TrainConfig(Config):
     """The length of a run, its batches, and the checkpoints to keep."""
 
@@ -191,6 +231,8 @@ class TrainConfig(Config):
     """Price that dynamic-width layers pay for width, in the objective; never part of the reported loss."""
     nested: NestedConfig | None = None
     """Further passes of every step at forced widths of the dynamic-width layers."""
+    distill: DistillConfig | None = None
+    """Trained model from whose predictions this one learns besides."""
     log_every: pydantic.PositiveInt = 10
     """Steps between records; a record holds the mean loss of the steps since the last."""
     norms_every: pydantic.PositiveInt | None = None
@@ -234,6 +276,8 @@ class TrainConfig(Config):
             )
         if self.width_budget is not None and self.nested is not None and not self.nested.chosen:
             raise ValueError("width_budget: has nothing to work on where nested.chosen is false")
+        if self.distill is not None and self.nested is not None:
+            raise ValueError("distill: cannot be combined with nested; give one of them")
         every = self.checkpoint_every
         if self.keep_every is not None and (every is None or self.keep_every % every):
             raise ValueError(f"keep_every: got {self.keep_every}; must be a multiple of checkpoint_every = {every}")
@@ -267,8 +311,12 @@ class TrainConfig(Config):
         return n_rows
 
     def flops_per_token(self, model: ModelConfig, seq_len: int) -> float:
-        """Training FLOPs of a step for each of its tokens, with every pass over it."""
-        return self.n_passes * model.cost().training_flops(seq_len)
+        """Training FLOPs of a step for each of its tokens, with every pass over it and a teacher's forward pass."""
+        flops = self.n_passes * model.cost().training_flops(seq_len)
+        if self.distill is not None:
+            assert self.distill.sizes is not None, "a recipe that was read has them"
+            flops += self.distill.sizes.flops_per_token
+        return flops
 
     @property
     def n_passes(self) -> int:

@@ -32,6 +32,9 @@ from widthwise.records.cost import RankMemory, StepTraffic
 from widthwise.training.devices import DEVICES_PER_NODE
 
 FP32_BYTES, BF16_BYTES = 4, 2
+LOGITS_OF_TEACHER = 6
+"""Tensors of a chunk's logits, in fp32, that the loss holds at a time for a teacher: its logits, the logarithms of both
+predictions, its probabilities, their product with the difference, and the gradient of the chunk before."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,11 @@ class ShardedModel:
         n_held = self.block_entries(n_shards)
         n_without = self._hidden_entries(n_shards)
         mark_bytes = n_held if self._learns_apart else 0
+        taught_bytes = teacher_bytes = 0
+        if train.distill is not None and train.distill.sizes is not None:
+            teacher_bytes = (BF16_BYTES if is_bf16 else FP32_BYTES) * train.distill.sizes.params
+            n_logits = min(self._rows_per_chunk, n_tokens) * self.model.head.weight.shape[0]
+            taught_bytes = LOGITS_OF_TEACHER * FP32_BYTES * n_logits
 
         def moment(name: str, n_gradients: int, n_cast: int, kept: Cost, buffer_bytes: int) -> RankMemory:
             return RankMemory(
@@ -146,14 +154,13 @@ class ShardedModel:
                 root_bytes=0 if layout.is_alone else FP32_BYTES * self._root.gathered_entries(n_shards),
                 cast_weight_bytes=BF16_BYTES * n_cast if is_bf16 else 0,
                 activation_bytes=round(n_tokens * kept.activation_bytes(BF16_BYTES if is_bf16 else FP32_BYTES)),
-                buffer_bytes=buffer_bytes + mark_bytes,
+                buffer_bytes=buffer_bytes + mark_bytes + teacher_bytes,
             )
 
         gathered = 0 if layout.is_alone else self._layer_bytes(n_shards)
         all_kept = RECOMPUTE[train.activation_checkpointing].kept(self.model.config)
-        yield moment(
-            "loss", 0, sum(self._n_cast), all_kept, max(self._loss_bytes(n_tokens, is_bf16), gathered) + packing_bytes
-        )
+        loss_bytes = max(self._loss_bytes(n_tokens, is_bf16) + taught_bytes, gathered)
+        yield moment("loss", 0, sum(self._n_cast), all_kept, loss_bytes + packing_bytes)
         head = self.model.head.weight.numel()
         n_done = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
         for i, kept in reversed(list(enumerate(self._kept_at_layers(train.activation_checkpointing)))):

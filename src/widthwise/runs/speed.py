@@ -58,7 +58,7 @@ def step_seconds(recipe: Recipe) -> float:
     model = build(config, seed=0)
     optimizer = AdamWConfig(lr=1e-4).build(model)
     batch = torch.randint(config.vocab_size, (given.batch_size, recipe.seq_len + 1))
-    train = TrainConfig(steps=1, batch_size=given.batch_size, precision=given.settled_precision)
+    train = TrainConfig(steps=1, batch_size=given.batch_size, precision=given.settled_precision, distill=given.distill)
     objective = Objective(train, config, torch.device("cpu"))
     return seconds(lambda: optimizer_step(model, optimizer, batch, objective, train), n_calls=2)
 

@@ -25,6 +25,9 @@ from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.processes import ALONE, Processes
 from widthwise.yaml_io import apply_overrides, to_yaml
 
+TEACHER_KEY = "teacher_step"
+"""Key in `environment.json` of the step of the teacher's checkpoint."""
+
 
 @contextmanager
 def launched_processes(config: TrainConfig) -> Iterator[Processes]:
@@ -125,7 +128,9 @@ class _Launch:
             if found := checkpoint_folder.checkpoint_paths(self.run.checkpoints):
                 raise UserError(f"{found[0]}: a new run would replace it; choose another folder with --out")
             data.tokenizer.save(self.run.tokenizer_folder)
-            self.run.begin(to_yaml(recipe), {**self._environment(), **identity_of(data).record(), **_sets_record(loop)})
+            self.run.begin(
+                to_yaml(recipe), {**self._environment(), **identity_of(data).record(), **_bound_record(loop)}
+            )
             if isinstance(data, MixedData):
                 self.observer.message(_use_in_words(recipe, data))
 
@@ -152,7 +157,7 @@ class _Launch:
 
         self.processes.on_rank_zero(check)
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
-        self.processes.on_rank_zero(lambda: self._check_same_sets(loop))
+        self.processes.on_rank_zero(lambda: self._check_same_bonds(loop))
         loop.restore()
         if (note := self.processes.on_rank_zero(lambda: last_continuation(self.run, recipe))) is not None:
             loop.note(note)
@@ -208,6 +213,8 @@ class _Launch:
                 f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
                 f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
             )
+        if (distill := recipe.train.distill) is not None:
+            check_tokenizer(RunDir(distill.teacher), tokenizer)
         recipe.held_out(data).check()
         # The run vouches for the checksums, and a stray token would stop it later.
         self.data_cache.check(recipe.data, self.observer.preparing)
@@ -224,13 +231,18 @@ class _Launch:
             was, is_now = before.compared(now)
             raise UserError(f"{self.run.path}: was begun with other data ({was}) than is there now ({is_now})")
 
-    def _check_same_sets(self, loop: TrainingLoop) -> None:
-        """A run that was made by another verb is bound to its texts and tasks when it is first trained."""
-        before, now = self.run.environment().get(VALIDATION_KEY), _sets_record(loop).get(VALIDATION_KEY)
-        if before is None:
-            self.run.add_to_environment(_sets_record(loop))
-        elif found := [path for path, *_ in differences(before, now or {})]:
+    def _check_same_bonds(self, loop: TrainingLoop) -> None:
+        """A run that was made by another verb is bound to its texts, tasks and teacher when it is first trained."""
+        before, now = self.run.environment(), _bound_record(loop)
+        sets, own_sets = before.get(VALIDATION_KEY), now.get(VALIDATION_KEY, {})
+        if sets is not None and (found := [path for path, *_ in differences(sets, own_sets)]):
             raise UserError(f"{self.run.path}: validation.{found[0]}: is not the one that the run was begun with")
+        if (step := before.get(TEACHER_KEY)) not in (None, now.get(TEACHER_KEY)):
+            raise UserError(
+                f"{self.run.path}: train.distill.teacher: was at step {step} when the run was begun; is at step "
+                f"{now[TEACHER_KEY]}"
+            )
+        self.run.add_to_environment({key: value for key, value in now.items() if key not in before})
 
 
 def _use_in_words(recipe: Recipe, data: MixedData) -> str:
@@ -243,10 +255,11 @@ def _use_in_words(recipe: Recipe, data: MixedData) -> str:
     )
 
 
-def _sets_record(loop: TrainingLoop) -> dict[str, Any]:
-    """The entry of environment.json on the texts and tasks that validations look at, where there are some."""
-    identity = loop.sets.identity()
-    return {VALIDATION_KEY: identity} if any(identity.values()) else {}
+def _bound_record(loop: TrainingLoop) -> dict[str, Any]:
+    """The entries of environment.json on the texts and tasks of validations and on the teacher, if any."""
+    identity, teacher = loop.sets.identity(), loop.train_state.objective.teacher
+    found: dict[str, Any] = {VALIDATION_KEY: identity} if any(identity.values()) else {}
+    return found if teacher is None else {**found, TEACHER_KEY: teacher.step}
 
 
 def _checked(recipe: Recipe) -> Recipe:

@@ -21,7 +21,7 @@ from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.growth_step import EntryRates, grow
-from widthwise.training.objective import Objective, carried_state
+from widthwise.training.objective import LoadedTeacher, Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import ALWAYS_OPEN, Gate
 from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record
@@ -80,7 +80,8 @@ def optimizer_step(
             tokens, targets = rows[:, :-1], rows[:, 1:]
             documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
             with autocast(batch.device, config.settled_precision):
-                found = model.loss(tokens, targets, objective.z_loss, width_fraction, documents, positions)
+                teacher = None if objective.teacher is None else objective.teacher.read(tokens, documents, positions)
+                found = model.loss(tokens, targets, objective.z_loss, width_fraction, documents, positions, teacher)
             (objective.term(found, width_fraction) * weight).backward()
             if index == 0:
                 loss += found.losses.sum(dtype=torch.float64)
@@ -124,12 +125,18 @@ class TrainState:
     """Model, optimizer and objective of one phase, and the step that trains them."""
 
     def __init__(
-        self, recipe: Recipe, phase: Phase, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes
+        self,
+        recipe: Recipe,
+        phase: Phase,
+        model: Decoder,
+        optimizer: torch.optim.Optimizer,
+        processes: Processes,
+        teacher: LoadedTeacher | None = None,
     ):
         self._recipe, self._config, self._processes = recipe, recipe.train, processes
         self.model, self.optimizer = model, optimizer
         self.device = processes.device
-        self.objective = Objective(self._config, model.config, self.device)
+        self.objective = Objective(self._config, model.config, self.device, teacher)
         self._rates = EntryRates.of(recipe, phase, model)
         self.gate = Gate(self._config.on_spike, processes)
         self.flops_per_token = self._config.flops_per_token(model.config, recipe.seq_len)
@@ -150,7 +157,7 @@ class TrainState:
             model = assembled(growth.plan.new, self._config, self._processes)
             optimizer = recipe.optimizer_of(phase).build(model)
             grow((self.model, self.optimizer), (model, optimizer), growth, self._config.seed)
-            train_state = TrainState(recipe, phase, model, optimizer, self._processes)
+            train_state = TrainState(recipe, phase, model, optimizer, self._processes, self.objective.teacher)
         train_state.objective.load_state(carried_state(self.objective.state(), self._config, self._config, growth.plan))
         return train_state
 
