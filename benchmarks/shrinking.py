@@ -32,25 +32,12 @@ from widthwise.yaml_io import read_recipe
 
 PARENT_STEPS, HEALING_STEPS, SHARE, N_SEEDS = 200, 60, 0.7, 3
 HEALING = ("optimizer.lr=0.002", "schedule.warmup_steps=5", "train.validate_every=1000")
-CUTS: dict[str, dict[str, Any]] = {
-    "found": {"shape": "found"},
-    "found, sorted stream": {"shape": "found", "stream": "sorted"},
-    "found, by activation": {"shape": "found", "score": "activation"},
-    "found, by magnitude": {"shape": "found", "score": "magnitude"},
-    "x": {"shape": "x"},
-    "uniform": {"shape": "uniform"},
-    "x, stream alone": {"shape": "x", "parts": "stream"},
-    "uniform, stream alone": {"shape": "uniform", "parts": "stream"},
-    "uniform, sorted stream alone": {"shape": "uniform", "parts": "stream", "stream": "sorted"},
-}
-REARRANGED = {
-    "found, reversed": lambda n: list(range(n))[::-1],
-    "found, permuted": lambda n: np.random.default_rng(n).permutation(n),
-}
-"""The sizes that were found, in other layers."""
-DISTILLED = ("found", "x", "uniform")
+CUTS = ("found", "x", "uniform")
+DISTILLED = ("found", "uniform")
 """Cuts that are healed by the parent's predictions too."""
-FROM_SCRATCH = ("found", "x", "uniform")
+FROM_SCRATCH = ("found", "uniform")
+MULTIPLE = 4
+"""Of widths and hidden units, so that all shapes come near the budget."""
 
 
 def loss_of(run: Path) -> float:
@@ -91,18 +78,15 @@ def measured(seed: int, folder: Path, n_parent: int, n_healing: int) -> dict[str
         return run
 
     cut("whole", ShrinkOptions(flops=1.0))
-    runs = {name: cut(name, ShrinkOptions(flops=SHARE, **options)) for name, options in CUTS.items()}
-    sizes = layer_sizes(saved_recipe(RunDir(runs["found"])).explicit_model)
-    for name, order in REARRANGED.items():
-        cut(name, ShrinkOptions(), [sizes[i] for i in order(len(sizes))])
+    options = {name: ShrinkOptions(flops=SHARE, shape=name, multiple=MULTIPLE) for name in CUTS}
+    runs = {name: cut(name, options[name]) for name in CUTS}
+    cut("found, reversed", ShrinkOptions(), layer_sizes(saved_recipe(RunDir(runs["found"])).explicit_model)[::-1])
     for name in DISTILLED:
-        options = ShrinkOptions(flops=SHARE, **CUTS[name])
-        cut(f"{name}, distilled", options, None, f"train.distill.teacher={parent}")
+        cut(f"{name}, distilled", options[name], None, f"train.distill.teacher={parent}")
     for name in FROM_SCRATCH:
-        recipe = saved_recipe(RunDir(runs[name]))
-        for key, n_steps in (("scratch_healing", n_healing), ("scratch_both", n_parent + n_healing)):
-            found[name][key] = from_scratch(recipe, n_steps, like, folder / f"{key}-{name}")
-            print(f"seed {seed} {name} {key}: {found[name][key]}", flush=True)
+        own = saved_recipe(RunDir(runs[name]))
+        found[name]["scratch"] = from_scratch(own, n_parent + n_healing, like, folder / f"scratch-{name}")
+        print(f"seed {seed} {name} from scratch: {found[name]['scratch']}", flush=True)
     return {"parent": loss_of(parent), "cuts": found}
 
 
@@ -140,7 +124,7 @@ def main() -> None:
         "share_of_flops": SHARE,
         "steps": {"parent": n_parent, "healing": n_healing},
         "seeds": seeds,
-        "against_uniform": {key: differences(seeds, key, "uniform") for key in ("cut", "healed", "scratch_both")},
+        "against_uniform": {key: differences(seeds, key, "uniform") for key in ("cut", "healed", "scratch")},
         "against_whole": {"healed": differences(seeds, "healed", "whole")},
     }
     print(json.dumps({key: result[key] for key in ("against_uniform", "against_whole")}, indent=1))
