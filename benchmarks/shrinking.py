@@ -4,7 +4,7 @@ python benchmarks/shrinking.py [--quick] [--out benchmarks/results/shrinking.jso
 
 One parent a seed, of `configs/quickstart.yaml`. Every cut is healed on the same batches, which the parent has not seen;
 `whole` is the parent trained on with them, and `distilled` cuts learn its predictions too. From scratch the shape is
-trained for the healing alone, and for as many steps as parent and healing together. Losses are of the recipe's held-out
+trained for as many steps as parent and healing together. Losses are of the recipe's held-out
 text, nats per token.
 """
 

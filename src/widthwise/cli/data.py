@@ -19,6 +19,8 @@ from widthwise.reports.table import Table
 if TYPE_CHECKING:
     from widthwise.data.manifest import Manifest
 
+FEW_TOKENS = 1000
+"""Fewer held-out tokens say little of a model."""
 
 data_app = typer.Typer(
     name="data",
@@ -190,5 +192,10 @@ def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
         rows.append([name, *counts, fixed(split.n_bytes / split.n_tokens, 3)])
     table = Table(clean(title), ["split", "documents", "tokens", "bytes", "bytes per token"], rows)
     say_result(manifest.model_dump(mode="json"), as_json, (), [table])
+    if splits.held_out.n_tokens < FEW_TOKENS and not as_json:
+        say(
+            f"note: only {splits.held_out.n_tokens:,} tokens are held out; hold out more (--held-out), or cut the text "
+            "into smaller documents (--document-bytes)"
+        )
     if (kept := manifest.held_out_from) is not None and not as_json:
         say(f"held out: {', '.join(kept.sources)}; documents left out of training as equal to one: {kept.n_left_out:,}")
