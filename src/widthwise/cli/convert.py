@@ -227,10 +227,12 @@ def import_(
     tokenizer = "with its tokenizer" if summary["tokenizer"] else "without a tokenizer, as there is no tokenizer.json"
     commit = f", commit {summary['commit']}" if "commit" in summary else ""
     say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}{commit}")
-    is_to_be_trained = recipe is not None or not summary["tokenizer"]
-    say_next(
-        "widthwise", *(("resume", run, "data.path=DATA") if is_to_be_trained else ("generate", run, "--prompt", "TEXT"))
-    )
+    if recipe is not None:
+        say_next("widthwise", "resume", run)
+    elif summary["tokenizer"]:
+        say_next("widthwise", "generate", run, "--prompt", "TEXT")
+    else:
+        say_next("widthwise", "resume", run, "data.path=DATA")
 
 
 @checkpoint_app.callback()
