@@ -229,7 +229,7 @@ def _place(mistake: Any, data: Any) -> tuple[str, ...]:
 
 
 def shortened(value: Any) -> str:
-    """A value as it stands in an error."""
+    """A value as shown in an error."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -123,7 +123,7 @@ def _temporary(path: Path) -> Path:
 
 
 class Leftover(NamedTuple):
-    """A temporary that no process of this host is at work on."""
+    """A temporary file that no process of this host is writing."""
 
     path: Path
     name: str

@@ -133,7 +133,7 @@ class RunDir:
         if changes:
             raise UserError(
                 f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; undo "
-                f"that, and `widthwise grow {self.path} KEY=VALUE --out NEW` goes on from there with other settings"
+                f"that, and `widthwise grow {self.path} KEY=VALUE --out NEW` starts from there with other settings"
             )
         return text
 
@@ -142,9 +142,7 @@ class RunDir:
         path = self.path / "environment.json"
         recipe = read_json_mapping(path).get(RECIPE)
         if recipe is None:
-            raise UserError(
-                f"{path}: has no {RECIPE}; an older version began the run, in a format that is not read now"
-            )
+            raise UserError(f"{path}: has no {RECIPE}; an older version wrote the run, in a format no longer read")
         if not isinstance(recipe, str):
             raise UserError(f"{path}: {RECIPE}: holds {type(recipe).__name__}, not text")
         return recipe
@@ -283,9 +281,7 @@ class RunDir:
         link = Path(f"/proc/self/fd/{self._handle}")
         found = link.readlink() if link.is_symlink() else self.path
         if not is_at(self._handle, found):
-            raise RunFailed(
-                f"{self.path}: was deleted or moved away while the run was at work; nothing more can be kept"
-            )
+            raise RunFailed(f"{self.path}: was deleted or moved while the run was training; nothing more can be saved")
         self.path = found if self.path.is_absolute() else Path(os.path.relpath(found))
         return True
 

@@ -35,7 +35,7 @@ def test_where_nothing_fits_the_exit_code_says_so(recipe: Path, widthwise) -> No
     code, out, error = widthwise("plan", recipe, "--device", "10kB")
     assert code == 2
     assert out.startswith("does not fit: ")
-    assert error == "error: --device: not one sequence at a time fits into the 10.0kB of the device\n"
+    assert error == "error: --device: not even one sequence fits into the 10.0kB of the device\n"
 
 
 def test_shards_are_tried_where_copies_do_not_fit(recipe: Path, widthwise) -> None:

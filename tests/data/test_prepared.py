@@ -52,9 +52,9 @@ def cut(folder: Path) -> None:
         (in_manifest(lambda said: said.update(format_version=2)), "has format version 2; this program reads 1"),
         (in_manifest(lambda said: said.update(corpus={})), r"manifest\.json: corpus\.name: is required"),
         (lambda folder: (folder / "manifest.json").write_text("["), r"manifest\.json: is not valid JSON"),
-        (in_manifest(lambda said: said["files"].pop("train.bin")), r"files: says nothing of train\.bin"),
-        (in_manifest(lambda said: said["files"].pop("held_out.idx")), r"files: says nothing of held_out\.idx"),
-        (in_manifest(lambda said: said["files"].pop("tokenizer_spec.json")), "files: says nothing of tokenizer_spec"),
+        (in_manifest(lambda said: said["files"].pop("train.bin")), r"files: lacks train\.bin"),
+        (in_manifest(lambda said: said["files"].pop("held_out.idx")), r"files: lacks held_out\.idx"),
+        (in_manifest(lambda said: said["files"].pop("tokenizer_spec.json")), "files: lacks tokenizer_spec"),
         (
             in_manifest(lambda said: said["files"].update({"../outside": said["files"]["train.bin"]})),
             r"got '\.\./outside'; allowed: a path inside the folder",

@@ -120,7 +120,7 @@ def test_an_exported_model_gives_the_numbers_of_its_run_and_needs_a_text_and_a_t
         ("hf", "hf", None),
     ]
     assert same(numbers(found[1]), numbers(found[0]), 1e-3)
-    with pytest.raises(UserError, match=r"hf: a Hugging Face folder brings no held-out text; .* --text"):
+    with pytest.raises(UserError, match=r"hf: a Hugging Face folder has no held-out text; .* --text"):
         analyse([tmp_path / "hf"])
     path = tmp_path / "hf/tokenizer.json"
     definition = json.loads(path.read_text())

@@ -61,7 +61,7 @@ def test_what_would_be_another_run_is_refused_and_leaves_nothing(finished, tmp_p
     run = shutil.copytree(finished, tmp_path / "run")
     files = {name: (run / name).read_bytes() for name in ("config.yaml", "environment.json", "result.json")}
     for override, message in (
-        ("model.vocab_size=300", r"model\.vocab_size: cannot change in a run that was begun; allowed: train\.steps, "),
+        ("model.vocab_size=300", r"model\.vocab_size: cannot change in an existing run; allowed: train\.steps, "),
         ("train.seed=4", r"train\.seed: cannot change .*`widthwise grow .*run KEY=VALUE --out NEW`"),
         ("seq_len=18", r"seq_len: cannot change"),
         ("data.corpus=python-stdlib", r"data\.corpus: cannot change"),

@@ -201,7 +201,7 @@ def test_data_must_be_of_its_tokenizer_and_the_held_out_text_that_of_the_trainin
         evaluate_run(run, _asked())
     unseen = {**environment, "data": None, "tokenizer": environment["data"]["tokenizer"]}  # as an imported run has it
     (run / "environment.json").write_text(json.dumps(unseen))
-    with pytest.raises(UserError, match="has seen no data yet; name a text with --text or --data"):
+    with pytest.raises(UserError, match="has not been trained yet; name a text with --text or --data"):
         evaluate_run(run, _asked())
     assert evaluate_run(run, _asked(texts=[__file__], max_tokens=20)).texts[__file__].n_tokens == 20
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_evaluated_is_said_in_one_line(folder: Path, tmp_path: Pa
     path = shutil.copytree(folder / "llama", tmp_path / "llama")
     said = json.loads((path / "config.json").read_text())
     for change, options, message in (
-        ({}, {}, r"llama: a Hugging Face folder brings no held-out text; name a text with --text or --data$"),
+        ({}, {}, r"llama: a Hugging Face folder has no held-out text; name a text with --text or --data$"),
         ({}, {"max_length": 65}, r"max_length: got 65; the model reads no more than 17 tokens$"),
         ({"num_attention_heads": 0}, {"texts": [__file__]}, "transformers cannot load it"),
         ({"text_config": {"_attn_implementation": "a/b"}}, {"texts": [__file__]}, "_attn_implementation: is not read"),

@@ -102,7 +102,7 @@ def test_a_text_or_task_may_move_but_not_change(folder: Path, tmp_path: Path) ->
         shutil.copy(folder / name, tmp_path / name)
         config.write_text(config.read_text().replace(str(folder / name), str(tmp_path / name)))
     write_lines(tmp_path / "questions.jsonl", QUESTIONS[1:])
-    with pytest.raises(UserError, match=r"validation.tasks.quiz: is not the one that the run was begun with"):
+    with pytest.raises(UserError, match=r"validation.tasks.quiz: differs from the one the run started with"):
         resume(run)
     write_lines(tmp_path / "questions.jsonl", QUESTIONS)
     write_lines(tmp_path / "texts.jsonl", [{"body": text.upper()} for text in TEXTS])

@@ -78,7 +78,7 @@ def test_a_tracker_that_fails_is_named_once_and_changes_nothing(told, finished, 
     with tracked(listener, ["failing", "kept"]) as observer:
         train(tiny_recipe(), run, observer)
     assert outcome(run) == outcome(finished)
-    assert listener.messages == [f"{run}: --track failing has failed, and the run goes on without it (no space)"]
+    assert listener.messages == [f"{run}: --track failing failed; the run continues without it (no space)"]
     assert capsys.readouterr().out == ""
     assert logged(told) == of_records(RunDir(run).metrics())
 

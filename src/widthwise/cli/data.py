@@ -73,7 +73,7 @@ def prepare_command(
     """
     held_out, held_out_from = options.held_out, options.held_out_from
     if held_out is not None and held_out_from:
-        raise UserError(f"--held-out: got {held_out} beside --held-out-from; give one of them")
+        raise UserError(f"--held-out: got {held_out}; conflicts with --held-out-from; give one of them")
     try:
         fraction = 0.05 if held_out is None else float(held_out)
     except ValueError:

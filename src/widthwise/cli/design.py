@@ -152,7 +152,7 @@ class ExploreOptions(Config):
 
 
 def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes = None) -> None:
-    """Try out a shape on a local page: sizes are moved, and widths, costs and memory follow.
+    """Explore a shape on a local page with sliders: widths, costs and memory follow.
 
     The numbers are those of `inspect`, `design` and `plan`. The page is served to this machine alone, until Ctrl-C.
     What was set is in its address, and a button gives the recipe.
@@ -170,7 +170,7 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
         try:
             server.serve_forever()
         except Interrupted:
-            say("ended")
+            say("stopped")
 
 
 def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
@@ -181,7 +181,7 @@ def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
     except OSError as error:
         if port is None:
             return ExplorerServer(answers)
-        raise UserError(f"--port: got {port}; {error.strerror}; 0 takes any that is free") from None
+        raise UserError(f"--port: got {port}; {error.strerror}; 0 picks any free port") from None
 
 
 def _has_screen() -> bool:

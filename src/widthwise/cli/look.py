@@ -33,7 +33,7 @@ class CheckpointOptions(Config):
     @model_validator(mode="after")
     def _check(self) -> "CheckpointOptions":
         if self.every_checkpoint and self.step is not None:
-            raise ValueError(f"step: got {self.step} beside --every-checkpoint; give one of them")
+            raise ValueError(f"step: got {self.step}; conflicts with --every-checkpoint; give one of them")
         return self
 
 
@@ -114,7 +114,7 @@ class AnalyzeOptions(CheckpointOptions):
     batch_size: PositiveInt | None = None
     """Windows per pass; default: 4096 tokens."""
     out: Path | None = None
-    """Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis; behind it -step-N or -of-checkpoints."""
+    """Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis; with the suffix -step-N or -of-checkpoints."""
     parquet: bool = False
     """Also write analysis.parquet, one number per row."""
 
@@ -122,7 +122,7 @@ class AnalyzeOptions(CheckpointOptions):
 def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption = False) -> None:
     """Look inside trained models as they read a text: activations, entropy of the stream, logit lens, attention sinks.
 
-    Several are laid over one another.
+    Several are overlaid.
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
@@ -229,7 +229,7 @@ class ReportOptions(Config):
     columns: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     """Quantities of the main table of a comparison, sweep or family, such as val_loss,layer_params."""
     watch: PositiveInt | None = None
-    """Write it anew every so many seconds until training ends; the page loads itself again."""
+    """Rewrite the page every N seconds until training ends; the browser reloads it."""
 
 
 def report(

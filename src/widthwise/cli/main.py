@@ -56,7 +56,7 @@ def _print_version(is_asked: bool) -> None:
 def check_processes(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Refuses other verbs under torchrun."""

@@ -77,14 +77,14 @@ def plan(
     recipe = Path(arguments[0]) if arguments and "=" not in arguments[0] else None
     overrides = arguments[recipe is not None :]
     if recipe is not None and is_quantity(str(recipe)) and not recipe_path(str(recipe)).exists():
-        raise UserError(f"{recipe}: no such recipe; for a model of so many parameters, give --params {recipe}")
+        raise UserError(f"{recipe}: no such recipe; for a model of that size, give --params {recipe}")
     on = Device.from_options(devices.device, devices.memory, devices.tflops, devices.bandwidth, devices.mfu)
     if recipe is not None:
         if given := [name for name, value in wanted if value is not None]:
-            raise UserError(f"--{given[0].replace('_', '-')}: goes without a recipe")
+            raise UserError(f"--{given[0].replace('_', '-')}: conflicts with a recipe; leave one of the two out")
         proposal, planned = None, read_one(recipe, overrides, variant)
     elif variant is not None:
-        raise UserError(f"--variant: got {variant!r}; goes with a recipe")
+        raise UserError(f"--variant: got {variant!r}; needs a recipe")
     else:
         proposal = _proposed(on, devices, wanted, overrides)
         planned = proposal.recipe
@@ -102,7 +102,7 @@ def plan(
             _say_next(found, recipe or wanted.out, [*overrides] if recipe else [], variant)
     if all(setup.micro_batch_size is None for setup in found.setups):
         hint = f"; try train.shards={devices.n_devices}" if planned.train.shards < devices.n_devices else ""
-        raise UserError(f"--device: not one sequence at a time fits into the {si(on.memory_bytes)}B of {on.name}{hint}")
+        raise UserError(f"--device: not even one sequence fits into the {si(on.memory_bytes)}B of {on.name}{hint}")
 
 
 def _proposed(on: "Device", devices: DeviceOptions, wanted: ProposalOptions, overrides: list[str]) -> "Proposal":

@@ -125,7 +125,7 @@ def discover(
     overrides: Changes = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find which layers should be wide, under a budget, and retrain what was found beside its rivals.
+    """Find which layers should be wide under a budget, and retrain the result against its rivals.
 
     Finished parts are not repeated: the same command continues an interrupted discovery. Changes may be of the search
     too, as discover.method.n_stages=4.

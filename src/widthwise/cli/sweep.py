@@ -61,15 +61,17 @@ class LadderOptions(Config):
     flops_per_second: float | None = None
     """Measured rate, instead of a device."""
     days: PositiveFloat | None = None
-    """Days that a run may take; longer ones are remarked."""
+    """Days that a run may take; longer runs get a remark."""
 
     def clock(self, is_wanted: bool) -> "Device | None":
         """The device for which hours are counted, if any. Raises UserError if options conflict."""
         given = [name for name, value in self if name != "ladder" and value is not None]
         if given and not is_wanted:
-            raise UserError(f"--{given[0].replace('_', '-')}: goes with --ladder --dry-run, which counts hours by it")
+            raise UserError(
+                f"--{given[0].replace('_', '-')}: needs --ladder --dry-run, which uses it to estimate hours"
+            )
         if self.mfu is not None and self.device is None:
-            raise UserError(f"--mfu: got {self.mfu:g}; it is a share of the peak of a --device")
+            raise UserError(f"--mfu: got {self.mfu:g}; needs a --device, of whose peak it is a share")
         if self.device is not None and self.flops_per_second is not None:
             raise UserError("--flops-per-second: conflicts with --device; give one of the two")
         if given == ["days"]:
@@ -120,7 +122,7 @@ def sweep(
     if sizes.ladder:
         if other := sorted(set(changes) - {"seeds"}):
             rest = ", ".join(other)
-            raise UserError(f"--ladder: the ladder section of the recipe says what to train; leave out {rest}")
+            raise UserError(f"--ladder: the recipe's ladder section lists what to train; remove {rest}")
         plan = read_ladder(recipe, overrides or (), options.seeds)
         if options.dry_run:
             workload = ladder_workload(plan, clock, sizes.days)

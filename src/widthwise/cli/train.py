@@ -80,7 +80,7 @@ def train(
         _show_dry_run(loaded, machines, as_json)
         return
     if unused := [name for name, value in machines if value is not None and name != "dry_run"]:
-        raise UserError(f"--{unused[0]}: goes with --dry-run")
+        raise UserError(f"--{unused[0]}: needs --dry-run")
     from widthwise.runs.train import train as train_recipe
 
     folder = out or Path("runs") / "-".join(filter(None, [recipe_name(recipe), variant]))

@@ -137,7 +137,7 @@ class MixtureConfig(PackingConfig):
         for key in OneSource.model_fields:
             if data.get(key) is not None:
                 # Without the value, which may be a URL with a password.
-                raise ValueError(f"got {key} beside a mixture; every source has its own, so set it to null")
+                raise ValueError(f"got {key}; conflicts with mixture, whose sources have their own; set it to null")
         return {key: value for key, value in data.items() if key not in OneSource.model_fields}
 
     @property

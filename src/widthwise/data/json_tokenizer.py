@@ -262,7 +262,7 @@ def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
         return JsonTokenizer(spec, read_text(path), str(path), eos or None)
     tokenizer = _built_in(spec)
     if tokenizer is None or tokenizer.definition() != read_text(path):
-        raise UserError(f"{path}: does not describe the tokenizer {spec!r} as it is on this machine")
+        raise UserError(f"{path}: differs from the tokenizer {spec!r} on this machine")
     return tokenizer
 
 

@@ -87,7 +87,7 @@ class Manifest(Config):
         read = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
         missing = [name for name in (*read, self.tokenizer.file) if name not in self.files]
         if missing:
-            raise ValueError(f"files: says nothing of {missing[0]}")
+            raise ValueError(f"files: lacks {missing[0]}")
         return self
 
     @property

@@ -107,7 +107,7 @@ class PreparedData:
         """
         if names_path(self.path / split).name not in self.manifest.files:
             raise UserError(
-                f"{self.path}: has no names of documents; it was adopted, or prepared before they were kept"
+                f"{self.path}: has no names of documents; it was adopted, or prepared by a version that kept none"
             )
         return self._documents(split)
 
@@ -257,7 +257,9 @@ def adopt(
     files = {"train": TokenFile(Path(train)), "held_out": TokenFile(Path(held_out))}
     known = open_tokenizer(tokenizer)
     if bin_path(files["train"].prefix).samefile(bin_path(files["held_out"].prefix)):
-        raise UserError(f"{held_out}: is given as train and as held-out; a loss on seen text says nothing")
+        raise UserError(
+            f"{held_out}: is both train and held-out; a loss on training text says nothing about held-out text"
+        )
 
     def fill(folder: Path) -> None:
         splits = Splits(**{name: _checked(tokens, known, progress) for name, tokens in files.items()})

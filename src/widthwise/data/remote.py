@@ -80,7 +80,7 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
     except UserError as error:
         if not (base / LATEST).is_file():
             raise
-        warnings.warn(f"{error}; going on with the copy that was fetched before", stacklevel=2)
+        warnings.warn(f"{error}; using the copy fetched earlier", stacklevel=2)
         return base / read_text(base / LATEST)
     where = f"{remote.url}/{MANIFEST}"
     manifest = parse_manifest(parse_json(text, where), where)

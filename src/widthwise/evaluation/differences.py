@@ -41,7 +41,9 @@ def baselines_of(runs: Sequence[str], asked: Mapping[str, str]) -> dict[str, str
             raise UserError(f"--baseline: got {name!r}; {nearest_hint(name, list(dict.fromkeys(map(str, runs))))}")
     given = {paths[run]: paths[baseline] for run, baseline in asked.items()}
     if twice := [run for run in given if run in given.values()]:
-        raise UserError(f"--baseline: got {twice[0]!r} as a baseline that has one itself; give it none")
+        raise UserError(
+            f"--baseline: got {twice[0]!r} as a baseline, but it has a baseline itself; a baseline must have none"
+        )
     first = next(run for run in runs if run not in given)
     return {run: first for run in runs if run != first and run not in given.values()} | given
 

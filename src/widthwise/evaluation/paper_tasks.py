@@ -189,7 +189,7 @@ def plan_suite(
         always = f"{', '.join(never)}: neither a file nor a task can give these, so this suite always needs --partial; "
         raise UserError(
             f"suite {name}: {len(missing)} parts are unavailable: {', '.join(missing)}; {always if never else ''}"
-            "with --partial the rest is evaluated, and its average marked as partial"
+            "--partial evaluates the rest and marks the average as partial"
         )
     loaded = [load_task(path, delimiter, limit) for path, delimiter in (files or {}).values()]
     asked = [] if files is not None else [task.lm_eval for task in suite.tasks if task.lm_eval is not None]

@@ -75,7 +75,7 @@ def plan_discovery(
     if template.shape.kind != "uniform":
         raise UserError(f"model.shape.kind: got {template.shape.kind!r}; a discovery starts from the uniform model")
     if base.growth:
-        raise UserError("growth: a discovery starts from a model that does not grow by itself; leave it out")
+        raise UserError("growth: discover starts from a model without growth events; remove the section")
     if budget is not None:
         d_model = fitting_d_model(base, ShapeRequest(budget=budget, match=config.match))
         data = merge(data, {"model": {"d_model": d_model}})

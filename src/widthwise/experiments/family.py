@@ -98,7 +98,7 @@ def _check_alike(source: RunCheckpoint, other: RunCheckpoint) -> None:
     if first != second:
         raise UserError(f"--also: {other.run.path} has another recipe than {source.run.path}; only the seed may differ")
     if source.step != other.step:
-        raise UserError(f"--also: {other.run.path} stands at step {other.step}, and {source.run.path} at {source.step}")
+        raise UserError(f"--also: {other.run.path} is at step {other.step}, and {source.run.path} at {source.step}")
 
 
 def _branch(

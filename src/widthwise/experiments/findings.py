@@ -114,7 +114,7 @@ class Findings:
         values, of = trend_values(self._plan), self._plan.trend.of
         losses = {name: windows(self._trained[name].results, of) for name in values}
         if not all(each.size for each in losses.values()):
-            raise UserError(f"compare.trend.of: {of} is not known for every window of runs of an older version")
+            raise UserError(f"compare.trend.of: {of} is missing per window in runs of an older version")
         return fit_trend(self._plan.trend.over, values, losses, CONFIDENCE, of)
 
     def _states(self, drawn: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:

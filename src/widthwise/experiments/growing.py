@@ -286,7 +286,9 @@ class GrowingSearch:
             resume(run.path, observer)
         source = RunCheckpoint.of(run.path)
         if [*map(sizes_of, source.model.layers)] != [*map(sizes_of, model.layers)]:
-            raise UserError(f"{run.path}: grew otherwise than this version grows it; choose another folder with --out")
+            raise UserError(
+                f"{run.path}: was grown by a version that grows it differently; choose another folder with --out"
+            )
         return source
 
     def _candidates(self, source: "RunCheckpoint", observer: Observer) -> tuple[list[Candidate], float]:

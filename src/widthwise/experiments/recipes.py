@@ -31,8 +31,8 @@ def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
     data = read_recipe(path, overrides)
     if "discover" in data:
         raise UserError(
-            f"{path}: has a discover section, and its shapes are not known yet; `widthwise discover {path} --dry-run` "
-            "shows the search"
+            f"{path}: has a discover section, and its shapes are unknown until it has run; "
+            f"`widthwise discover {path} --dry-run` shows the search"
         )
     return not SEVERAL_RUNS.keys().isdisjoint(data)
 

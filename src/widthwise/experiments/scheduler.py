@@ -240,7 +240,9 @@ def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: s
         (_one_at_a_time if jobs.n == 1 else _several_at_a_time)(schedule, group, jobs, waits)
     if not schedule.is_over:
         n = schedule.n_held_elsewhere
-        raise HeldElsewhere(f"{n} runs of the {experiment} are at work elsewhere; the last worker writes the results")
+        raise HeldElsewhere(
+            f"{n} runs of the {experiment} are running on other workers; the last one writes the results"
+        )
 
 
 def _one_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: bool) -> None:

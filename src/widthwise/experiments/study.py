@@ -194,7 +194,7 @@ class Study:
         try:
             return self._retried(lambda: self._study.get_trials(deepcopy=False))
         except KeyError:
-            raise StorageAway(f"study {self.name} in {self._shown}: is not there any more") from None
+            raise StorageAway(f"study {self.name} in {self._shown}: no longer exists") from None
 
     def _check_identity(self, identity: list[str]) -> None:
         found = self._study.user_attrs.get(IDENTITY)

@@ -94,7 +94,7 @@ class SweepConfig(Config):
                 )
             for key, is_solved in (("model.d_model", "d_model" in parts), ("model.n_layers", ASPECT in axes)):
                 if key in axes and is_solved:
-                    raise ValueError(f"{_where(group)}.{key}: follows from the budget here; vary another key")
+                    raise ValueError(f"{_where(group)}.{key}: is solved for from the budget; vary another key")
         if self.match is not None:
             self.match.check_names(self.groups)
         if self.baseline is None and self.matched != "none":
@@ -245,7 +245,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     data = read_recipe(path, overrides)
     section = data.pop("sweep", {})
     if not section and not asked:
-        raise UserError(f"{path}: has no sweep section; say what to vary there or with --over")
+        raise UserError(f"{path}: has no sweep section; name what to vary there or with --over")
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
     config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
@@ -287,7 +287,7 @@ def read_axes(texts: Iterable[str]) -> dict[str, Any]:
         if not (key and equals and values):
             raise UserError(f"--over: got {text!r}; expected key=value,value or key={{low: ..., high: ...}}")
         if key in axes:
-            raise UserError(f"--over {key}: is given twice; say all its values in one")
+            raise UserError(f"--over {key}: is given twice; list all its values in one --over")
         items = parse_yaml(f"[{values}]", f"--over {key}")
         axes[key] = items[0] if len(items) == 1 and isinstance(items[0], dict) else items
     return axes

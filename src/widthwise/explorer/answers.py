@@ -20,8 +20,8 @@ KEPT_BYTES = 32 * 2**20
 
 
 class Answers:
-    """Answers on one recipe, which is read once. Every method raises UserError for a setting that cannot
-    be had. Threads may ask at the same time.
+    """Answers on one recipe, which is read once. Every method raises UserError for an impossible setting.
+    Safe to call from several threads.
     """
 
     def __init__(self, recipe: Path | str, overrides: Sequence[str] = ()):

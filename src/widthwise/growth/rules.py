@@ -145,7 +145,9 @@ def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
     index = stream.prefix(ends[0] + sizes[0], ends[1] + sizes[1])[ends[1] :]
     index = torch.where(index >= 0, index - ends[0], index)
     if (index < -1).any() or ((index >= 0) & (index >= sizes[0])).any() or int((index >= 0).sum()) != sizes[0]:
-        raise UserError(f"{owner.name}: a projected widening can grow only where all layers beside it grow alike")
+        raise UserError(
+            f"{owner.name}: a projected widening can grow only if the adjacent layers grow by the same width"
+        )
     return AxisMap.of(sizes[0], index, zero=True)
 
 

@@ -232,6 +232,6 @@ def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
     if any(norm.kind != "layer" for _, norm, _ in norms_of(old)):
         raise UserError("d_model: layer norms need fresh coordinates that are means, rms norms ones that are 0")
     if any(layer.norm_placement != "pre" for layer in old.layers):
-        raise UserError("d_model: cannot grow behind reordered layer norms, whose output has a mean of its own")
+        raise UserError("d_model: cannot grow with reordered layer norms, whose output has its own mean")
     if any(layer.ffn.norm_placement("pre") != "pre" for layer in old.layers):
         raise UserError("ffn.norm: blocks without layer norms of their own cannot see the mean of a grown stream")

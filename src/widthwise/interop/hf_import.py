@@ -164,7 +164,7 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
         )
     unknown = sorted(name for name in stored if not re.fullmatch(architecture.buffers, name))
     if unknown:
-        raise UserError(f"{folder}: has a tensor {unknown[0]}, which a {architecture.model_type} has not")
+        raise UserError(f"{folder}: has a tensor {unknown[0]}, which a {architecture.model_type} does not have")
     return weights
 
 

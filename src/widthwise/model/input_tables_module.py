@@ -51,7 +51,7 @@ class NGrams(nn.Module):
     def forward(self, tokens: Tensor, before: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """tokens: integers (B, T) -> the sum of the rows of the n-grams that end in each, (B, T, width).
 
-        before: integers (B, P), those that come before, as far as they are known; documents: integers (B, S), S at
+        before: integers (B, P), the tokens before, where known; documents: integers (B, S), S at
         least P + T, of which document the last S tokens are. Where an n-gram begins before the text or in another
         document, the missing tokens count as one that is in no vocabulary.
         """

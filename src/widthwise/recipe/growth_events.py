@@ -98,7 +98,7 @@ class _Moment(Config):
 
 
 class GrowthEvent(GrowthChoices, _Moment):
-    """The model becomes a larger one between two steps, and goes on with its weights and the optimizer's state."""
+    """The model becomes a larger one between two steps, and continues with its weights and the optimizer's state."""
 
     preserve: bool = True
     """Keep the constants that keep the function. false: attention scale, divisors of norms and frequencies of

@@ -44,7 +44,7 @@ class AdamWConfig(Config):
     `adamw` of Muon they are those of both."""
     scaled: dict[str, pydantic.PositiveFloat] = Field(default_factory=dict)
     """Parameters that a baked model has multiplied by these factors: they learn at that multiple of the rate, with eps
-    and weight decay divided by it, so that training goes on as it would have, but for a clipping of gradients, whose
+    and weight decay divided by it, so that training continues as it would have, but for a clipping of gradients, whose
     norm is another. In `adamw` of Muon they are those of both."""
 
     @property

@@ -84,12 +84,12 @@ class Recipe(Config):
 
     @cached_property
     def explicit_model(self) -> ModelConfig:
-        """The model of the first step with every layer written out. Raises UserError where the shape cannot be had."""
+        """The model of the first step with every layer written out. Raises UserError if the shape is impossible."""
         return self.model.resolve(self.seq_len)
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """The models of the run: one, unless it grows. Raises UserError where a model cannot be had."""
+        """The models of the run: one, unless it grows. Raises UserError if a model is impossible."""
         first = Phase(0, self.train.steps, self.model, self.explicit_model, None)
         if not self.growth:
             return (first,)

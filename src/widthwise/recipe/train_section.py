@@ -36,8 +36,8 @@ class StopAtSpike(Config):
 class SkipSpike(Config):
     """A step whose gradient is not finite or far above the usual makes no update; its batch is passed over.
 
-    Weights, optimizer state and width prices stay as they were; the learning rate goes on. Costs one wait for the
-    device in each step, which otherwise runs ahead of it, and among several processes one message.
+    Weights, optimizer state and width prices stay as they were; the learning rate schedule continues. Costs one wait
+    for the device in each step, which otherwise runs ahead of it, and among several processes one message.
     """
 
     kind: Literal["skip"] = "skip"

@@ -101,7 +101,7 @@ class RankMemory(Record):
     root_bytes: int
     """The parameters that belong to no layer, gathered from the forward to the end of the backward pass."""
     cast_weight_bytes: int
-    """The layers' matrices in bf16, which autograd keeps from forward to backward, as far as they are there; 0 in
+    """The layers' matrices in bf16, which autograd keeps from forward to backward, where present; 0 in
     fp32."""
     activation_bytes: int
     """Everything else that autograd keeps of one pass, by the cost model; at a layer also what that makes again, and

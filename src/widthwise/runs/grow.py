@@ -56,7 +56,7 @@ def _wanted_data(
         return read_recipe(to, overrides), str(to)
     if sizes == SAME_SIZES and not overrides:
         raise UserError(
-            "grow: got nothing to grow to; give --to RECIPE, sizes such as --d-ff 96, or changes such as "
+            "grow: no target given; give --to RECIPE, sizes such as --d-ff 96, or changes such as "
             "model.layers.0.ffn.d_ff=96"
         )
     model, where = larger_model(source.model, sizes), f"{source.run.path}/config.yaml"
@@ -160,7 +160,7 @@ def bake_intended(source: RunCheckpoint, one_eps: bool) -> Intention:
     plan = bake_plan(source.model, one_eps)
     changes = tuple(constant.change for constant in kept_constants(replace(plan, new=plan.old), plan.new))
     if not changes:
-        raise UserError(f"{source.run.path}: has the constants that its sizes give; there is nothing to bake")
+        raise UserError(f"{source.run.path}: has the usual constants already; nothing to bake")
     left = tuple(f"left as it is: {line}" for line in left_explicit(plan.new))
     return Intention("baked", recipe_with(source, plan), plan, changes=changes, notes=(*pending(source), *left))
 
@@ -169,6 +169,6 @@ def pad_intended(source: RunCheckpoint, multiples: Multiples) -> Intention:
     """Plans the padding of a run's model. Raises UserError if its sizes are multiples already, or cannot be."""
     plan = pad_plan(source.model, multiples)
     if plan.new == plan.old:
-        raise UserError(f"{source.run.path}: all sizes are multiples of what was asked for; there is nothing to pad")
+        raise UserError(f"{source.run.path}: all sizes are multiples already; nothing to pad")
     notes = pending(source)
     return Intention("padded", recipe_with(source, plan), plan, reset="new", fresh=PADDING, notes=notes)

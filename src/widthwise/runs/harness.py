@@ -234,6 +234,6 @@ def _data_errors(tasks: Sequence[str]) -> Iterator[None]:
         yield
     except (ConnectionError, DatasetsError) as error:
         raise UserError(
-            f"{' '.join(tasks)}: lm-evaluation-harness cannot have the data of a task ({error}); "
+            f"{' '.join(tasks)}: lm-evaluation-harness cannot load the data of a task ({error}); "
             f"without network name files of questions (NAME{SUFFIX})"
         ) from None

@@ -36,7 +36,7 @@ def is_run(path: Path, step: int | None) -> bool:
     if RunDir(path).exists or not (path / CONFIG).is_file():
         return True
     if step is not None:
-        raise UserError(f"{path}: step: got {step}; a Hugging Face folder holds one model and knows no steps")
+        raise UserError(f"{path}: step: got {step}; a Hugging Face folder holds one model and has no steps")
     return False
 
 
@@ -48,7 +48,7 @@ def is_own_format(path: Path) -> bool:
 def check_tokenizer(path: Path) -> None:
     """Raises UserError for a folder without a tokenizer."""
     if not (path / TOKENIZER).is_file():
-        raise UserError(f"{path}: has no {TOKENIZER}, which text needs")
+        raise UserError(f"{path}: has no {TOKENIZER}, which is needed for text")
 
 
 def read_own_model(path: Path, device: torch.device | str | None = None) -> LoadedModel:

@@ -62,7 +62,7 @@ def propose(request: Request, family: Family) -> Proposal:
     if not rate and request.days is not None and request.n_params is None:
         names = " or ".join(f"'{each.name}'" for each in device.with_same_memory())
         named = f"--device {names} (of about this memory), or " if names else ""
-        raise UserError(f"--days: needs a speed, and a memory has none; give {named}--tflops")
+        raise UserError(f"--days: needs a speed, which a memory size does not have; give {named}--tflops")
     flops = rate * request.n_devices * request.days * 86400 if rate and request.days is not None else math.inf
 
     def params(size: int) -> float:

@@ -150,7 +150,7 @@ def import_run(
     """
     run = RunDir(out)
     if run.exists:
-        raise UserError(f"{run.path}: holds a run already; name a new folder")
+        raise UserError(f"{run.path}: already holds a run; choose a new folder")
     folder, name, commit = import_source(source, revision)
     imported, tokenizer = import_hf(folder), None
     if imported.tokenizer is not None:

@@ -103,7 +103,7 @@ class _Launch:
             self.run.check_recipe(to_yaml(recipe), to_yaml(saved_recipe(self.run)))
             if self.run.result() is None and not may_resume:
                 if not is_launched():
-                    raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` goes on with it")
+                    raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` continues it")
                 if (records := self.run.metrics()) and records[-1]["event"] == "stopped":
                     reason = f"step {records[-1]['step']}: {records[-1].get('reason')}"
                     raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
@@ -229,14 +229,14 @@ class _Launch:
         before, now = recorded_identity(self.run), identity_of(data)
         if before != now:
             was, is_now = before.compared(now)
-            raise UserError(f"{self.run.path}: was begun with other data ({was}) than is there now ({is_now})")
+            raise UserError(f"{self.run.path}: was trained on other data ({was}) than its recipe now names ({is_now})")
 
     def _check_same_bonds(self, loop: TrainingLoop) -> None:
         """A run that was made by another verb is bound to its texts, tasks and teacher when it is first trained."""
         before, now = self.run.environment(), _bound_record(loop)
         sets, own_sets = before.get(VALIDATION_KEY), now.get(VALIDATION_KEY, {})
         if sets is not None and (found := [path for path, *_ in differences(sets, own_sets)]):
-            raise UserError(f"{self.run.path}: validation.{found[0]}: is not the one that the run was begun with")
+            raise UserError(f"{self.run.path}: validation.{found[0]}: differs from the one the run started with")
         if (step := before.get(TEACHER_KEY)) not in (None, now.get(TEACHER_KEY)):
             raise UserError(
                 f"{self.run.path}: train.distill.teacher: was at step {step} when the run was begun; is at step "
@@ -276,8 +276,8 @@ def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Rec
         if not f"{path}.".startswith(tuple(f"{allowed}." for allowed in MAY_CONTINUE_WITH)):
             allowed = ", ".join(MAY_CONTINUE_WITH)
             raise UserError(
-                f"{path}: cannot change in a run that was begun; allowed: {allowed}; "
-                f"`widthwise grow {run.path} KEY=VALUE --out NEW` begins another run where this one stands"
+                f"{path}: cannot change in an existing run; allowed: {allowed}; "
+                f"`widthwise grow {run.path} KEY=VALUE --out NEW` starts another run from this one's checkpoint"
             )
     return changed
 

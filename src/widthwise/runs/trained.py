@@ -86,9 +86,9 @@ class LoadedModel:
         """
         run, recipe = RunDir(self.path), self.recipe
         if recipe is None:
-            raise UserError(f"{run.path}: a Hugging Face folder brings no held-out text; {NAME_A_TEXT}")
+            raise UserError(f"{run.path}: a Hugging Face folder has no held-out text; {NAME_A_TEXT}")
         if not has_seen_data(run):
-            raise UserError(f"{run.path}: has seen no data yet; {NAME_A_TEXT}")
+            raise UserError(f"{run.path}: has not been trained yet; {NAME_A_TEXT}")
         data = open_data(recipe.data)
         before, now = recorded_identity(run), identity_of(data)
         if before != now:

@@ -116,7 +116,7 @@ def nearest_size(miss: Callable[[int], float], start: int) -> int:
     """The whole number, at least 1, whose miss is nearest to zero: no other within NEIGHBOURS of it is nearer.
 
     miss: signed, rising with the size but for the unevenness of rounding; NaN where there is no model of that size.
-    start: a size that there is.
+    start: an existing size.
     """
     low, high = start, start
     while miss(high) < 0 and high < LARGEST:
@@ -125,7 +125,7 @@ def nearest_size(miss: Callable[[int], float], start: int) -> int:
         low, high = low // 2, low
     while high - low > 1:
         middle = (low + high) // 2
-        # A size that there is not lies beyond those that there are: above the start on the way up, below it down.
+        # A missing size lies beyond the existing ones: above the start on the way up, below it down.
         is_low = miss(middle) < 0 if low >= start else not miss(middle) > 0
         low, high = (middle, high) if is_low else (low, middle)
     best = _least([start, low, high], miss)

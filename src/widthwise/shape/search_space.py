@@ -110,7 +110,7 @@ class SearchSpace(Config):
         return self
 
     def heads(self, base: AttentionTemplate) -> AttentionTemplate:
-        """The attention of the candidates. Raises UserError for heads that cannot be had, as those of an odd size."""
+        """The attention of the candidates. Raises UserError for impossible heads, such as an odd head size."""
         allowed = GRIDS[self.grid].head_dims
         n_heads, head_dim = self.n_heads, self.head_dim
         if n_heads is None and head_dim is None:

@@ -40,7 +40,9 @@ class NormTemplate(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "NormTemplate":
         if self.scaling == "depth" and self.placement != "pre":
-            raise ValueError(f"scaling: got depth; it is of norms before their sublayers, not {self.placement} ones")
+            raise ValueError(
+                f"scaling: got depth; it applies to norms before their sublayers, not {self.placement} ones"
+            )
         return self
 
     def over(self, width: int, layer: int | None = None) -> NormConfig:
@@ -85,7 +87,7 @@ class ModelTemplate(Config):
         return self
 
     def resolve(self, seq_len: int) -> ModelConfig:
-        """Every layer written out; FLOPs are matched at seq_len. Raises UserError where the shape cannot be had."""
+        """Every layer written out; FLOPs are matched at seq_len. Raises UserError if the shape is impossible."""
         widths = self._widths(seq_len)
         with mistakes_at("model"):
             parts = self.shape.layer_parts(self.attention, self.ffn, self.d_model, widths)

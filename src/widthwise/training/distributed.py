@@ -195,7 +195,7 @@ class Group(Processes):
         late = ", ".join(map(str, missing))
         return (
             f"waits for process {late}, which has ended or hangs (train.hang_seconds = {self._seconds:g}); "
-            "`torchrun --max-restarts` goes on from the last checkpoint"
+            "`torchrun --max-restarts` continues from the last checkpoint"
         )
 
     def _ask_who_waits(self, heard: set[int]) -> None:

@@ -51,7 +51,7 @@ class Interrupted(Exception):
 def stopped_by(signal_number: int, run: Path, step: int, n_steps: int) -> Interrupted:
     """Return the exception that ends a run after saving a step's checkpoint."""
     return Interrupted(
-        f"{run}: stopped at step {step} of {n_steps}, with a checkpoint; `widthwise resume {run}` goes on",
+        f"{run}: stopped at step {step} of {n_steps}, with a checkpoint; `widthwise resume {run}` continues it",
         signal_number,
     )
 

@@ -248,7 +248,7 @@ class MetricsLogger:
         """Follow the run's folder to where somebody has moved it, and note it. Raises RunFailed where it is gone."""
         before = self._run.path
         if self._run.follow():
-            self._note(f"{before}: was moved to {self._run.path} while the run was at work; it goes on there")
+            self._note(f"{before}: was moved to {self._run.path} during training; the run continues there")
 
     def last_step(self, event: str) -> int:
         """Return the step of the last such record, 0 where there is none."""

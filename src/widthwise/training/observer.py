@@ -32,7 +32,7 @@ class Observer(Protocol):
         """A record was written to metrics.jsonl."""
 
     def remaining(self, seconds: float) -> None:
-        """All runs of the experiment, of which the present one is part, will have ended in about so many seconds."""
+        """All runs of the experiment, of which the present one is part, will be done in about this many seconds."""
 
     def message(self, text: str) -> None:
         """One line the user should see."""

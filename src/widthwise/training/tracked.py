@@ -260,4 +260,4 @@ class _Follower:
         except Exception as error:
             self._tracker = None
             reason = " ".join(str(error).split()) or type(error).__name__
-            self._say(f"{self._folder}: --track {self._name} has failed, and the run goes on without it ({reason})")
+            self._say(f"{self._folder}: --track {self._name} failed; the run continues without it ({reason})")

@@ -130,7 +130,7 @@ class Item(Config):
                     raise ValueError(f"baselines: got {name!r}; {nearest_hint(name, self.printed)}")
         for row, own in self.printed.items():
             if self.baseline_of(row) is None and any(each.is_difference for each in own.values()):
-                raise ValueError(f"printed.{row}: is a baseline, and cannot be higher or lower than itself")
+                raise ValueError(f"printed.{row}: is the baseline, so it cannot be higher or lower")
         return self
 
     def baseline_of(self, row: str) -> str | None:

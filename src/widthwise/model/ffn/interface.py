@@ -141,7 +141,7 @@ class FFNTemplate(Config, ABC):
 
     def adjustable(self, widths: Sequence[int]) -> Adjustable:
         """The field that makes it larger or smaller in layers of these widths. Raises ValueError if it has none."""
-        raise ValueError(f"kind: {self.kind!r} does not say by which of its sizes it can be adjusted")
+        raise ValueError(f"kind: {self.kind!r} declares no adjustable size")
 
 
 class HiddenWidthTemplate(FFNTemplate):
