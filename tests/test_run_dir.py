@@ -81,7 +81,7 @@ def test_what_an_older_version_wrote_is_refused_in_one_line(tmp_path):
         run.check_seal(None, "the checkpoint")
     (tmp_path / "environment.json").write_text("{}")
     with pytest.raises(
-        UserError, match=r"environment\.json: has no recipe; an older version began the run, in a format"
+        UserError, match=r"environment\.json: has no recipe; an older version wrote the run, in a format"
     ):
         run.config_yaml()
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_adopted_is_refused_by_name_and_leaves_nothing(theirs, tm
         ({"held_out": "empty"}, r"empty\.bin: holds no tokens"),
         ({"train": "cut"}, rf"^{theirs}/cut\.bin: has \d+ bytes where its index asks for"),
         ({"held_out": "c"}, r"c\.idx: cannot be read"),
-        ({"held_out": "../theirs/a"}, "is given as train and as held-out"),
+        ({"held_out": "../theirs/a"}, "is both train and held-out"),
         (
             {"tokenizer": "bpe-300"},
             r"'bpe-300': is trained on a corpus; name bytes, tiktoken:NAME or",

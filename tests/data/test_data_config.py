@@ -150,7 +150,7 @@ def test_a_recipe_may_name_one_source_or_a_mixture_and_go_from_one_to_the_other(
     assert tiny_recipe(f"data.mixture={mixed['mixture']}").data == parse(MixtureConfig, mixed)
     back = merge({"data": to_data(parse(MixtureConfig, mixed))}, {"data": one})["data"]
     assert parse(DataConfig, back) == tiny_recipe().data
-    with pytest.raises(UserError, match=r"data: got corpus beside a mixture; .* set it to null"):
+    with pytest.raises(UserError, match=r"data: got corpus; conflicts with mixture, .* set it to null"):
         tiny_recipe(f"data.mixture={mixed['mixture']}", "data.corpus=synthetic")
 
 

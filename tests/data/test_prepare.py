@@ -133,7 +133,7 @@ def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
     old = PreparedData.open(tmp_path / "out")
     old.verify()
     assert old.manifest.trained_on == data.manifest.trained_on == old.manifest.files
-    with pytest.raises(UserError, match="has no names of documents; it was adopted, or prepared before"):
+    with pytest.raises(UserError, match="has no names of documents; it was adopted, or prepared by a version"):
         old.documents("train")
 
 

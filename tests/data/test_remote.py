@@ -85,7 +85,7 @@ def test_a_later_start_fetches_the_manifest_alone_and_needs_no_network(server, o
     PreparedData.open(server.url + "/")
     assert set(server.paths) == {"/manifest.json"}
     server.stop()
-    with pytest.warns(UserWarning, match=r"manifest\.json: cannot be fetched .* the copy that was fetched before"):
+    with pytest.warns(UserWarning, match=r"manifest\.json: cannot be fetched .* using the copy fetched earlier"):
         check_equal(PreparedData.open(server.url), original)
 
 

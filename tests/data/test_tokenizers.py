@@ -63,7 +63,7 @@ def test_saved_tokenizer_is_restored_with_the_same_id_and_under_its_spec_alone(t
     assert restored.id == tokenizer.id
     assert restored.encode("the cat") == tokenizer.encode("the cat")
     if spec == "bytes":
-        with pytest.raises(UserError, match="does not describe the tokenizer 'bpe-300'"):
+        with pytest.raises(UserError, match="differs from the tokenizer 'bpe-300'"):
             restore_tokenizer("bpe-300", tokenizer.save(tmp_path))
 
 

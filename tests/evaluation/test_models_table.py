@@ -59,7 +59,7 @@ def test_every_model_is_compared_with_its_own_baseline() -> None:
     assert baselines_of(["a/u"], {}) == {}
     for asked, message in (
         ({"z": "u"}, r"--baseline: got 'z'; allowed: a/u, a/x"),
-        ({"x": "u", "u": "x"}, "as a baseline that has one itself"),
+        ({"x": "u", "u": "x"}, "as a baseline, but it has a baseline itself"),
     ):
         with pytest.raises(UserError, match=message):
             baselines_of(["a/u", "a/x"], asked)

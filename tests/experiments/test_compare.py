@@ -178,7 +178,7 @@ def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes_th
     short: Experiment, tmp_path: Path
 ) -> None:
     other = RunDir(tmp_path / "out" / "runs" / "plain-seed3")
-    with other.locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison are at work elsewhere"):
+    with other.locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison are running on other workers"):
         run_experiment(short, other.path.parents[1], COMMAND, waits=False)
     assert RunDir(tmp_path / "out" / "runs" / "slow-seed3").has_result
     assert not (tmp_path / "out" / "outcome.json").exists()

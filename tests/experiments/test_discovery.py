@@ -112,7 +112,9 @@ def test_a_search_that_had_grown_with_one_draw_is_not_mixed_with_five(tmp_path):
     asked = yaml.safe_load(path.read_text())
     del asked["method"]["n_draws"]
     path.write_text(yaml.safe_dump(asked))
-    with pytest.raises(UserError, match=r"stage-\d: grew otherwise than this version grows it; choose another folder"):
+    with pytest.raises(
+        UserError, match=r"stage-\d: was grown by a version that grows it differently; choose another folder"
+    ):
         found(tmp_path, method)
 
 

@@ -208,8 +208,12 @@ def test_mistakes_of_solved_sizes_are_named(tmp_path: Path) -> None:
     ratio = {"model.ffn.ratio": [0.4]}
     for over, sweep, named in (
         ({"aspect": [30]}, {"match": "layer_params"}, r"groups\.hg\.over\.aspect: needs match: \{adjust: d_model\}"),
-        ({"aspect": [30], "model.n_layers": [3]}, {}, r"groups\.hg\.over\.model\.n_layers: follows from the budget"),
-        ({"model.d_model": [48]}, {}, r"groups\.hg\.over\.model\.d_model: follows from the budget"),
+        (
+            {"aspect": [30], "model.n_layers": [3]},
+            {},
+            r"groups\.hg\.over\.model\.n_layers: is solved for from the budget",
+        ),
+        ({"model.d_model": [48]}, {}, r"groups\.hg\.over\.model\.d_model: is solved for from the budget"),
         (ratio, {"match": {"adjust": {"gh": "ffn"}}}, r"match\.adjust: got 'gh'; allowed: hg"),
         (
             {"model.ffn.ratio": [0.4, 0.4001]},

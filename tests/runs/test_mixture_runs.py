@@ -68,7 +68,7 @@ def test_data_may_move_and_a_changed_source_is_named(finished, folder, tmp_path)
     config.write_text(config.read_text().replace(str(folder), str(tmp_path)))
     shutil.copytree(folder / "web", tmp_path / "web")
     prepare(corpus("code", 13), tmp_path / "code", tokenizer="bytes", held_out=0.3)
-    with pytest.raises(UserError, match=r"begun with other data \(source code: code \w+ of weight 3\) than is there"):
+    with pytest.raises(UserError, match=r"trained on other data \(source code: code \w+ of weight 3\) than its recipe"):
         resume(run)
     shutil.rmtree(tmp_path / "code")
     shutil.copytree(folder / "code", tmp_path / "code")
@@ -85,7 +85,7 @@ def test_a_mixture_resumes_bitwise_and_changed_weights_are_refused_by_source(fin
     config = run / "config.yaml"
     assert before in config.read_text()
     config.write_text(config.read_text().replace(before, after))
-    with pytest.raises(UserError, match=r"was begun with other data \(source code: code \w+ of weight 3\)"):
+    with pytest.raises(UserError, match=r"was trained on other data \(source code: code \w+ of weight 3\)"):
         resume(run)
 
 

@@ -142,7 +142,7 @@ def test_data_that_changed_or_were_damaged_since_the_start_are_refused(tmp_path)
     assert not RunDir(tmp_path / "other").exists
     data.rename(tmp_path / "old")
     prepare(corpus("two"), data, tokenizer="bytes", held_out=0.3)
-    with pytest.raises(UserError, match="was begun with other data"):
+    with pytest.raises(UserError, match="was trained on other data"):
         resume(tmp_path / "run")
 
 

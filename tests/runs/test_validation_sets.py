@@ -106,7 +106,7 @@ def test_a_text_or_task_may_move_but_not_change(folder: Path, tmp_path: Path) ->
         resume(run)
     write_lines(tmp_path / "questions.jsonl", QUESTIONS)
     write_lines(tmp_path / "texts.jsonl", [{"body": text.upper()} for text in TEXTS])
-    with pytest.raises(UserError, match=r"validation.texts.own: is not the one"):
+    with pytest.raises(UserError, match=r"validation.texts.own: differs from the one"):
         resume(run)
     shutil.copy(folder / "texts.jsonl", tmp_path / "texts.jsonl")
     resume(run)

@@ -138,7 +138,7 @@ class ModelSource:
     def text(self, observer: Observer) -> Corpus:
         """The held-out documents of the run's data, if the user names no text. Raises UserError if there are none."""
         if not self.is_run:
-            raise UserError(f"{self.path}: a Hugging Face folder brings no held-out text; name a text with --text")
+            raise UserError(f"{self.path}: a Hugging Face folder has no held-out text; name a text with --text")
         return held_out_text(open_data(saved_recipe(RunDir(self.path)).data, observer.preparing))
 
 
