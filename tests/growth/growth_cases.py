@@ -511,10 +511,15 @@ RARE = ("add_block", "duplicate_experts", "split_experts", "widen_shared_expert"
 
 
 def random_growth(rng: Random, n_operations: int) -> tuple[Grown, list[str]]:
-    """A random model grown so many times, and the names of the expansions; what is refused is drawn again."""
+    """A random model grown so many times, and the names of the expansions; what is refused is drawn again.
+
+    Fewer times where nothing is found that keeps it below three times its parameters.
+    """
     grown, names = Grown(random_model(rng)), []
     most_params = 3 * grown.config.cost().params
-    while len(names) < n_operations:
+    for _ in range(200 * n_operations):
+        if len(names) == n_operations:
+            break
         name = rng.choice([*OPERATIONS, *3 * RARE])
         try:
             expansion = OPERATIONS[name](rng, grown.now, rng.randrange(grown.now.n_layers))
