@@ -1,7 +1,9 @@
 """Recipes and README say what is true."""
 
+import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -93,3 +95,18 @@ def test_differences_in_the_readme_are_those_of_the_records_that_their_rows_cite
     for folder, printed in rows:
         differences = [each.difference for each in Outcome.read(ROOT / folder).variants if each.difference is not None]
         assert printed in [f"{d.mean:+.3f} ({d.low:+.3f} to {d.high:+.3f})" for d in differences], folder
+
+
+def test_numbers_of_the_cuts_are_those_of_their_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/shrinking.json").read_text())
+    text = (ROOT / "docs/shrink.md").read_text()
+    for name in record["seeds"][0]["cuts"]:
+        runs = [seed["cuts"][name] for seed in record["seeds"]]
+        losses = [f"{fmean(run[key] for run in runs):.3f}" for key in ("cut", "healed")]
+        own = record["against_uniform"]["healed"].get(name)
+        difference = f"{own['mean']:+.3f} ({own['low']:+.3f} to {own['high']:+.3f})" if own else "–"
+        scratch = f"{fmean(run['scratch'] for run in runs):.3f}" if "scratch" in runs[0] else ""
+        flops = f"{fmean(run['flops_ratio'] for run in runs):.3f}"
+        assert " ".join(f"| {name} | {flops} | {' | '.join(losses)} | {difference} | {scratch} |".split()) in " ".join(
+            text.split()
+        ), name

@@ -14,7 +14,8 @@ NO_SIZES = {
     *("steps", "log_every", "validate_every", "checkpoint_every", "keep_last", "keep_every", "loss_window_steps"),
     *("warmup_steps", "decay_steps", "rewarmup_steps", "freeze_steps", "at_step", "at_tokens", "after_step"),
     *("state_every", "validation_tokens", "c", "max_skipped", "norms_every"),
-    *("max_tokens", "layers", "seed"),  # layers: numbers of those that there are; seed: checked against 2^63
+    *("max_tokens", "layers", "seed"),  # layers: numbers of existing ones; seed: checked against 2^63
+    "params",  # of a teacher, as its config counts them
 }
 """Fields of whole numbers of which nothing is allocated."""
 

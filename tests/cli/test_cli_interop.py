@@ -130,7 +130,7 @@ def test_an_imported_model_generates_as_it_did_and_leaves_as_it_came(
     assert theirs(TEXT)["input_ids"] == tokenizer.encode(TEXT).ids
     assert (theirs.eos_token, theirs.decode(theirs(TEXT)["input_ids"])) == ("<stop>", TEXT)
     for verb, said in (
-        (("import", source, "run"), "holds a run already"),
+        (("import", source, "run"), "already holds a run"),
         (("import", source, "wider", "model.d_model=64"), "model.d_model=64: the model is that of"),
         (("import", "nowhere", "another"), "nowhere: no such folder"),
         (("export", "run", source), "exists already"),

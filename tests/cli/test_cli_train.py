@@ -70,7 +70,7 @@ def test_a_signal_saves_and_says_how_to_go_on(here: Path, number: signal.Signals
         os.kill(launch.processes[0].pid, number)
         codes, err = launch.codes(), launch.said(0)
     assert codes == [128 + number]
-    assert "`widthwise resume there` goes on" in err.splitlines()[-1]
+    assert "`widthwise resume there` continues it" in err.splitlines()[-1]
     assert "Traceback" not in err
 
 

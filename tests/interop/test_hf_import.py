@@ -118,7 +118,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"intermediate_size": 36}, r"mlp.\w+.weight has shape \(.*\); must be \(.*36.*\)"),
     ("llama_tied_biased", {"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
     ("llama", {"tie_word_embeddings": True}, "lm_head.weight differs from the embedding"),
-    ("llama", {"num_hidden_layers": 1}, r"has a tensor model.layers.1.\S+, which a llama has not"),
+    ("llama", {"num_hidden_layers": 1}, r"has a tensor model.layers.1.\S+, which a llama does not have"),
     ("llama", {"pad_token_id": "</s>"}, "pad_token_id: got '</s>'; allowed: the number"),
 ]
 

@@ -177,7 +177,7 @@ def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkey
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(finished, tmp_path, number):
     recipe = tiny_recipe("train.checkpoint_every=null")
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(Interrupted, match=r"stopped at step 5 of 9.*`widthwise resume .*run` goes on") as caught:
+    with pytest.raises(Interrupted, match=r"stopped at step 5 of 9.*`widthwise resume .*run` continues it") as caught:
         train(recipe, tmp_path / "run", Listener(lambda step: step == 5 and signal.raise_signal(number)))
     assert caught.value.exit_code == 128 + number
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000005"]

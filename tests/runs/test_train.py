@@ -70,7 +70,7 @@ def test_finished_run_is_returned_and_not_trained_again(finished):
 def test_unfinished_run_is_resumed_only_on_request(finished, tmp_path):
     run = RunDir(tmp_path / "run")
     run.begin(RunDir(finished).config_yaml(), RunDir(finished).environment())
-    with pytest.raises(UserError, match=r"unfinished run; `widthwise resume .*run` goes on"):
+    with pytest.raises(UserError, match=r"unfinished run; `widthwise resume .*run` continues it"):
         train(tiny_recipe(), run.path)
     train_or_resume(tiny_recipe(), run.path)
     assert outcome(run.path) == outcome(finished)
