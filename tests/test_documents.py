@@ -104,7 +104,7 @@ def test_numbers_of_the_cuts_are_those_of_their_record() -> None:
         runs = [seed["cuts"][name] for seed in record["seeds"]]
         losses = [f"{fmean(run[key] for run in runs):.3f}" for key in ("cut", "healed")]
         own = record["against_uniform"]["healed"].get(name)
-        difference = f"{own['mean']:+.3f} ({own['low']:+.3f} to {own['high']:+.3f})" if own else "–"
+        difference = f"{own['mean']:+.3f} ({own['low']:+.3f} to {own['high']:+.3f})" if own else "-"
         scratch = f"{fmean(run['scratch'] for run in runs):.3f}" if "scratch" in runs[0] else ""
         flops = f"{fmean(run['flops_ratio'] for run in runs):.3f}"
         assert " ".join(f"| {name} | {flops} | {' | '.join(losses)} | {difference} | {scratch} |".split()) in " ".join(
