@@ -26,7 +26,7 @@ def test_stopped_by_every_signal_in_turn_the_run_ends_bitwise_as_one_that_was_no
     for step, name, number, fault in STOPS:
         launch = launched(2, run_command, command, fault, errors=tmp_path / name)
         assert launch.codes() == [128 + number] * 2, launch.everything()
-        said = f"{run}: stopped at step {step} of 9, with a checkpoint; `widthwise resume {run}` goes on"
+        said = f"{run}: stopped at step {step} of 9, with a checkpoint; `widthwise resume {run}` continues it"
         assert launch.errors() == [(0, said)]
         newest = checkpoint_paths(run / "checkpoints")[0]
         assert newest.name == f"step_{step:08d}"
