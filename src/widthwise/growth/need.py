@@ -96,7 +96,7 @@ def measure(
         model.requires_grad_(False)
         embedding.requires_grad_(True)  # so that activations have gradients, and no matrix has
         for name, sublayer in sublayers(model).items():
-            first, last = readers(sublayer)[0][1], writer(sublayer)
+            first, last = readers(sublayer)[0], writer(sublayer)
             added = [
                 first.register_forward_pre_hook(observing(need.read[name].add)),
                 last.register_forward_pre_hook(observing(need.inner[name].add)),

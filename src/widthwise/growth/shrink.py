@@ -96,10 +96,10 @@ def why_not_turned(model: ModelConfig) -> str | None:
     return None
 
 
-def readers(sublayer: nn.Module) -> list[tuple[str, Weight]]:
-    """Return the matrices of a sublayer that read the stream, with their names in it."""
-    found = ((name, each) for name, each in sublayer.named_modules() if isinstance(each, Weight))
-    return [(name, each) for name, each in found if "d_model" in each.in_axes and "d_model" not in each.out_axes]
+def readers(sublayer: nn.Module) -> list[Weight]:
+    """Return the matrices of a sublayer that read the stream."""
+    found = (each for each in sublayer.modules() if isinstance(each, Weight))
+    return [each for each in found if "d_model" in each.in_axes and "d_model" not in each.out_axes]
 
 
 @torch.no_grad()
@@ -110,7 +110,7 @@ def fold_gains(model: Decoder) -> None:
     """
     if reason := why_not_turned(model.config):
         raise UserError(reason)
-    sites = [(part.norm, [each for _, each in readers(part)]) for part in sublayers(model).values()]
+    sites = [(part.norm, readers(part)) for part in sublayers(model).values()]
     for norm, matrices in [*sites, (model.exit.norm, [model.head])]:
         for matrix in matrices:
             matrix.weight.mul_(norm.weight)

@@ -25,7 +25,7 @@ Counting = Callable[[Cost, int], float]
 TURN = 0.75
 """Depth of the narrowest layer of an x, as a fraction of n_layers; variable-width paper, arXiv:2606.18246."""
 N_HALVINGS = 40
-"""Of the interval of scales in which the largest within a budget lies."""
+"""Steps of the bisection for the largest scale within a budget."""
 SECONDS = 60
 """Time for the solver, after which the best sizes so far are taken."""
 N_LEVELS = 16

@@ -107,6 +107,8 @@ LOOK: Mapping[str, Any] = {
     "legend": {"title": None, "orient": "top", "columns": 3, "labelColor": INK, "labelLimit": 260},
 }
 """Vega-Lite config of every figure. A page has legends of its own, which hide lines."""
+MARGIN = 0.06
+"""Room at each end of an axis, as a share of what it shows."""
 _WIDTH = 460
 """Pixels of a figure as a file; on a page it is as wide as its column."""
 FileKind = Literal["svg", "pdf"]
@@ -308,13 +310,13 @@ def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0
     )  # pyright: ignore[reportArgumentType]
 
 
-def span(values: Iterable[float], margin: float = 0.06) -> tuple[float, float] | None:
+def span(values: Iterable[float]) -> tuple[float, float] | None:
     """Return the ends of an axis that shows all finite values with a margin; None without any."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return None
     low, high = min(known), max(known)
-    room = margin * (high - low) or 0.01
+    room = MARGIN * (high - low) or 0.01
     return low - room, high + room
 
 

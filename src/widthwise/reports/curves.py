@@ -18,6 +18,8 @@ from widthwise.reports.formats import clean, fixed, si
 from widthwise.reports.table import Table
 from widthwise.reports.tables import by_row
 
+N_ROWS = 12
+"""Steps in the table behind a figure."""
 N_POINTS = 160
 """A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
 
@@ -142,10 +144,10 @@ class Bundle:
         return mean_over_seeds([*self.seeds.values()]) if self.strong is None else self.strong
 
 
-def over_seeds(runs: Sequence[Run], event: str, key: str = "loss") -> Bundle:
-    """Return one metric of the runs of a variant over the step."""
+def over_seeds(runs: Sequence[Run], event: str) -> Bundle:
+    """Return the loss of the runs of a variant over the step, in the records of one event."""
     names = [f"unfinished run {i}" if r.result is None else f"seed {r.result.seed}" for i, r in enumerate(runs, 1)]
-    return Bundle({name: by_step(run, event, key) for name, run in zip(names, runs)})
+    return Bundle({name: by_step(run, event, "loss") for name, run in zip(names, runs)})
 
 
 def curve_figure(
@@ -214,10 +216,10 @@ def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, fl
     return charts.span([*([] if level is None else [level]), *(float(each) for part in parts for each in part)])
 
 
-def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> Table:
-    """The numbers behind a figure: the curves' values at up to `n_rows` steps, the last one included."""
+def curve_table(caption: str, curves: Mapping[str, Curve]) -> Table:
+    """The numbers behind a figure: the curves' values at up to N_ROWS steps, the last one included."""
     values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
     steps = sorted(set().union(*values.values()))
-    chosen = sorted({steps[-1 - i * len(steps) // n_rows] for i in range(min(n_rows, len(steps)))})
+    chosen = sorted({steps[-1 - i * len(steps) // N_ROWS] for i in range(min(N_ROWS, len(steps)))})
     cells = {f"{step:.0f}": {name: fixed(own.get(step), 4) for name, own in values.items()} for step in chosen}
     return by_row(caption, "Step", cells)
