@@ -8,7 +8,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, nearest_hint
-from widthwise.evaluation.estimate import students_t
+from widthwise.evaluation.estimate import SampleEstimate, mean_of, students_t
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
 from widthwise.records.outcome import Trend, TrendPoint
@@ -28,9 +28,12 @@ def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> 
     return _interval(float(values.mean()), standard_error, values.tolist(), confidence)
 
 
-def _interval(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
-    """Return Student's t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
-    half_width = float(students_t(len(per_seed) - 1, confidence) * standard_error)
+def _interval(
+    mean: float, standard_error: float, per_seed: list[float], confidence: float, df: float | None = None
+) -> Estimate:
+    """Return Student's t interval; no interval if the standard error is nan. df: by default n_seeds - 1."""
+    df = len(per_seed) - 1 if df is None else df
+    half_width = float(students_t(df, confidence) * standard_error)
     return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
 
 
@@ -59,6 +62,35 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: i
     means = np.einsum("rs,sw,rw->r", seed_weights, differences, window_weights, optimize=True)
     standard_error = means.std() * np.sqrt(n_seeds / (n_seeds - 1)) if n_seeds > 1 else float("nan")
     return _interval(float(differences.mean()), standard_error, differences.mean(axis=1).tolist(), confidence)
+
+
+def change_between(before: Estimate, after: Estimate, are_paired: bool, confidence: float = CONFIDENCE) -> Estimate:
+    """Return after - before of two differences of losses that have Student's t intervals over seeds.
+
+    are_paired: both have the same seeds, which read the same text. What a seed does to both then cancels: the variance
+    is the sum of theirs less twice the covariance over seeds, with n_seeds - 1 degrees of freedom. Otherwise they are
+    independent, and the degrees of freedom are those of Welch and Satterthwaite. What their intervals owe to the
+    choice of held-out text counts as independent. No interval with fewer than FEWEST_SEEDS seeds.
+    """
+    n_seeds, mean = min(len(before.per_seed), len(after.per_seed)), finite(after.mean) - finite(before.mean)
+    if n_seeds < FEWEST_SEEDS:
+        return Estimate(mean=mean)
+    first, second = (_sample(each, confidence) for each in (before, after))
+    apart = mean_of([second, first.scaled(-1)]).scaled(2)
+    if not are_paired:
+        return _interval(mean, apart.stderr, [], confidence, apart.df)
+    values = np.array([[finite(value) for value in each.per_seed] for each in (before, after)])
+    changes = values[1] - values[0]
+    # The intervals are bootstraps, which may fall just short of the spread over seeds.
+    variance = np.maximum(apart.stderr**2 - 2 * np.cov(values)[0, 1] / n_seeds, changes.var(ddof=1) / n_seeds)
+    return _interval(mean, float(np.sqrt(variance)), changes.tolist(), confidence)
+
+
+def _sample(estimate: Estimate, confidence: float) -> SampleEstimate:
+    """Return a mean over seeds with the standard error from which its interval was made."""
+    df = len(estimate.per_seed) - 1
+    half_width = (finite(estimate.high) - finite(estimate.low)) / 2
+    return SampleEstimate(finite(estimate.mean), half_width / students_t(df, confidence), df)
 
 
 def verdict(difference: Estimate) -> Verdict:

@@ -65,6 +65,11 @@ class Curve(Record):
             even[name] = [sum(sizes) / n_layers / width] * n_layers
         return Curve(**even)
 
+    def shape(self, match: str) -> dict[str, Any]:
+        """Return the curve as `model.shape` of a recipe. match: the quantity that equals the uniform model's."""
+        points = {name: [round(float(point), 4) for point in each] for name, each in self.to_data().items() if each}
+        return {"kind": "curve", "match": match, "rounding": "balanced", **points}
+
 
 class DiscoveredShape(Record):
     """The curve that a search found, and its stages and cost."""
@@ -95,7 +100,7 @@ class Discovery(StoredRecord):
     seed: int
     command: str | None = None
     environment: Mapping[str, Any] | None = None
-    """Versions, machine and commit of the process that wrote the record."""
+    """Versions, machine, commit and data of the first run of the search; without data in records of older versions."""
     found: DiscoveredShape
     comparison: str | None = None
     """Folder of the comparison with its rivals, from that of this file; None if none was made."""

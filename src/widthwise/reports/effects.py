@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from widthwise.records.estimate import Effects, EqualLoss, Estimate
+from widthwise.records.estimate import EffectChange, Effects, EqualLoss, Estimate
 from widthwise.records.outcome import Variant
 from widthwise.records.quantities import TITLES
 from widthwise.reports import charts
@@ -25,7 +25,7 @@ from widthwise.reports.formats import (
     signed,
 )
 from widthwise.reports.page import Code, Page, Text, note, section
-from widthwise.reports.scales import Scales, described, sentences, sign, signs, words, worth
+from widthwise.reports.scales import Scales, described, sentences, side, sign, signs, words, worth
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
 from widthwise.reports.tables import text_key, text_words
 
@@ -34,6 +34,11 @@ PHRASES = {
     "changes sign": "The sign changes for {}.",
     "cannot tell": "These comparisons cannot tell for {}.",
 }
+CHANGES = {
+    True: "Between two of the scales the effect itself changes for {}.",
+    False: "No change of the effect can be told from the noise of seeds for {}.",
+}
+"""Whether an interval of a change excludes 0 -> words."""
 SIGN = "sign"
 """Title of the column that says in words what the differences say together."""
 
@@ -45,6 +50,11 @@ def effects_page(scales: Scales) -> Page:
     level, baseline = percentage(scales.confidence), clean(scales.baseline)
     groups = {
         found: [clean(each.name) for each in scales.effects if signs(each.measured) == found] for found in PHRASES
+    }
+    changes = {each.name: [change for change in scales.changes(each) if change] for each in scales.effects}
+    changed = {
+        is_told: [clean(name) for name, own in changes.items() if own and any(map(side, own)) == is_told]
+        for is_told in CHANGES
     }
     start = "Does the effect" if len(names) == 1 else "Which effects"
     at_equal_loss = {
@@ -69,7 +79,12 @@ def effects_page(scales: Scales) -> Page:
     return Page(
         "effects",
         f"{counted(len(scales.each), 'comparison')} with {baseline}",
-        [phrase.format(sequence(groups[found])) for found, phrase in PHRASES.items() if groups[found]],
+        [
+            phrase.format(sequence(each[found]))
+            for phrases, each in ((PHRASES, groups), (CHANGES, changed))
+            for found, phrase in phrases.items()
+            if each[found]
+        ],
         lead=f"{start} of {sequence(names)} beside {baseline} change sign with the size of the model or the tokens it "
         "is trained on?",
         first=effect_figures(scales),
@@ -80,6 +95,7 @@ def effects_page(scales: Scales) -> Page:
                 effect_table(scales),
                 note("signs", "several-texts" * (len(texts) > 1)),
             ),
+            section("Changes of effects", change_table(scales), note("changes")),
             section(
                 "Tokens at equal loss",
                 _ratio_table(f"{equal_loss}; below 1 a variant needs fewer", scales, at_equal_loss),
@@ -142,7 +158,20 @@ def effects_record(scales: Scales, out: Path) -> Effects:
     """Return the record from which the page in `out` can be made anew."""
     comparisons = [Path(os.path.relpath(scale.folder, out)).as_posix() for scale in scales.each]
     command = shlex.join(["widthwise", "report", *comparisons, "--out", "."])
-    return Effects(command=command, comparisons=comparisons, sentence="\n".join(sentences(scales)))
+    folders = {scale.folder: name for scale, name in zip(scales.each, comparisons)}
+    changes = [
+        EffectChange(
+            variant=effect.name,
+            before=folders[step.before.folder],
+            after=folders[step.after.folder],
+            is_paired=step.is_paired,
+            change=change,
+        )
+        for effect in scales.effects
+        for step, change in zip(scales.steps, scales.changes(effect))
+        if change is not None
+    ]
+    return Effects(command=command, comparisons=comparisons, sentence="\n".join(sentences(scales)), changes=changes)
 
 
 def effect_table(scales: Scales) -> Table:
@@ -156,6 +185,22 @@ def effect_table(scales: Scales) -> Table:
         "interval; *: it excludes 0, with three seeds or more"
     )
     return Table(caption, ["Variant", *_titles(scales), SIGN], rows, words={SIGN})
+
+
+def change_table(scales: Scales) -> Table | None:
+    """Return the change of every effect in every step, with its interval; None where no two scales have a variant."""
+    rows = []
+    for effect in scales.effects:
+        changes = scales.changes(effect)
+        if any(changes):
+            cells = [_cell(each, 4, True, "*" if each and side(each) else "") for each in changes]
+            rows.append([clean(effect.name), *cells])
+    caption = (
+        f"Change of the difference to {clean(scales.baseline)} in nats, with its {percentage(scales.confidence)} "
+        "interval; *: it excludes 0"
+    )
+    titles = [f"{scales.title(each)}\n{'paired' if each.is_paired else 'independent'}" for each in scales.steps]
+    return Table(caption, ["Variant", *titles], rows) if rows else None
 
 
 def _ratio_table(caption: str, scales: Scales, ratios: Mapping[str, Sequence[Estimate | None]]) -> Table | None:

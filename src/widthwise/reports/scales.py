@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from widthwise.config_io import UserError
+from widthwise.experiments.statistics import change_between
 from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.record import finite
@@ -58,6 +59,26 @@ class Effect:
 
 
 @dataclass(frozen=True)
+class Step:
+    """Two scales between which effects may change."""
+
+    before: Scale
+    after: Scale
+
+    @property
+    def is_paired(self) -> bool:
+        """True if both have the same seeds on the same text."""
+        one, other = self.before.comparison, self.after.comparison
+        return one.seeds == other.seeds and text_key(one.environment) == text_key(other.environment)
+
+    def change(self, effect: str) -> Estimate | None:
+        """Return what is added to a variant's difference; None where one of the two lacks the variant."""
+        pair = [scale.variants[effect].difference for scale in (self.before, self.after) if effect in scale.variants]
+        known = [each for each in pair if each is not None]
+        return change_between(*known, self.is_paired, self.before.comparison.confidence) if len(known) == 2 else None
+
+
+@dataclass(frozen=True)
 class Scales:
     """Comparisons with one baseline, from small to large."""
 
@@ -87,9 +108,34 @@ class Scales:
         """Tokens -> their name, ascending."""
         return _distinct_names([scale.tokens for scale in self.each])
 
+    @cached_property
+    def steps(self) -> list[Step]:
+        """Each scale with the next smaller one of as many tokens and with the next shorter one of its size; one that
+        has neither, with the one before."""
+        found = []
+        for place, after in enumerate(self.each):
+            before = self.each[:place][::-1]
+            as_long = next((each for each in before if each.tokens == after.tokens), None)
+            as_large = next((each for each in before if each.params == after.params), None)
+            found += [Step(each, after) for each in filter(None, (as_long, as_large))] or [
+                Step(each, after) for each in before[:1]
+            ]
+        return found
+
+    def changes(self, effect: Effect) -> list[Estimate | None]:
+        """Return the change of an effect in each step."""
+        return [step.change(effect.name) for step in self.steps]
+
     def name(self, scale: Scale) -> str:
         """Return a name such as `658k parameters and 5.24M tokens`."""
         return f"{self.sizes[scale.params]} parameters and {self.lengths[scale.tokens]} tokens"
+
+    def title(self, step: Step) -> str:
+        """Return what grows in a step and what stays, a line each: `1.05M to 6.29M parameters`, `983k tokens`."""
+        ends = (step.before, step.after)
+        sizes, lengths = [self.sizes[each.params] for each in ends], [self.lengths[each.tokens] for each in ends]
+        named = ((sizes, "parameters"), (lengths, "tokens"))
+        return "\n".join(f"{' to '.join(dict.fromkeys(own))} {unit}" for own, unit in named)
 
 
 def _distinct_names(values: Sequence[int]) -> dict[int, str]:
@@ -151,9 +197,14 @@ def sign(difference: Estimate) -> int:
 
     0 also with fewer seeds than a verdict takes, whatever the interval.
     """
-    if difference.low is None or difference.high is None or len(difference.per_seed) < FEWEST_SEEDS:
+    return 0 if len(difference.per_seed) < FEWEST_SEEDS else side(difference)
+
+
+def side(estimate: Estimate) -> int:
+    """Return -1 or 1 where all of its interval lies below or above 0; otherwise 0."""
+    if estimate.low is None or estimate.high is None:
         return 0
-    return (difference.low > 0) - (difference.high < 0)
+    return (estimate.low > 0) - (estimate.high < 0)
 
 
 def signs(differences: Sequence[Estimate]) -> Signs:
