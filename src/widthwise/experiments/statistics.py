@@ -65,32 +65,30 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: i
 
 
 def change_between(before: Estimate, after: Estimate, are_paired: bool, confidence: float = CONFIDENCE) -> Estimate:
-    """Return after - before of two differences of losses that have Student's t intervals over seeds.
+    """Return after - before of two differences of losses, with Student's t interval; none with fewer than FEWEST_SEEDS
+    seeds.
 
-    are_paired: both have the same seeds, which read the same text. What a seed does to both then cancels: the variance
-    is the sum of theirs less twice the covariance over seeds, with n_seeds - 1 degrees of freedom. Otherwise they are
-    independent, and the degrees of freedom are those of Welch and Satterthwaite. What their intervals owe to the
-    choice of held-out text counts as independent. No interval with fewer than FEWEST_SEEDS seeds.
+    are_paired: both have the same seeds on the same text, so that what a seed does to both cancels: the variance is
+    that of the changes over seeds, and what the two intervals owe to the held-out text beyond their seeds, as if it
+    were independent, which makes it rather too large. Otherwise all is independent, with the degrees of freedom of
+    Welch and Satterthwaite, and there is no value per seed.
     """
-    n_seeds, mean = min(len(before.per_seed), len(after.per_seed)), finite(after.mean) - finite(before.mean)
+    pair, n_seeds = (before, after), min(len(before.per_seed), len(after.per_seed))
     if n_seeds < FEWEST_SEEDS:
-        return Estimate(mean=mean)
-    first, second = (_sample(each, confidence) for each in (before, after))
-    apart = mean_of([second, first.scaled(-1)]).scaled(2)
+        return Estimate(mean=finite(after.mean) - finite(before.mean))
+    samples = []
+    for each in pair:
+        df, width = len(each.per_seed) - 1, finite(each.high) - finite(each.low)
+        samples.append(SampleEstimate(finite(each.mean), width / 2 / students_t(df, confidence), df))
+    mean = samples[1].value - samples[0].value
     if not are_paired:
+        apart = mean_of(samples).scaled(2)
         return _interval(mean, apart.stderr, [], confidence, apart.df)
-    values = np.array([[finite(value) for value in each.per_seed] for each in (before, after)])
-    changes = values[1] - values[0]
-    # The intervals are bootstraps, which may fall just short of the spread over seeds.
-    variance = np.maximum(apart.stderr**2 - 2 * np.cov(values)[0, 1] / n_seeds, changes.var(ddof=1) / n_seeds)
+    per_seed = np.array([[finite(value) for value in each.per_seed] for each in pair])
+    of_text = np.square([each.stderr for each in samples]) - per_seed.var(axis=1, ddof=1) / n_seeds
+    changes = np.diff(per_seed, axis=0)[0]
+    variance = changes.var(ddof=1) / n_seeds + np.maximum(of_text, 0).sum()
     return _interval(mean, float(np.sqrt(variance)), changes.tolist(), confidence)
-
-
-def _sample(estimate: Estimate, confidence: float) -> SampleEstimate:
-    """Return a mean over seeds with the standard error from which its interval was made."""
-    df = len(estimate.per_seed) - 1
-    half_width = (finite(estimate.high) - finite(estimate.low)) / 2
-    return SampleEstimate(finite(estimate.mean), half_width / students_t(df, confidence), df)
 
 
 def verdict(difference: Estimate) -> Verdict:

@@ -1,8 +1,13 @@
-"""`discovery.json`: the search for a profile of sizes along the depth, its result and cost; and `search.json`."""
+"""`discovery.json`: the search for a profile of sizes along the depth, its result and cost; `consensus.json`: the mean
+of several; and `search.json`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import pydantic
+
+from widthwise.records.estimate import Estimate
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 DISCOVERED = "discovered"
@@ -104,6 +109,26 @@ class Discovery(StoredRecord):
     found: DiscoveredShape
     comparison: str | None = None
     """Folder of the comparison with its rivals, from that of this file; None if none was made."""
+
+
+class Consensus(StoredRecord):
+    """The mean profile of several searches."""
+
+    file_name: ClassVar[str] = "consensus.json"
+
+    command: str
+    """The command that makes the page anew, in the folder of this file."""
+    searches: Sequence[str] = pydantic.Field(min_length=2)
+    """Folders of the searches from that of this file."""
+    match: str
+    """The quantity whose budget each of them met."""
+    profiles: Mapping[str, Sequence[Estimate]]
+    """Field of `LayerSizes` -> for each layer its size over the mean of all layers: mean, interval and one value per
+    search."""
+    correlations: Mapping[str, Mapping[str, float]]
+    """Such a field -> "same text" and "different texts" -> correlation of two searches, mean over all such pairs."""
+    curve: Curve
+    """The mean profile, with the mean division between width, attention and hidden units."""
 
 
 class ListedShape(Record):

@@ -82,13 +82,11 @@ class EffectChange(Record):
     """The change of a variant's difference to the baseline from one comparison to another."""
 
     variant: str
-    before: str
-    """Folder of the comparison, as in `Effects.comparisons`; `after` alike."""
-    after: str
-    is_paired: bool
-    """True if paired by seed; otherwise the two are independent."""
+    before: int
+    """Index in `Effects.comparisons`, from 0; `after` alike."""
+    after: int
     change: Estimate
-    """In nats; per seed if paired."""
+    """In nats; by seed if paired, otherwise the two are independent."""
 
 
 class Effects(StoredRecord):

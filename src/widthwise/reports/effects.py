@@ -1,14 +1,12 @@
 """The page of several comparisons: which effects change sign; with CSV, LaTeX and `effects.json`."""
 
-import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 
-from widthwise.records.estimate import EffectChange, Effects, EqualLoss, Estimate
+from widthwise.records.estimate import Effects, EqualLoss, Estimate
 from widthwise.records.outcome import Variant
 from widthwise.records.quantities import TITLES
 from widthwise.reports import charts
@@ -24,21 +22,16 @@ from widthwise.reports.formats import (
     shorten,
     signed,
 )
-from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.page import Code, Page, Text, made_anew, note, section
 from widthwise.reports.scales import Scales, described, sentences, side, sign, signs, words, worth
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
-from widthwise.reports.tables import text_key, text_words
+from widthwise.reports.tables import by_row, text_key, text_words
 
 PHRASES = {
     "same sign everywhere": "The sign is the same at every scale for {}.",
     "changes sign": "The sign changes for {}.",
     "cannot tell": "These comparisons cannot tell for {}.",
 }
-CHANGES = {
-    True: "Between two of the scales the effect itself changes for {}.",
-    False: "No change of the effect can be told from the noise of seeds for {}.",
-}
-"""Whether an interval of a change excludes 0 -> words."""
 SIGN = "sign"
 """Title of the column that says in words what the differences say together."""
 
@@ -51,11 +44,7 @@ def effects_page(scales: Scales) -> Page:
     groups = {
         found: [clean(each.name) for each in scales.effects if signs(each.measured) == found] for found in PHRASES
     }
-    changes = {each.name: [change for change in scales.changes(each) if change] for each in scales.effects}
-    changed = {
-        is_told: [clean(name) for name, own in changes.items() if own and any(map(side, own)) == is_told]
-        for is_told in CHANGES
-    }
+    changed = dict.fromkeys(clean(each.variant) for each in scales.changes if side(each.change))
     start = "Does the effect" if len(names) == 1 else "Which effects"
     at_equal_loss = {
         effect.name: [found and found.tokens_ratio for found in map(_equal_loss, effect.variants)]
@@ -80,10 +69,10 @@ def effects_page(scales: Scales) -> Page:
         "effects",
         f"{counted(len(scales.each), 'comparison')} with {baseline}",
         [
-            phrase.format(sequence(each[found]))
-            for phrases, each in ((PHRASES, groups), (CHANGES, changed))
-            for found, phrase in phrases.items()
-            if each[found]
+            *(phrase.format(sequence(groups[found])) for found, phrase in PHRASES.items() if groups[found]),
+            f"Between scales the effect changes for {sequence([*changed])}."
+            if changed
+            else "No effect is seen to change between two scales.",
         ],
         lead=f"{start} of {sequence(names)} beside {baseline} change sign with the size of the model or the tokens it "
         "is trained on?",
@@ -156,22 +145,9 @@ def effect_figures(scales: Scales) -> list[Figure]:
 
 def effects_record(scales: Scales, out: Path) -> Effects:
     """Return the record from which the page in `out` can be made anew."""
-    comparisons = [Path(os.path.relpath(scale.folder, out)).as_posix() for scale in scales.each]
-    command = shlex.join(["widthwise", "report", *comparisons, "--out", "."])
-    folders = {scale.folder: name for scale, name in zip(scales.each, comparisons)}
-    changes = [
-        EffectChange(
-            variant=effect.name,
-            before=folders[step.before.folder],
-            after=folders[step.after.folder],
-            is_paired=step.is_paired,
-            change=change,
-        )
-        for effect in scales.effects
-        for step, change in zip(scales.steps, scales.changes(effect))
-        if change is not None
-    ]
-    return Effects(command=command, comparisons=comparisons, sentence="\n".join(sentences(scales)), changes=changes)
+    comparisons, command = made_anew([scale.folder for scale in scales.each], out)
+    sentence = "\n".join(sentences(scales))
+    return Effects(command=command, comparisons=comparisons, sentence=sentence, changes=scales.changes)
 
 
 def effect_table(scales: Scales) -> Table:
@@ -188,19 +164,14 @@ def effect_table(scales: Scales) -> Table:
 
 
 def change_table(scales: Scales) -> Table | None:
-    """Return the change of every effect in every step, with its interval; None where no two scales have a variant."""
-    rows = []
-    for effect in scales.effects:
-        changes = scales.changes(effect)
-        if any(changes):
-            cells = [_cell(each, 4, True, "*" if each and side(each) else "") for each in changes]
-            rows.append([clean(effect.name), *cells])
-    caption = (
-        f"Change of the difference to {clean(scales.baseline)} in nats, with its {percentage(scales.confidence)} "
-        "interval; *: it excludes 0"
-    )
-    titles = [f"{scales.title(each)}\n{'paired' if each.is_paired else 'independent'}" for each in scales.steps]
-    return Table(caption, ["Variant", *titles], rows) if rows else None
+    """Return the change of every effect between scales, with its interval; None where no two have a variant."""
+    cells = dict[str, dict[str, str]]()
+    for each in scales.changes:
+        title = f"{scales.title(each)}\n{'paired' if each.change.per_seed else 'independent'}"
+        cells.setdefault(each.variant, {})[title] = _cell(each.change, 4, True, "*" * abs(side(each.change)))
+    level = f"with its {percentage(scales.confidence)} interval; *: it excludes 0"
+    caption = f"Change of the difference to {clean(scales.baseline)} in nats, {level}"
+    return by_row(caption, "Variant", cells) if cells else None
 
 
 def _ratio_table(caption: str, scales: Scales, ratios: Mapping[str, Sequence[Estimate | None]]) -> Table | None:

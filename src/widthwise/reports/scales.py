@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Literal
 
 from widthwise.config_io import UserError
 from widthwise.experiments.statistics import change_between
-from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, EffectChange, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.record import finite
 from widthwise.reports.formats import clean, counted, percentage, si, tick, with_interval
@@ -32,6 +32,11 @@ class Scale:
     def variants(self) -> dict[str, Variant]:
         """Those that are compared with the baseline, by name."""
         return {each.name: each for each in self.comparison.variants if each.difference is not None}
+
+    @property
+    def draws(self) -> tuple[Sequence[int], str]:
+        """Its seeds and their text; equal ones are paired."""
+        return self.comparison.seeds, text_key(self.comparison.environment)
 
     @property
     def seeds(self) -> str:
@@ -56,26 +61,6 @@ class Effect:
     def measured(self) -> list[Estimate]:
         """The differences that there are."""
         return [each for each in self.differences if each is not None]
-
-
-@dataclass(frozen=True)
-class Step:
-    """Two scales between which effects may change."""
-
-    before: Scale
-    after: Scale
-
-    @property
-    def is_paired(self) -> bool:
-        """True if both have the same seeds on the same text."""
-        one, other = self.before.comparison, self.after.comparison
-        return one.seeds == other.seeds and text_key(one.environment) == text_key(other.environment)
-
-    def change(self, effect: str) -> Estimate | None:
-        """Return what is added to a variant's difference; None where one of the two lacks the variant."""
-        pair = [scale.variants[effect].difference for scale in (self.before, self.after) if effect in scale.variants]
-        known = [each for each in pair if each is not None]
-        return change_between(*known, self.is_paired, self.before.comparison.confidence) if len(known) == 2 else None
 
 
 @dataclass(frozen=True)
@@ -109,33 +94,30 @@ class Scales:
         return _distinct_names([scale.tokens for scale in self.each])
 
     @cached_property
-    def steps(self) -> list[Step]:
-        """Each scale with the next smaller one of as many tokens and with the next shorter one of its size; one that
-        has neither, with the one before."""
+    def changes(self) -> list[EffectChange]:
+        """Those between any two scales of one size or of as many tokens; without any, from each scale to the next."""
+        pairs = list(combinations(enumerate(self.each), 2))
+        alike = [(a, b) for a, b in pairs if a[1].params == b[1].params or a[1].tokens == b[1].tokens]
         found = []
-        for place, after in enumerate(self.each):
-            before = self.each[:place][::-1]
-            as_long = next((each for each in before if each.tokens == after.tokens), None)
-            as_large = next((each for each in before if each.params == after.params), None)
-            found += [Step(each, after) for each in filter(None, (as_long, as_large))] or [
-                Step(each, after) for each in before[:1]
-            ]
+        for (i, before), (j, after) in alike or pairwise(enumerate(self.each)):
+            are_paired = before.draws == after.draws
+            for effect in self.effects:
+                one, other = effect.differences[i], effect.differences[j]
+                if one is not None and other is not None:
+                    change = change_between(one, other, are_paired, self.confidence)
+                    found.append(EffectChange(variant=effect.name, before=i, after=j, change=change))
         return found
-
-    def changes(self, effect: Effect) -> list[Estimate | None]:
-        """Return the change of an effect in each step."""
-        return [step.change(effect.name) for step in self.steps]
 
     def name(self, scale: Scale) -> str:
         """Return a name such as `658k parameters and 5.24M tokens`."""
         return f"{self.sizes[scale.params]} parameters and {self.lengths[scale.tokens]} tokens"
 
-    def title(self, step: Step) -> str:
-        """Return what grows in a step and what stays, a line each: `1.05M to 6.29M parameters`, `983k tokens`."""
-        ends = (step.before, step.after)
-        sizes, lengths = [self.sizes[each.params] for each in ends], [self.lengths[each.tokens] for each in ends]
-        named = ((sizes, "parameters"), (lengths, "tokens"))
-        return "\n".join(f"{' to '.join(dict.fromkeys(own))} {unit}" for own, unit in named)
+    def title(self, change: EffectChange) -> str:
+        """Return between what it is, a line each: `1.05M to 6.29M parameters`, `983k tokens`."""
+        ends = (self.each[change.before], self.each[change.after])
+        sizes = dict.fromkeys(self.sizes[each.params] for each in ends)
+        lengths = dict.fromkeys(self.lengths[each.tokens] for each in ends)
+        return f"{' to '.join(sizes)} parameters\n{' to '.join(lengths)} tokens"
 
 
 def _distinct_names(values: Sequence[int]) -> dict[int, str]:
@@ -200,11 +182,11 @@ def sign(difference: Estimate) -> int:
     return 0 if len(difference.per_seed) < FEWEST_SEEDS else side(difference)
 
 
-def side(estimate: Estimate) -> int:
-    """Return -1 or 1 where all of its interval lies below or above 0; otherwise 0."""
+def side(estimate: Estimate, level: float = 0.0) -> int:
+    """Return -1 or 1 where all of its interval lies below or above a level; otherwise 0."""
     if estimate.low is None or estimate.high is None:
         return 0
-    return (estimate.low > 0) - (estimate.high < 0)
+    return (estimate.low > level) - (estimate.high < level)
 
 
 def signs(differences: Sequence[Estimate]) -> Signs:
