@@ -28,12 +28,9 @@ def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> 
     return _interval(float(values.mean()), standard_error, values.tolist(), confidence)
 
 
-def _interval(
-    mean: float, standard_error: float, per_seed: list[float], confidence: float, df: float | None = None
-) -> Estimate:
-    """Return Student's t interval; no interval if the standard error is nan. df: by default n_seeds - 1."""
-    df = len(per_seed) - 1 if df is None else df
-    half_width = float(students_t(df, confidence) * standard_error)
+def _interval(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
+    """Return Student's t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
+    half_width = float(students_t(len(per_seed) - 1, confidence) * standard_error)
     return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
 
 
@@ -83,7 +80,8 @@ def change_between(before: Estimate, after: Estimate, are_paired: bool, confiden
     mean = samples[1].value - samples[0].value
     if not are_paired:
         apart = mean_of(samples).scaled(2)
-        return _interval(mean, apart.stderr, [], confidence, apart.df)
+        half_width = students_t(apart.df, confidence) * apart.stderr
+        return Estimate(mean=mean, low=mean - half_width, high=mean + half_width)
     per_seed = np.array([[finite(value) for value in each.per_seed] for each in pair])
     of_text = np.square([each.stderr for each in samples]) - per_seed.var(axis=1, ddof=1) / n_seeds
     changes = np.diff(per_seed, axis=0)[0]
