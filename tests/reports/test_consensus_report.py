@@ -80,7 +80,9 @@ def test_a_text_is_known_by_its_checksum_whatever_it_is_called(tmp_path: Path) -
 def test_an_even_profile_correlates_with_none(tmp_path: Path) -> None:
     even = {"widths": [0.7] * 3, "attention": [1.3] * 3, "hidden": [0.9] * 3}
     uneven = {"widths": [0.5, 1.0, 0.7], "attention": [1.0] * 3, "hidden": [2.0, 1.0, 1.0]}
-    assert set(map(len, found(tmp_path, even, uneven).correlations.values())) == {0}
+    record = found(tmp_path, even, uneven, even)
+    assert set(map(len, record.correlations.values())) == {0}
+    assert all(each.mean == each.low == each.high == 1 for each in found(tmp_path, even, even, even).profiles["width"])
 
 
 def test_the_mean_of_searches_that_found_the_same_is_what_they_found(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_the_mean_of_searches_that_found_the_same_is_what_they_found(tmp_path: P
 
 def test_profiles_of_fewer_layers_are_stretched_on_straight_lines(tmp_path: Path) -> None:
     short = {"widths": [1.0, 0.4, 0.7], "attention": [0.5, 2.0, 1.0], "hidden": [2.0, 1.0, 0.5]}
-    record = found(tmp_path, short, drawn_curves(5)[0])
+    record = found(tmp_path, short, *drawn_curves(5))
     for size, points in (("width", short["widths"]), ("hidden", np.multiply(short["widths"], short["hidden"]))):
         sizes = np.interp([0, 0.25, 0.5, 0.75, 1], [0, 0.5, 1], points)
         assert [each.per_seed[0] for each in record.profiles[size]] == pytest.approx(sizes / sizes.mean())
@@ -151,12 +153,13 @@ def test_the_page_shows_every_layer_and_every_search_and_is_made_anew_from_its_o
 
 
 def test_searches_go_with_searches_in_one_quantity_and_each_counts_once(tmp_path: Path) -> None:
-    one, other, *_ = write_searches(tmp_path)
+    one, other, third, _ = write_searches(tmp_path)
     in_flops = write_search(tmp_path / "flops", drawn_curves()[0], match="flops")
     whole = write_discovery(tmp_path / "whole")
     comparison = write_comparison(tmp_path / "comparison")
     for paths, message in (
-        ([one, in_flops], f"{in_flops}: was matched in flops, {one} in params; a mean takes one quantity"),
+        ([one, other], "report: got 2 searches; their mean takes at least 3"),
+        ([one, other, in_flops], f"{in_flops}: was matched in flops, {one} in params; a mean takes one quantity"),
         ([one, other, one.parent / "." / one.name], f"{one}: is named twice; a mean has every search once"),
         ([one, comparison], "got 2 paths, one with discovery.json; give that one alone, or only runs, or only compar"),
     ):
@@ -164,7 +167,7 @@ def test_searches_go_with_searches_in_one_quantity_and_each_counts_once(tmp_path
             write_report(paths, tmp_path / "out")
         assert message in str(error.value)
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="got 2 searches; name the folder for their common report with --out"):
-        write_report([one, other])
+    with pytest.raises(UserError, match="got 3 searches; name the folder for their common report with --out"):
+        write_report([one, other, third])
     with pytest.raises(UserError, match=r"holds discovery\.json, whose report would be replaced"):
-        write_report([one, other], whole)
+        write_report([one, other, third], whole)

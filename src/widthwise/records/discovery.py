@@ -5,8 +5,6 @@ of several; and `search.json`.
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import pydantic
-
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
@@ -118,7 +116,7 @@ class Consensus(StoredRecord):
 
     command: str
     """The command that makes the page anew, in the folder of this file."""
-    searches: Sequence[str] = pydantic.Field(min_length=2)
+    searches: Sequence[str]
     """Folders of the searches from that of this file."""
     match: str
     """The quantity whose budget each of them met."""

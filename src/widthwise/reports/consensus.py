@@ -12,7 +12,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.discovery import DISCOVERED, Consensus, Discovery
 from widthwise.records.discovery import Curve as ShapeCurve
-from widthwise.records.estimate import CONFIDENCE
+from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS
 from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
 from widthwise.reports.charts import Figure, styles
@@ -26,8 +26,6 @@ from widthwise.reports.tables import text_key, text_words
 from widthwise.shape.profile import along
 from widthwise.yaml_io import dump_yaml, merge, read_mapping
 
-FLAT = 1e-9
-"""A profile that varies by less is even; nothing correlates with it."""
 WORDS = {1: "above the mean", -1: "below the mean", 0: "noise"}
 """Side of 1 on which the interval of a layer lies, 0 if it holds 1 -> words."""
 
@@ -59,8 +57,11 @@ class Search:
 def read_searches(folders: Sequence[Path]) -> list[Search]:
     """Read `discovery.json` of each folder; their runs are not needed.
 
-    Raises UserError where one is broken, named twice, or was matched in another quantity than the first.
+    Raises UserError where they are fewer than FEWEST_SEEDS, or one is broken, named twice, or was matched in another
+    quantity than the first.
     """
+    if len(folders) < FEWEST_SEEDS:
+        raise UserError(f"report: got {len(folders)} searches; their mean takes at least {FEWEST_SEEDS}")
     found = [Search(folder, Discovery.read(folder)) for folder in folders]
     for place, each in enumerate(found):
         if each.folder.resolve() in [other.folder.resolve() for other in found[:place]]:
@@ -76,7 +77,8 @@ def consensus(searches: Sequence[Search], out: Path) -> Consensus:
     n_layers = max(len(each.discovery.found.curve.widths) for each in searches)
     sizes = np.array([each.sizes(n_layers) for each in searches])  # (n_searches, 3, n_layers)
     levels = sizes.mean(axis=2)
-    profiles = dict(zip(SIZES, (sizes / levels[:, :, None]).swapaxes(0, 1)))
+    relative = (sizes / levels[:, :, None]).round(12)  # layers that are alike differ by no last digit
+    profiles = dict(zip(SIZES, relative.swapaxes(0, 1)))
     widths, *others = (own.mean(axis=0) for own in profiles.values())
     shares = (levels[:, 1:] / levels[:, :1]).mean(axis=0)
     attention, hidden = (share * own / widths for share, own in zip(shares, others))
@@ -95,7 +97,7 @@ def _correlations(searches: Sequence[Search], profiles: np.ndarray) -> dict[str,
     """Return the mean correlation of two searches; an even profile has none. profiles: (n_searches, n_layers)."""
     found = dict[str, list[float]]()
     for (one, own), (other, theirs) in combinations(zip(searches, profiles), 2):
-        if min(np.ptp(own), np.ptp(theirs)) > FLAT:
+        if np.ptp(own) and np.ptp(theirs):
             pair = "same text" if one.text == other.text else "different texts"
             found.setdefault(pair, []).append(float(np.corrcoef(own, theirs)[0, 1]))
     return {pair: float(np.mean(values)) for pair, values in sorted(found.items(), reverse=True)}

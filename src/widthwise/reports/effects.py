@@ -25,7 +25,7 @@ from widthwise.reports.formats import (
 from widthwise.reports.page import Code, Page, Text, made_anew, note, section
 from widthwise.reports.scales import Scales, described, sentences, side, sign, signs, words, worth
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
-from widthwise.reports.tables import by_row, text_key, text_words
+from widthwise.reports.tables import text_key, text_words
 
 PHRASES = {
     "same sign everywhere": "The sign is the same at every scale for {}.",
@@ -168,10 +168,12 @@ def change_table(scales: Scales) -> Table | None:
     cells = dict[str, dict[str, str]]()
     for each in scales.changes:
         title = f"{scales.title(each)}\n{'paired' if each.change.per_seed else 'independent'}"
-        cells.setdefault(each.variant, {})[title] = _cell(each.change, 4, True, "*" * abs(side(each.change)))
+        cells.setdefault(title, {})[each.variant] = _cell(each.change, 4, True, "*" * abs(side(each.change)))
+    names = dict.fromkeys(each.variant for each in scales.changes)
+    rows = [[clean(name), *(own.get(name, MISSING) for own in cells.values())] for name in names]
     level = f"with its {percentage(scales.confidence)} interval; *: it excludes 0"
     caption = f"Change of the difference to {clean(scales.baseline)} in nats, {level}"
-    return by_row(caption, "Variant", cells) if cells else None
+    return Table(caption, ["Variant", *cells], rows) if rows else None
 
 
 def _ratio_table(caption: str, scales: Scales, ratios: Mapping[str, Sequence[Estimate | None]]) -> Table | None:
