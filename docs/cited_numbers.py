@@ -99,21 +99,20 @@ def tokens(folder: str, name: str, form: str = ".2f") -> str:
 
 
 def detail(folder: str, table: str, line: str, column: str) -> float:
-    """Return the number of a cell of details.csv, or its share in brackets. table: how the name of the table starts."""
+    """Return the number of a cell of details.csv, or its share in brackets. table: a part of the name of the table."""
     cells = csv.reader((RESULTS / folder / "details.csv").open())
-    [found] = {cell for name, *place, cell in cells if name.startswith(table) and place == [line, column]}
+    [found] = {cell for name, *place, cell in cells if table in name and place == [line, column]}
     return float(re.findall(r"[\d.]+(?:e-\d+)?", found)[-1])
 
 
 def asked(folder: str, name: str, form: str = ".2f") -> str:
     """Return the share of a feed-forward's FLOPs that tokens ask for."""
-    table = "Width of every token" if folder == FFN else "Dynamic width"
-    return f"{detail(folder, table, 'feed-forward FLOPs per token, asked', name):{form}}"
+    return f"{detail(folder, '', 'feed-forward FLOPs per token, asked', name):{form}}"
 
 
-def of_layers(folder: str, name: str = "Dynamic width of dynamic") -> list[str]:
+def of_layers(folder: str, name: str = "dynamic") -> list[str]:
     """Return the mean share of the hidden units that tokens use, by layer; of the first seed."""
-    return [f"{detail(folder, f'{name} by layer', str(layer), 'mean'):.2f}" for layer in range(1, 9)]
+    return [f"{detail(folder, f' of {name} by layer', str(layer), 'mean'):.2f}" for layer in range(1, 9)]
 
 
 def row(*cells: str) -> str:
@@ -132,15 +131,19 @@ def seeds_of(estimate: Estimate) -> list[str]:
 
 
 def findings() -> Iterator[str]:
-    yield f"{d(HEADS, NUMBER)} at 0.66M, eight seeds; {d(E6, 'x')} at 6.3M |"
-    yield f"{d(E6, 'hourglass')} at 6.3M |"
-    yield f"{d(FFN, 'dynamic')} at 2.6M; {d(E6, 'dynamic')} at 6.3M | reproduces, with {asked(FFN, 'dynamic')} of"
-    yield f"{d(E6, 'virtual-2-3')} at 6.3M |"
+    virtual, few = "virtual-2-3", asked(FFN, "dynamic")
+    yield from (
+        d(HEADS, NUMBER),
+        d(E6, "x"),
+        d(E6, "hourglass"),
+        d(FFN, "dynamic"),
+        d(E6, "dynamic"),
+        few,
+        d(E6, virtual),
+    )
     yield f"logits change by at most {largest_change('logits')} of the largest |"
-    yield f"{d(E6, 'grown')} at 6.3M; {d(E6, 'grown-at-0.7m')} stretched from 0.66M |"
-    yield f"{ci(cut('found'))} at 0.66M, 0.7 of the FLOPs |"
-    yield f"Tokens that use {asked(FFN, 'dynamic')} of the hidden units"
-    yield f"at {ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory."
+    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), f"{ci(cut('found'))} at 0.66M, 0.7 of the FLOPs", few)
+    yield f"at {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
     yield " to ".join(mean(GROWTH, "scratch", name, form=".2f") for name in ("depth_2x", "width_2x"))
     for section in (ten_times_the_size, sizes_and_tokens, variable_width, inside_the_models, discovered_shapes):
         yield from section()
@@ -159,15 +162,14 @@ def ten_times_the_size() -> Iterator[str]:
         units = "" if name in shapes else f", {asked(E6, name, '.3f')}"
         units += " of the feed-forward asked for" * (name == "dynamic")
         yield row(*losses, tokens(E6, name), ratio(E6, name, "flops") + units, ratio(E6, name, "kv_bytes"))
-    yield f"by {by(E6, 'grown', 'x')} the x with a constant number of heads, by {by(E6, 'grown', 'x-head-size')} the"
-    yield f"by {by(E6, 'grown-at-0.7m', 'grown')} than the one found at this size, by"
+    yield from (by(E6, "grown", "x"), by(E6, "grown", "x-head-size"), by(E6, "grown-at-0.7m", "grown"))
     yield f"{min(mean(E6, x, 'grown-at-0.7m', form='.3f') for x in ('x', 'x-head-size'))} and more than both x"
     yield f"at {ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory and"
     yield f"about {ratio(E6, 'virtual-2-3', 'tokens_per_second', '.1f')} of the speed"
-    yield f"by {by(E6, 'dynamic', 'dynamic-const')} one width per layer and by {by(E6, 'dynamic', 'dynamic-random')}"
-    yield f"from 0.6 to {max(of_layers(E6, 'Dynamic width of dynamic-const'))} in"
+    yield from (by(E6, "dynamic", f"dynamic-{control}") for control in ("const", "random"))
+    yield f"from 0.6 to {max(of_layers(E6, 'dynamic-const'))} in"
     used, units = of_layers(E6), [f"{layer[0]:,}" for layer in variant(E6, "grown").cost.hidden_widths]
-    yield f"use {asked(E6, 'dynamic')} of the hidden units: {listed(used[:3])} of them in the first three layers, "
+    yield f"use {asked(E6, 'dynamic')} of the hidden units: {listed(used[:3])} of them in the first three"
     yield f"{min(used[3:])} to {max(used[3:])} in the others"
     yield f"has {listed(units[:4])} in the first four and about {units[4]} after them"
 
@@ -180,7 +182,7 @@ def sizes_and_tokens() -> Iterator[str]:
 
     def by_line(folder: str, name: str) -> float:
         """Return tokens over the uniform model's, whose loss is a line over their logarithm from one length to 4."""
-        short, long = (fmean(per_seed(folder[:11] + end, "uniform")) for end in ("_short", ""))
+        short, long = (fmean(per_seed(folder.removesuffix("_short") + end, "uniform")) for end in ("_short", ""))
         return exp(fmean(minus(folder, name).per_seed) * log(4) / (short - long))
 
     saved = [f"{100 * (1 - by_line(folder, 'grown')):.0f}" for folder in folders]
@@ -193,22 +195,19 @@ def variable_width() -> Iterator[str]:
     for folder, old in {"x_rounding": "x-wider-at-the-end", "x_rounding_6m": "x-narrower-at-the-end"}.items():
         yield d(folder, "x", old, form="+.4f")
     others = ("diamond", "growing", "narrowing")
-    yield f"x, 9 points: {of_group('x')}; all nine lie below the same three uniform runs"
+    yield of_group("x")
     yield ", ".join(f"{other} {d(SWEEP, 'x', other)}" for other in others)
     yield f"{d(SWEEP, DEFAULT_X)}, in training loss, which the paper prints (-0.039),"
-    yield f"{d(SWEEP, DEFAULT_X, 'uniform', TRAINING)}; the best of the 18"
+    yield d(SWEEP, DEFAULT_X, "uniform", TRAINING)
     yield row(", ".join(of_group(other) for other in others))
     yield f"held-out {d('variable_width_moe_small', 'x')}; training loss, which the paper prints (-0.016),"
-    yield f"{d('variable_width_moe_small', 'x', of=TRAINING)} |"
+    yield d("variable_width_moe_small", "x", of=TRAINING)
     yield f"{ratio(SWEEP, DEFAULT_X, 'flops')} of the FLOPs and {ratio(SWEEP, DEFAULT_X, 'kv_bytes')} of the KV cache"
-    yield f"{d('compare_small', 'x')}, in training loss {d('compare_small', 'x', 'uniform', TRAINING)}; `compare_ffn`"
-    yield f"{d(FFN, 'x')} |"
-    yield f"held-out {d(RESIZING, 'carry')}; training loss, which the paper prints, {d(RESIZING, 'carry', of=TRAINING)} |"
-    yield f"| {d(RESIZING, 'zero', 'carry')}; training loss {d(RESIZING, 'zero', 'carry', TRAINING)} |"
-    yield f"| {d(RESIZING, 'projection', 'carry')}, training loss {d(RESIZING, 'projection', 'carry', TRAINING)};"
+    yield from (d("compare_small", "x"), d("compare_small", "x", "uniform", TRAINING), d(FFN, "x"))
+    yield from (d(RESIZING, "carry"), d(RESIZING, "carry", of=TRAINING))
+    yield from (d(RESIZING, name, "carry", of) for name in ("zero", "projection") for of in ("val_loss", TRAINING))
     yield f"{d(RESIZING, 'projection')}, against zeros {listed(seeds_of(minus(RESIZING, 'projection', 'zero')))} |"
-    yield f"| {d(RESIZING, 'full_projection', 'carry', form='+.2f')} |"
-    yield f"arithmetic: {d(RESIZING, 'arithmetic', 'carry')} |"
+    yield from (d(RESIZING, "full_projection", "carry", form="+.2f"), d(RESIZING, "arithmetic", "carry"))
     models = read_json("variable_width_table_3_small/evaluation_table.json")["rows"]
     uniform, x = ([model["cells"][3]["value"] for model in models[first::2]] for first in (0, 1))
     yield f"{fmean(uniform):.1f} with uniform widths and {fmean(x):.1f} with the x, {ci(paired(x, uniform), '+.2f')}"
@@ -236,10 +235,8 @@ def inside_the_models() -> Iterator[str]:
     lens, units = partial(mean_of, "logit_lens"), partial(mean_of, "activations")
     for key in map(itemgetter, ("target_log_prob", "entropy")):
         yield f"{change(lens(key, 1, 6), '+.2f', ' nats')}, over the middle {change(lens(key, 3, 6), '+.2f')} |"
-    fall = change(
-        lambda model: model["logit_lens"][6]["entropy"] - model["logit_lens"][8]["entropy"], "+.2f", " nats more"
-    )
-    yield f"falls by {fall[1:]};"
+    last = lambda model: model["logit_lens"][6]["entropy"] - model["logit_lens"][8]["entropy"]  # noqa: E731
+    yield f"falls by {change(last, '+.2f', ' nats more')[1:]};"
     kl = lens(itemgetter("kl_to_next"), 2, 6)
     yield f"{fmean(map(kl, x)):.3f} against {fmean(map(kl, uniform)):.3f}, {change(kl)} |"
     entropies = [change(mean_of("stream", itemgetter("entropy"), first, 8)) for first in (4, 1)]
@@ -254,9 +251,8 @@ def inside_the_models() -> Iterator[str]:
         return lambda model: product(model) / units(itemgetter("d_ff"), 1, 8)(model)
 
     densities = {beyond(0.01): "+.3f", beyond(0.1): "+.3f", beyond(1.0): "+.4f"}
-    yield "share beyond 0.01: {}; 0.1: {}; 1: {}.".format(
-        *(change(units(of, 1, 8), form) for of, form in densities.items())
-    )
+    means = [change(units(of, 1, 8), form) for of, form in densities.items()]
+    yield "share beyond 0.01: {}; 0.1: {}; 1: {}.".format(*means)
     yield f"Over all units: {', '.join(change(over_units(of)) for of in densities)}."
     yield f"In the middle: {', '.join(change(units(of, 3, 6)) for of in densities)} |"
     uneven = partial(units, lambda layer: pstdev(layer["utilisation"]) / fmean(layer["utilisation"]))
@@ -270,13 +266,11 @@ def search(name: str) -> dict[str, Any]:
 
 
 def discovered_shapes() -> Iterator[str]:
-    found = {"grown": "growing", "random_order": "random_order", "grown_free": "growing_free"}
-    found |= {"grown_sign": "growing_sign", "grown_sign_free": "growing_sign_free"}
-    found |= {"learned": "learned", "surrogate": "surrogate"}
+    found = ("grown", "random_order", "grown_free", "grown_sign", "grown_sign_free", "learned", "surrogate")
     controls = ("reversed", "random_1", "random_2", "x", "diamond")
     run = variant(PYTHON, "uniform").measured["training_flops"].per_seed[0] or 0
     for name in (*found, *controls):
-        cost = f"{search(f'python_{found[name]}')['flops'] / run:.1f}" if name in found else ""
+        cost = f"{search('python_' + name.replace('grown', 'growing'))['flops'] / run:.1f}" if name in found else ""
         yield row(d(PYTHON, name), "" if "sign" in name else d(BOOKS, name), cost)
     for name in ("random_order", "reversed", "surrogate", "x"):
         yield row(d(PYTHON, "grown", name), d(BOOKS, "grown", name))
@@ -292,9 +286,9 @@ def discovered_shapes() -> Iterator[str]:
     lost = [mean(folder, name, "discovered", form=".2f") for folder in AGAIN for name in ("reversed", "permuted_1")]
     yield f"lose {min(lost)} to {max(lost)}."
     never = [listed(dead(folder, name) for folder in AGAIN) for name in ("reversed", "permuted_1", "permuted_2")]
-    yield f"{dead(AGAIN[0], 'discovered')} percent of the found shape's parameters on Python and"
-    yield f"{dead(AGAIN[1], 'discovered')} on books sit on coordinates"
-    yield f"{dead(AGAIN[0], 'diamond')}; the reverse {never[0]}; the first drawn order {never[1]}; the second {never[2]};"
+    yield from (dead(folder, "discovered") for folder in AGAIN)
+    yield dead(AGAIN[0], "diamond")
+    yield "the reverse {}; the first drawn order {}; the second {}".format(*never)
     for name in ("grown", *controls):
         yield row(d(f"{PYTHON}_flops", name), d(f"{BOOKS}_flops", name))
     yield f"widths of {variant(PYTHON, 'random_1').cost.average_width:.1f},"
@@ -322,17 +316,14 @@ def hourglass() -> Iterator[str]:
 
 def dynamic_width() -> Iterator[str]:
     narrow, blocks = "distilled_narrow", "dynamic_hourglass_small"
-    yield f"`compare_ffn`: {d(FFN, 'dynamic')} against the full width, with {asked(FFN, 'dynamic')} of it |"
-    yield f"{mean(FFN, 'dynamic-const', 'dynamic', form='.3f')} below one width per layer and"
-    yield f"{mean(FFN, 'dynamic-random', 'dynamic', form='.3f')} below random widths"
+    yield from (d(FFN, "dynamic"), asked(FFN, "dynamic"))
+    yield from (mean(FFN, f"dynamic-{control}", "dynamic", form=".3f") for control in ("const", "random"))
     for name in ("distilled", "only_distilled", "alone"):
         cost = f", at {ratio(narrow, name, 'training_flops')} of the training FLOPs" * (name != "only_distilled")
         yield row(d(narrow, name) + cost, ", ".join(seeds_of(minus(narrow, name))))
-    gains = [
-        detail(narrow, "Held-out loss at forced", "0.250 of d_ff", name)
-        - detail(narrow, "Held-out loss at forced", "1.000 of d_ff", name)
-        for name in ("nested", "distilled", "only_distilled")
-    ]
+    forced = partial(detail, narrow, "forced widths")
+    models = ("nested", "distilled", "only_distilled")
+    gains = [forced("0.250 of d_ff", name) - forced("1.000 of d_ff", name) for name in models]
     yield f"only {min(gains):.2f} to {max(gains):.2f} nats better"
     oracles = [model["token_widths"]["oracle"] for model in read_json("width_oracle/analysis.json")["models"]]
     means = [f"{each['mean_fraction']:.2f}" for each in oracles]
@@ -344,11 +335,10 @@ def dynamic_width() -> Iterator[str]:
     yield f"({profile:.3f} of {widths:.3f}); that tokens differ adds {widths - profile:.3f}."
     correlations = [layer["correlation"]["spearman"] for each in oracles for layer in each["layers"]]
     yield f"lie between {min(correlations):.2f} and {max(correlations):.2f} by layer."
-    yield f"The oracle's lead of {trained['chosen'] - trained['oracle']:.2f} is"
-    yield f"({afterwards['shuffled'] - afterwards['chosen']:.3f} better than shuffled)"
+    yield from (f"{trained['chosen'] - trained['oracle']:.2f}", f"{afterwards['shuffled'] - afterwards['chosen']:.3f}")
     yield f"| learned choice, with {asked(blocks, 'dynamic')} of the blocks, against |"
-    controls = {"all four": minus(blocks, "dynamic"), "two": minus(blocks, "dynamic", "two_blocks")}
-    for estimate in (*controls.values(), minus(blocks, "dynamic", "random")):
+    for other in (None, "two_blocks", "random"):
+        estimate = minus(blocks, "dynamic", other)
         yield row(ci(estimate), ", ".join(seeds_of(estimate)))
     yield f"passes {of_layers(blocks)[0]} of its blocks and the last four a third,"
     yield f"{detail(blocks, 'Dynamic width', 'share of the variance between tokens', 'dynamic'):.2f} of the variance"
@@ -356,11 +346,10 @@ def dynamic_width() -> Iterator[str]:
 
 def virtual_width() -> Iterator[str]:
     table, figure, widths = "virtual_width_table_1_small", "virtual_width_figure_4_small", ("r2", "r4", "r8")
-    yield f"{d(VIRTUAL, 'r1')} at virtual width 1 to {d(VIRTUAL, 'r8')} at 8"
+    yield from (d(VIRTUAL, "r1"), d(VIRTUAL, "r8"))
     yield f"{ratio(VIRTUAL, 'r1', 'flops', '.2f')} to {ratio(VIRTUAL, 'r8', 'flops', '.2f')} of the FLOPs |"
-    yield row(doubling())
-    yield f"| {d(VIRTUAL, 'r2_full')} against plain |"
-    pairs: Sequence[tuple[str, str | None]] = (("vwn", None), ("mtp", None), ("vwn_mtp", None), ("vwn_mtp", "mtp"))
+    yield from (ci(outcome(VIRTUAL).trend.slope, "+.4f"), d(VIRTUAL, "r2_full"))
+    pairs = (("vwn", None), ("mtp", None), ("vwn_mtp", None), ("vwn_mtp", "mtp"))
     held_out, training = ([mean(figure, *pair, of) for pair in pairs] for of in ("val_loss", TRAINING))
     yield "{} with the virtual width, {} with a second token predicted, {} with both and {} with".format(*held_out)
     yield f"those of training are here {listed(training)}."
@@ -369,13 +358,6 @@ def virtual_width() -> Iterator[str]:
     yield f"reached with {listed(tokens(table, name, '.3f') for name in widths)[:-1]}, where one of the two seeds"
     flops = [variant(table, name).at_equal_loss["val_loss"].training_flops_ratio.mean for name in widths]
     yield f"{listed(f'{each:.2f}' for each in flops)} times its FLOPs"
-
-
-def doubling() -> str:
-    """Return the change of the loss with each doubling of the virtual width."""
-    trend = outcome(VIRTUAL).trend
-    assert trend is not None
-    return ci(trend.slope, "+.4f")
 
 
 def two_questions() -> Iterator[str]:
@@ -397,14 +379,13 @@ def largest_change(of: str) -> str:
 
 def jump() -> list[str]:
     """Return by how much a growth that changes the function raises the loss, on average and at most."""
-    before, after, most = (
-        detail("grow_no_spike", "Growth", "naive", of) for of in ("held-out before", "after", "largest change")
-    )
+    quantities = ("held-out before", "after", "largest change")
+    before, after, most = (detail("grow_no_spike", "Growth", "naive", each) for each in quantities)
     return [f"{after - before:.2f}", f"{most:.2f}"]
 
 
 def growth() -> Iterator[str]:
-    yield f"logits change by at most {largest_change('logits')} of the largest, gradients by {largest_change('gradients')} |"
+    yield f"at most {largest_change('logits')} of the largest, gradients by {largest_change('gradients')} |"
     models = read_json("expansions_table_1/demonstration.json")["expansions"]
     printed = models["hidden_expansion"]["quantities"]["change_of_logits_as_printed"]
     yield f"by {fmean(printed):.1%} on average ({100 * min(printed):.2f} to {max(printed):.2%} of eight models)"
@@ -416,9 +397,9 @@ def shrink() -> Iterator[str]:
     seeds = read_json("shrinking.json")["seeds"]
     for name in seeds[0]["cuts"]:
         runs = [seed["cuts"][name] for seed in seeds]
-        keys = ("flops_ratio", "cut", "healed", *(["scratch"] if "scratch" in runs[0] else []))
-        *losses, scratch = [*(f"{fmean(run[key] for run in runs):.3f}" for key in keys), ""][:4]
-        yield row(name, *losses, "-" if name == "uniform" else ci(cut(name)), scratch)
+        flops, *losses = (f"{fmean(run[key] for run in runs):.3f}" for key in ("flops_ratio", "cut", "healed"))
+        scratch = f"{fmean(run['scratch'] for run in runs):.3f}" if "scratch" in runs[0] else ""
+        yield row(name, flops, *losses, "-" if name == "uniform" else ci(cut(name)), scratch)
     yield f"helps both, by about {-cut('uniform, distilled').mean:.2f}"
 
 
@@ -429,22 +410,17 @@ def cut(name: str) -> Estimate:
 
 
 def results() -> Iterator[str]:
-    yield f"| {d(E6, 'grown')}; the one found at 0.66M on Python, stretched, {d(E6, 'grown-at-0.7m')} |"
-    yield from (d(folder, "grown") for folder in (PYTHON, BOOKS))
+    small, virtual = "compare_small", "virtual-2-3"
+    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), d(PYTHON, "grown"), d(BOOKS, "grown"))
     yield from (d(folder, "discovered") for folder in AGAIN)
-    yield f"| the paper's x | {d(E6, 'x')}; with heads of one size {d(E6, 'x-head-size')} |"
-    yield f"{d(HEADS, NUMBER)}; with heads of one size {d(HEADS, SIZE)}, on the same books {d(BOOKS, 'x')};"
-    yield from (d(FFN, "x"), d("compare_small", "x"))
-    yield f"| hourglass | {d(E6, 'hourglass')} |"
-    yield d(FFN, "hourglass")
-    yield f"{d(E6, 'dynamic')}; against one width per layer {d(E6, 'dynamic', 'dynamic-const')} |"
-    yield f"{d(FFN, 'dynamic')}; {mean(FFN, 'dynamic', 'dynamic-const')} | loses nothing with {asked(E6, 'dynamic')}"
-    yield f"{d(E6, 'virtual-2-3')}, at {ratio(E6, 'virtual-2-3', 'flops', '.2f')} of the FLOPs |"
-    yield f"{d(VIRTUAL, 'r1.5')}, at {ratio(VIRTUAL, 'r1.5', 'params', '.2f')} of the parameters and"
-    yield f"{ratio(VIRTUAL, 'r1.5', 'flops', '.2f')} of the FLOPs"
+    yield from (d(E6, "x"), d(E6, "x-head-size"), d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"))
+    yield from (d(small, "x"), d(E6, "hourglass"), d(FFN, "hourglass"))
+    yield from (d(E6, "dynamic"), d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
+    yield f"{mean(FFN, 'dynamic', 'dynamic-const')} | loses nothing with {asked(E6, 'dynamic')} of the units"
+    yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
+    yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
     yield d(GROWTH, "depth_2x")
-    yield f"needs {tokens(E6, 'grown')} of the uniform model's tokens with the shape grown there,"
-    yield f"{tokens(E6, 'grown-at-0.7m')} with the stretched one, and {tokens(E6, 'virtual-2-3')} with virtual width"
+    yield from (tokens(E6, name) for name in ("grown", "grown-at-0.7m", virtual))
 
     def ends(text: str) -> str:
         """Return a difference and its interval in two cells of a table."""
@@ -452,12 +428,10 @@ def results() -> Iterator[str]:
 
     yield f"whose loss is {loss(SWEEP, 'uniform')}."
     yield row(ends(of_group("x")))
-    yield f"({ratio(SWEEP, DEFAULT_X, 'flops')} of the FLOPs, {ratio(SWEEP, DEFAULT_X, 'kv_bytes')} of the KV cache) | 1"
-    yield row(ends(d(SWEEP, DEFAULT_X)))
+    yield from (ratio(SWEEP, DEFAULT_X, "flops"), ratio(SWEEP, DEFAULT_X, "kv_bytes"), row(ends(d(SWEEP, DEFAULT_X))))
     yield from (row(ends(of_group(name))) for name in ("diamond", "growing", "narrowing"))
-    yield f"ends at {loss('compare_small', 'x')} nats per token and the uniform model at {loss('compare_small', 'uniform')}:"
-    yield ends(d("compare_small", "x")).replace(" |", ", 95% interval")
-    yield f"at {ratio('compare_small', 'x', 'flops')} of the FLOPs and {ratio('compare_small', 'x', 'kv_bytes')} of the KV"
+    yield from (loss(small, "x"), loss(small, "uniform"), ends(d(small, "x")).replace(" |", ", 95% interval"))
+    yield from (ratio(small, "x", of) for of in ("flops", "kv_bytes"))
     yield f"costs nothing at {asked(FFN, 'dynamic')} of the units"
     yield f"whose loss is {loss(FFN, 'uniform')}."
     for name in ("x", "swiglu-2.75", "hourglass", "x+hourglass", "dynamic", "dynamic-const", "dynamic-random"):
@@ -465,13 +439,14 @@ def results() -> Iterator[str]:
         if name.startswith("dynamic-"):
             yield f"({asked(FFN, name)})"
         yield row(ends(d(FFN, name)), ratio(FFN, name, "flops") + units, ratio(FFN, name, "kv_bytes"))
-    used = of_layers(FFN, "Token widths of dynamic")
+    used = of_layers(FFN)
     yield f"mean width {used[0]} in the first layer, {used[3]} in the middle"
     yield " to ".join(mean(VIRTUAL, "plain", name, form=".2f") for name in ("r1", "r8"))
     yield f"whose loss is {loss(VIRTUAL, 'plain')}."
     for name in ("r1", "r1.5", "r2", "r4", "r8", "r2_full"):
         yield row(ends(d(VIRTUAL, name)), ratio(VIRTUAL, name, "params"), ratio(VIRTUAL, name, "flops"))
-    yield f"by {ends(doubling()).replace(' |', ' nats, 95% interval')}, R² {outcome(VIRTUAL).trend.r_squared:.3f}"
+    trend = outcome(VIRTUAL).trend
+    yield f"by {ends(ci(trend.slope, '+.4f')).replace(' |', ' nats, 95% interval')}, R² {trend.r_squared:.3f}"
     yield f"({detail('grow_no_spike', 'Growth', 'exact', 'after'):.3f} nats on average)"
     yield "it jumps by {} nats on average, and by {} with the worse of the two seeds".format(*jump())
     yield f"the loss is {loss(GROWTH, 'scratch')} nats."
@@ -480,12 +455,8 @@ def results() -> Iterator[str]:
 
 
 def readme() -> Iterator[str]:
-    yield row(d(E6, "virtual-2-3"), f"6.3M parameters; {ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the")[
-        :-2
-    ]
-    yield row(d(E6, "grown-at-0.7m"), f"6.3M; another search gave {mean(E6, 'grown')}")
-    for folder, name in ((HEADS, NUMBER), (GROWTH, "depth_2x"), (E6, "hourglass")):
-        yield row(d(folder, name))
+    yield from (d(E6, "virtual-2-3"), ratio(E6, "virtual-2-3", "activation_bytes", ".2f"))
+    yield from (d(E6, "grown-at-0.7m"), mean(E6, "grown"), d(HEADS, NUMBER), d(GROWTH, "depth_2x"), d(E6, "hourglass"))
 
 
 CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md": results, "docs/shrink.md": shrink}
@@ -498,31 +469,37 @@ GIVEN = {
         the paper has 0.40 of the tokens · 3.131 + 5.821 N^-0.629 · by more than 0.006 ·
         slope -0.00685, intercept 1.6212 and R² 0.9986 · 77.6% of the FLOPs for its 77.8% ·
         85.07% of the width for its 85.1% · it is 74.4% · budget 0.6 · peak width, 1.5; · 0.75 of the depth and 0.3 of ·
-        of 0.2, 0.4 and 0.8, · four blocks at 0.4 · two blocks (0.50) · numbers of blocks (0.50) · std 0.06 · std 0.042 ·
-        an effect of 0.02 · (0.14 instead of 0.5) · spent 0.5832 · 0.6071 (FLOPs) · 0.6071429 · spent 0.6 ·
+        of 0.2, 0.4 and 0.8, · four blocks at 0.4 · two blocks (0.50) · numbers of blocks (0.50) · std 0.06 ·
+        std 0.042 · an effect of 0.02 · (0.14 instead of 0.5) · spent 0.5832 · 0.6071 (FLOPs) · 0.6071429 · spent 0.6 ·
         left 0.2 to 1.1 percent""",
     "docs/results.md": """
-        0.4 to 6.3 million · (0.2 to 1.1 percent · virtual width of 1.5 · 0.25, 0.5, 0.75 of the depth, 0.3, 0.5, 0.7 of ·
-        default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 · (5.50 and 5.52 nats, uniform 5.16; ·
-        its start of 0.6 · | 1.5 · slope is -0.0069 · about 0.1 nats · at 0.4 of the steps""",
+        0.4 to 6.3 million · (0.2 to 1.1 percent · virtual width of 1.5 · 0.25, 0.5, 0.75 of the depth ·
+        0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
+        (5.50 and 5.52 nats, uniform 5.16; · its start of 0.6 · | 1.5 · slope is -0.0069 · about 0.1 nats ·
+        at 0.4 of the steps""",
     "docs/shrink.md": "0.75 of the depth · cut to 0.7 of its FLOPs",
 }
-"""Page -> its numbers that need no record: of the papers and of laws fitted to theirs, of recipes, or of log.md alone."""
+"""Page -> its numbers without a record: of papers and laws fitted to their points, of recipes, or of log.md alone."""
 FRACTION = re.compile(r"(?<![\w.])[+-]?\d+\.\d+(?!\w|\.\d)")
 """A number with a fraction; not a size, such as 0.66M."""
-MEASURED_SPEED = "## Speed"
-"""Heading behind which the numbers of a page are of benchmarks, and of the papers' models."""
+NO_PROSE = re.compile(r"\]\(.*?\)|(`+).*?\1|arXiv:\S+", re.DOTALL)
+"""Addresses and code."""
+OTHER_MEASUREMENTS = "\n## Speed"
+"""Heading behind which the numbers of a page are of benchmarks and of the papers' models."""
 
 
-def unsupported(page: str) -> Iterator[str]:
-    """Yield what is wrong with the numbers of a page: citations that it lacks, and fractions outside of them."""
-    text = one_line((ROOT / page).read_text().partition(MEASURED_SPEED)[0])
-    rest = list[str]()
-    for citation in map(one_line, CITATIONS[page]()):
-        before, found, after = text.partition(citation)
-        if found:
-            rest.append(before)
-            text = after
+@cache
+def citations(page: str) -> list[str]:
+    return [one_line(citation) for citation in CITATIONS[page]()]
+
+
+def unsupported(page: str, text: str) -> Iterator[str]:
+    """Yield what is wrong with the numbers in the text of a page: citations that it lacks, and other fractions."""
+    text, rest = one_line(text.partition(OTHER_MEASUREMENTS)[0]), list[str]()
+    for citation in citations(page):
+        if found := re.search(rf"(?<![\w.+-]){re.escape(citation)}(?!\w|\.\d)", text):
+            rest.append(text[: found.start()])
+            text = text[found.end() :]
         else:
             yield f"{page}: records have {citation!r}, and the page behind {text[:60]!r} does not"
     prose = " ... ".join([*rest, text])
@@ -530,7 +507,7 @@ def unsupported(page: str) -> Iterator[str]:
         if given not in prose:
             yield f"{page}: {given!r} is given, and the page does not have it"
         prose = prose.replace(given, "")
-    prose = re.sub(r"\]\(.*?\)|`.*?`|arXiv:\S+", "", prose)
+    prose = NO_PROSE.sub("", prose)
     for at in FRACTION.finditer(prose):
         yield f"{page}: no record for the last number of {prose[max(0, at.start() - 60) : at.end()]!r}"
 
@@ -540,9 +517,7 @@ def one_line(text: str) -> str:
 
 
 def main() -> None:
-    wrong = [line for page in CITATIONS for line in unsupported(page)]
-    print("\n".join(wrong))
-    sys.exit(bool(wrong))
+    sys.exit("\n".join(line for page in CITATIONS for line in unsupported(page, (ROOT / page).read_text())) or None)
 
 
 if __name__ == "__main__":
