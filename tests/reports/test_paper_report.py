@@ -33,7 +33,7 @@ def test_a_line_says_what_is_printed_counted_and_measured_and_a_row_is_named_onc
         ),
         ("", "", "", "", "0.0000\n0.000 to 0.000"): line(measured=Estimate(mean=0.0, low=0.0, high=0.0)),
         ("", "12", "12.3000", "yes", ""): line(printed="12", printed_value=12.0, counted=12.3, agrees=True),
-        ("s", "12", "13.0000", "no", ""): line(row="s", printed="12", printed_value=12.0, counted=13, agrees=False),
+        ("s", "12", "13", "no", ""): line(row="s", printed="12", printed_value=12.0, counted=13, agrees=False),
     }
     expected = [[row, "share", *cells] for row, *cells in shown]
     assert item_table(item(*shown.values())).rows == expected

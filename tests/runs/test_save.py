@@ -15,6 +15,7 @@ from widthwise.runs.conversion import carry_out
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.export import export_run
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.listing import listed_run
 from widthwise.runs.save import import_run, save_run
 from widthwise.runs.train import resume
 from widthwise.runs.trained import RunCheckpoint, load_trained
@@ -40,6 +41,7 @@ def model() -> Decoder:
 def test_the_weights_come_back_and_the_model_stays_as_it_was(model: Decoder, tmp_path: Path) -> None:
     state = torch.get_rng_state()
     run = save_run(model, "bytes", tmp_path / "run")
+    assert listed_run(run).state == "ready"
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
     found = load_trained(str(run), device="cpu")

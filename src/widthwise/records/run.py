@@ -215,7 +215,7 @@ def _is_another_run(path: str, old: Any, new: Any) -> bool:
     return not may_change or (path in MUST_STAY and not is_left_out)
 
 
-RunState = Literal["running", "finished", "stopped", "failed", "waiting", "unreadable"]
+RunState = Literal["running", "finished", "ready", "stopped", "failed", "waiting", "unreadable"]
 
 
 class ListedRun(Record):
@@ -223,8 +223,9 @@ class ListedRun(Record):
 
     path: str
     state: RunState
-    """running: a process holds its folder. stopped: begun, not finished, and not held. failed: it ended
-    itself, as when the loss diverged. waiting: its experiment has not begun it. unreadable: its files are broken."""
+    """running: a process holds its folder. ready: weights of another source, such as an import, from which no step was
+    made. stopped: begun, not finished, and not held. failed: it ended itself, as when the loss diverged. waiting: its
+    experiment has not begun it. unreadable: its files are broken."""
     step: int | None = None
     """Step of its last record."""
     n_steps: int | None = None

@@ -33,7 +33,9 @@ def _number(line: PaperLine, value: float | None) -> str:
         return ""
     if line.quantity in QUANTITY:
         return shown(value, QUANTITY[line.quantity])
-    return f"{fixed(100 * value, 2)}%" if line.is_share else _short(value, 4)
+    if line.is_share:
+        return f"{fixed(100 * value, 2)}%"
+    return f"{value:.0f}" if value == line.counted and value % 1 == 0 else _short(value, 4)
 
 
 def _short(value: float, n_decimals: int) -> str:

@@ -78,6 +78,8 @@ def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) 
 def state_sentence(run: ListedRun) -> str:
     """`It is running, at step 120 of 400.`"""
     where = f", at step {run.step or 0:,}" + ("" if run.n_steps is None else f" of {run.n_steps:,}")
+    if run.state == "ready":
+        return "It has not made a step yet; widthwise resume makes the first one."
     if run.state == "stopped":
         return f"It has stopped{where}; widthwise resume goes on with it."
     reason = f": {clean(run.reason)}" if run.reason else ""

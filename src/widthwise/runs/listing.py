@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.files import read_text
@@ -44,7 +45,7 @@ def listed_run(path: Path) -> ListedRun:
         has_ended_itself = last.get("event") == STOPPED
         return ListedRun(
             path=str(path),
-            state=_state(run, has_ended_itself),
+            state=_state(run, last),
             step=last.get("step", 0),
             n_steps=_n_steps(run),
             loss=finite(trained.get("loss")),
@@ -71,12 +72,15 @@ def stop_message(run: RunDir) -> str | None:
     return last.get("message", last.get("reason")) if last.get("event") == STOPPED else None
 
 
-def _state(run: RunDir, has_ended_itself: bool) -> RunState:
+def _state(run: RunDir, last: Mapping[str, Any]) -> RunState:
+    """last: its last record; empty if there is none."""
     if run.has_result:
         return "finished"
     if run.is_in_use:
         return "running"
-    return "failed" if has_ended_itself else "stopped"
+    if not last and run.checkpoints.is_dir() and any(run.checkpoints.iterdir()):
+        return "ready"
+    return "failed" if last.get("event") == STOPPED else "stopped"
 
 
 def _n_steps(run: RunDir) -> int | None:

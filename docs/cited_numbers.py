@@ -1,0 +1,522 @@
+"""The numbers that the documents cite, recomputed from the records in benchmarks/results.
+
+`python docs/cited_numbers.py` prints what a page says and no record does.
+
+A page's citations are pieces of its text, in its order and with computed numbers. Together with what is GIVEN they must
+hold every number of the page that has a fraction. A difference from the baseline is the record's own, paired by seed
+and text; one of two other variants is paired by seed alone.
+"""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from math import exp, log
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from widthwise.experiments.statistics import seed_interval
+from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import Outcome, Variant
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+E6, E1, SWEEP, FFN, VIRTUAL = "evidence_6m", "evidence_1m", "sweep_shapes", "compare_ffn", "compare_virtual_width"
+GROWTH, RESIZING, HEADS = "compare_growth_2x", "variable_width_table_4_small", "x_heads_d64"
+PYTHON, BOOKS, AGAIN = "discovered_python", "discovered_books", ("rediscovered_python", "rediscovered_books")
+NUMBER, SIZE, DEFAULT_X = "x_constant_number", "x_constant_size", "x-0.75-0.3"
+TRAINING = "train_loss"
+
+
+@cache
+def outcome(folder: str) -> Outcome:
+    return Outcome.read(RESULTS / folder)
+
+
+@cache
+def read_json(path: str) -> dict[str, Any]:
+    return json.loads((RESULTS / path).read_text())
+
+
+def variant(folder: str, name: str) -> Variant:
+    return next(each for each in outcome(folder).variants if each.name == name)
+
+
+def per_seed(folder: str, name: str, of: str = "val_loss") -> list[float]:
+    """Return a loss by seed; of a group of a sweep, the mean over its points."""
+    points = [each for each in outcome(folder).variants if name in (each.name, each.group)]
+    return [fmean(seed) for seed in zip(*(getattr(each, of).per_seed for each in points), strict=True)]
+
+
+def paired(values: Sequence[float], others: Sequence[float]) -> Estimate:
+    """Return the mean difference, with Student's t interval. values, others: one per seed."""
+    return seed_interval([value - other for value, other in zip(values, others, strict=True)])
+
+
+def minus(folder: str, name: str, other: str | None = None, of: str = "val_loss") -> Estimate:
+    """Return a loss minus the baseline's, as the record has it, or minus that of another variant or group."""
+    if other is not None:
+        return paired(per_seed(folder, name, of), per_seed(folder, other, of))
+    own = variant(folder, name)
+    found = own.validated[of].difference if of in own.validated else own.differences.get(of)
+    found = own.difference if of == "val_loss" else found
+    assert found is not None, (folder, name, of)
+    return found
+
+
+def ci(estimate: Estimate, form: str = "+.3f", unit: str = "") -> str:
+    return f"{estimate.mean:{form}}{unit} ({estimate.low:{form}} to {estimate.high:{form}})"
+
+
+def d(folder: str, name: str, other: str | None = None, of: str = "val_loss", form: str = "+.3f") -> str:
+    return ci(minus(folder, name, other, of), form)
+
+
+def mean(folder: str, name: str, other: str | None = None, of: str = "val_loss", form: str = "+.3f") -> str:
+    return f"{minus(folder, name, other, of).mean:{form}}"
+
+
+def by(folder: str, name: str, other: str) -> str:
+    """Return by how much the first is better than the other."""
+    return d(folder, other, name, form=".3f")
+
+
+def loss(folder: str, name: str) -> str:
+    return f"{fmean(per_seed(folder, name)):.3f}"
+
+
+def ratio(folder: str, name: str, of: str, form: str = ".3f") -> str:
+    """Return a quantity over the baseline's."""
+    return f"{variant(folder, name).ratio[of]:{form}}"
+
+
+def tokens(folder: str, name: str, form: str = ".2f") -> str:
+    """Return tokens to equal loss over the baseline's."""
+    return ci(variant(folder, name).at_equal_loss["val_loss"].tokens_ratio, form)
+
+
+def detail(folder: str, table: str, line: str, column: str) -> float:
+    """Return the number of a cell of details.csv, or its share in brackets. table: a part of the name of the table."""
+    cells = csv.reader((RESULTS / folder / "details.csv").open())
+    [found] = {cell for name, *place, cell in cells if table in name and place == [line, column]}
+    return float(re.findall(r"[\d.]+(?:e-\d+)?", found)[-1])
+
+
+def asked(folder: str, name: str, form: str = ".2f") -> str:
+    """Return the share of a feed-forward's FLOPs that tokens ask for."""
+    return f"{detail(folder, '', 'feed-forward FLOPs per token, asked', name):{form}}"
+
+
+def of_layers(folder: str, name: str = "dynamic") -> list[str]:
+    """Return the mean share of the hidden units that tokens use, by layer; of the first seed."""
+    return [f"{detail(folder, f' of {name} by layer', str(layer), 'mean'):.2f}" for layer in range(1, 9)]
+
+
+def row(*cells: str) -> str:
+    """Return a row of a table, or its end."""
+    return f"| {' | '.join(cells)} |"
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Return "a, b and c"."""
+    *first, last = texts
+    return f"{', '.join(first)} and {last}"
+
+
+def seeds_of(estimate: Estimate) -> list[str]:
+    return [f"{each:+.3f}" for each in estimate.per_seed]
+
+
+def findings() -> Iterator[str]:
+    virtual, few = "virtual-2-3", asked(FFN, "dynamic")
+    yield from (d(HEADS, NUMBER), d(E6, "x"), d(E6, "hourglass"), d(FFN, "dynamic"), d(E6, "dynamic"))
+    yield from (few, d(E6, virtual))
+    yield f"logits change by at most {largest_change('logits')} of the largest |"
+    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), f"{ci(cut('found'))} at 0.66M, 0.7 of the FLOPs", few)
+    yield f"at {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
+    yield " to ".join(mean(GROWTH, "scratch", name, form=".2f") for name in ("depth_2x", "width_2x"))
+    for section in (ten_times_the_size, sizes_and_tokens, variable_width, inside_the_models, discovered_shapes):
+        yield from section()
+    for section in (hourglass, dynamic_width, virtual_width, two_questions, growth):
+        yield from section()
+
+
+def ten_times_the_size() -> Iterator[str]:
+    rates = {each.name: each.val_loss.mean or 0 for each in outcome("evidence_6m_rates").variants}
+    best = [min((name for name in rates if name.startswith(kind)), key=rates.get) for kind in ("x", "hour", "virtual")]
+    yield "It is {} for most, {} for the hourglass and {} for".format(*(name.rpartition("-")[2] for name in best))
+    yield f"minus the uniform model's, {loss(E6, 'uniform')}, at equal parameters"
+    shapes = ("x", "x-head-size", "grown", "grown-at-0.7m", "hourglass", "virtual-2-3")
+    for name in (*shapes, "dynamic", "dynamic-const", "dynamic-random"):
+        losses = [d(E6, name, of=text) for text in ("val_loss", "persuasion.loss", "origin_of_species.loss")]
+        units = "" if name in shapes else f", {asked(E6, name, '.3f')}"
+        units += " of the feed-forward asked for" * (name == "dynamic")
+        yield row(*losses, tokens(E6, name), ratio(E6, name, "flops") + units, ratio(E6, name, "kv_bytes"))
+    yield from (by(E6, "grown", "x"), by(E6, "grown", "x-head-size"), by(E6, "grown-at-0.7m", "grown"))
+    yield f"{min(mean(E6, x, 'grown-at-0.7m', form='.3f') for x in ('x', 'x-head-size'))} and more than both x"
+    yield f"at {ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory and"
+    yield f"about {ratio(E6, 'virtual-2-3', 'tokens_per_second', '.1f')} of the speed"
+    yield from (by(E6, "dynamic", f"dynamic-{control}") for control in ("const", "random"))
+    yield f"from 0.6 to {max(of_layers(E6, 'dynamic-const'))} in"
+    used, units = of_layers(E6), [f"{layer[0]:,}" for layer in variant(E6, "grown").cost.hidden_widths]
+    yield f"use {asked(E6, 'dynamic')} of the hidden units: {listed(used[:3])} of them in the first three"
+    yield f"{min(used[3:])} to {max(used[3:])} in the others"
+    yield f"has {listed(units[:4])} in the first four and about {units[4]} after them"
+
+
+def sizes_and_tokens() -> Iterator[str]:
+    folders, names = (f"{E1}_short", E1, f"{E6}_short", E6), ("grown", "virtual-2-3", "hourglass")
+    yield f"whose losses are {listed(loss(folder, 'uniform') for folder in folders)}:"
+    for name in ("x", "x-head-size", "grown", "hourglass", "virtual-2-3", "dynamic"):
+        yield row(*(d(folder, name) for folder in folders))
+
+    def by_line(folder: str, name: str) -> float:
+        """Return tokens over the uniform model's, whose loss is a line over their logarithm from one length to 4."""
+        short, long = (fmean(per_seed(folder.removesuffix("_short") + end, "uniform")) for end in ("_short", ""))
+        return exp(fmean(minus(folder, name).per_seed) * log(4) / (short - long))
+
+    saved = [f"{100 * (1 - by_line(folder, 'grown')):.0f}" for folder in folders]
+    yield "saves {} and then {} percent of the tokens at 1.0M parameters, and {} and then {} percent".format(*saved)
+    yield f"gives {listed(f'{by_line(E1, name):.2f}' for name in names)} of the tokens for the grown shape,"
+    yield listed(tokens(E1, name).partition(" ")[0] for name in names)
+
+
+def variable_width() -> Iterator[str]:
+    for folder, old in {"x_rounding": "x-wider-at-the-end", "x_rounding_6m": "x-narrower-at-the-end"}.items():
+        yield d(folder, "x", old, form="+.4f")
+    others = ("diamond", "growing", "narrowing")
+    yield of_group("x")
+    yield ", ".join(f"{other} {d(SWEEP, 'x', other)}" for other in others)
+    yield f"{d(SWEEP, DEFAULT_X)}, in training loss, which the paper prints (-0.039),"
+    yield d(SWEEP, DEFAULT_X, "uniform", TRAINING)
+    yield row(", ".join(of_group(other) for other in others))
+    yield f"held-out {d('variable_width_moe_small', 'x')}; training loss, which the paper prints (-0.016),"
+    yield d("variable_width_moe_small", "x", of=TRAINING)
+    yield f"{ratio(SWEEP, DEFAULT_X, 'flops')} of the FLOPs and {ratio(SWEEP, DEFAULT_X, 'kv_bytes')} of the KV cache"
+    yield from (d("compare_small", "x"), d("compare_small", "x", "uniform", TRAINING), d(FFN, "x"))
+    yield from (d(RESIZING, "carry"), d(RESIZING, "carry", of=TRAINING))
+    yield from (d(RESIZING, name, "carry", of) for name in ("zero", "projection") for of in ("val_loss", TRAINING))
+    yield f"{d(RESIZING, 'projection')}, against zeros {listed(seeds_of(minus(RESIZING, 'projection', 'zero')))} |"
+    yield from (d(RESIZING, "full_projection", "carry", form="+.2f"), d(RESIZING, "arithmetic", "carry"))
+    models = read_json("variable_width_table_3_small/evaluation_table.json")["rows"]
+    uniform, x = ([model["cells"][3]["value"] for model in models[first::2]] for first in (0, 1))
+    yield f"{fmean(uniform):.1f} with uniform widths and {fmean(x):.1f} with the x, {ci(paired(x, uniform), '+.2f')}"
+
+
+def of_group(name: str) -> str:
+    """Return the difference of a group of the sweep: the mean of its points, with the interval of the record."""
+    judged = next(each.difference for each in outcome(SWEEP).judged if each.name == name)
+    return f"{mean(SWEEP, name, 'uniform')} ({judged.low:+.3f} to {judged.high:+.3f})"
+
+
+def inside_the_models() -> Iterator[str]:
+    """Yield what an analysis of three uniform models and three x models shows."""
+    record = read_json("sweep_shapes_analysis/analysis.json")
+    uniform, x = record["models"][::2], record["models"][1::2]
+    Number = Callable[[Any], float]
+
+    def change(of: Number, form: str = "+.3f", unit: str = "") -> str:
+        return ci(paired(list(map(of, x)), list(map(of, uniform))), form, unit)
+
+    def mean_of(part: str, of: Number, first: int, last: int) -> Number:
+        place = "layer" if part == "activations" else "depth"
+        return lambda model: fmean(of(each) for each in model[part] if first <= each[place] <= last)
+
+    lens, units = partial(mean_of, "logit_lens"), partial(mean_of, "activations")
+    for key in map(itemgetter, ("target_log_prob", "entropy")):
+        yield f"{change(lens(key, 1, 6), '+.2f', ' nats')}, over the middle {change(lens(key, 3, 6), '+.2f')} |"
+    last = lambda model: model["logit_lens"][6]["entropy"] - model["logit_lens"][8]["entropy"]  # noqa: E731
+    yield f"falls by {change(last, '+.2f', ' nats more')[1:]};"
+    kl = lens(itemgetter("kl_to_next"), 2, 6)
+    yield f"{fmean(map(kl, x)):.3f} against {fmean(map(kl, uniform)):.3f}, {change(kl)} |"
+    entropies = [change(mean_of("stream", itemgetter("entropy"), first, 8)) for first in (4, 1)]
+    yield "layers 4 to 8: {}, all layers: {}: lower".format(*entropies)
+
+    def beyond(threshold: float) -> Number:
+        at = record["thresholds"].index(threshold)
+        return lambda layer: layer["density"][at]
+
+    def over_units(of: Number) -> Number:
+        product = units(lambda layer: of(layer) * layer["d_ff"], 1, 8)
+        return lambda model: product(model) / units(itemgetter("d_ff"), 1, 8)(model)
+
+    densities = {beyond(0.01): "+.3f", beyond(0.1): "+.3f", beyond(1.0): "+.4f"}
+    means = [change(units(of, 1, 8), form) for of, form in densities.items()]
+    yield "share beyond 0.01: {}; 0.1: {}; 1: {}.".format(*means)
+    yield f"Over all units: {', '.join(change(over_units(of)) for of in densities)}."
+    yield f"In the middle: {', '.join(change(units(of, 3, 6)) for of in densities)} |"
+    uneven = partial(units, lambda layer: pstdev(layer["utilisation"]) / fmean(layer["utilisation"]))
+    yield f"sd over mean: {change(uneven(1, 8))}; in the middle {change(uneven(3, 6))} |"
+    share, count = (units(itemgetter(key), 3, 6) for key in ("participation_share", "participation"))
+    yield f"share of the width {change(share)}; in units {change(count, '.0f')}, of layers"
+
+
+def search(name: str) -> dict[str, Any]:
+    return read_json(f"discovery/{name}/discovery.json")["found"]
+
+
+def discovered_shapes() -> Iterator[str]:
+    found = ("grown", "random_order", "grown_free", "grown_sign", "grown_sign_free", "learned", "surrogate")
+    controls = ("reversed", "random_1", "random_2", "x", "diamond")
+    run = variant(PYTHON, "uniform").measured["training_flops"].per_seed[0] or 0
+    for name in (*found, *controls):
+        cost = f"{search('python_' + name.replace('grown', 'growing'))['flops'] / run:.1f}" if name in found else ""
+        yield row(d(PYTHON, name), "" if "sign" in name else d(BOOKS, name), cost)
+    for name in ("random_order", "reversed", "surrogate", "x"):
+        yield row(d(PYTHON, "grown", name), d(BOOKS, "grown", name))
+    yield f"number of heads it has {mean(RESIZING, 'carry')} on Python source"
+    yield " to ".join(sorted(ratio(folder, "grown_free", "flops", ".1f") for folder in (PYTHON, BOOKS)))
+    yield listed(mean("discovered_free_flops", name, "grown", form=".2f") for name in ("even", "reversed"))
+    layers = [layer for text in ("python", "books") for layer in search(f"{text}_learned")["stages"][-1]["layers"]]
+    sizes = [each / 64 for layer in layers for each in (layer["width"], layer["attention"], layer["hidden"] / 4)]
+    yield f"all sizes between {min(sizes):.1f} and {max(sizes):.1f} of it"
+    yield row(*(f"{d(folder, 'discovered')} | " for folder in AGAIN))
+    for name in ("reversed", "permuted_1", "permuted_2", "x", "diamond"):
+        yield row(*(text for folder in AGAIN for text in (d(folder, name), d(folder, "discovered", name))))
+    lost = [mean(folder, name, "discovered", form=".2f") for folder in AGAIN for name in ("reversed", "permuted_1")]
+    yield f"lose {min(lost)} to {max(lost)}."
+    never = [listed(dead(folder, name) for folder in AGAIN) for name in ("reversed", "permuted_1", "permuted_2")]
+    yield from (dead(folder, "discovered") for folder in AGAIN)
+    yield dead(AGAIN[0], "diamond")
+    yield "the reverse {}; the first drawn order {}; the second {}".format(*never)
+    for name in ("grown", *controls):
+        yield row(d(f"{PYTHON}_flops", name), d(f"{BOOKS}_flops", name))
+    yield f"widths of {variant(PYTHON, 'random_1').cost.average_width:.1f},"
+
+
+def dead(folder: str, name: str) -> str:
+    """Return the percentage of the parameters that never learn."""
+    params = variant(folder, name).cost.params
+    return f"{100 * params['dead'] / params['total']:.1f}"
+
+
+def hourglass() -> Iterator[str]:
+    yield f"two rates ([log.md](log.md)): {d(FFN, 'hourglass')} |"
+    alike = sorted(d("hourglass_table_1_small", f"k{n}") for n in (5, 6, 8, 10))
+    yield f"two seeds: {alike[0]} to {alike[-1]}, alike for 5, 6, 8 and 10 blocks"
+    yield ", ".join(d("hourglass_table_2_small", f"k{n}_{depth}") for n in (2, 4) for depth in ("deep", "shallow"))
+    of_ratios = [f"hourglass-{n}-{size}" for n in (4, 2) for size in (0.2, 0.4, 0.8)]
+    means = [mean("hourglass_figure_3_small", name, form="+.2f") for name in of_ratios]
+    yield "four blocks have {}, {}, {} against conventional, two have {}, {}, {} |".format(*means)
+    means = [mean("hourglass_figure_4_small", f"hourglass-{n}-{depth}") for n in (4, 2) for depth in (3, 4, 8)]
+    yield "four blocks {}, {}, {} at 3, 4 and 8 layers; two blocks {}, {}, {}; no interval".format(*means)
+    for names, end in (("k1 k2 k4 k6 k8", " for 1, 2, 4, 6, 8 blocks"), ("h8 h16 k4 h48 h64", " for four blocks")):
+        yield ", ".join(loss("hourglass_tables_5_6_small", name) for name in names.split()) + end
+
+
+def dynamic_width() -> Iterator[str]:
+    narrow, blocks = "distilled_narrow", "dynamic_hourglass_small"
+    yield from (d(FFN, "dynamic"), asked(FFN, "dynamic"))
+    yield from (mean(FFN, f"dynamic-{control}", "dynamic", form=".3f") for control in ("const", "random"))
+    for name in ("distilled", "only_distilled", "alone"):
+        cost = f", at {ratio(narrow, name, 'training_flops')} of the training FLOPs" * (name != "only_distilled")
+        yield row(d(narrow, name) + cost, ", ".join(seeds_of(minus(narrow, name))))
+    forced = partial(detail, narrow, "forced widths")
+    models = ("nested", "distilled", "only_distilled")
+    gains = [forced("0.250 of d_ff", name) - forced("1.000 of d_ff", name) for name in models]
+    yield f"only {min(gains):.2f} to {max(gains):.2f} nats better"
+    oracles = [model["token_widths"]["oracle"] for model in read_json("width_oracle/analysis.json")["models"]]
+    means = [f"{each['mean_fraction']:.2f}" for each in oracles]
+    yield "| scores trained with the model, mean {} | scores trained afterwards, mean {} |".format(*means)
+    for name in ("uniform", "by_layer", "shuffled", "chosen", "fitted", "oracle_of_tokens", "oracle"):
+        yield row(*(f"{each['losses'][name]:.3f}" for each in oracles))
+    trained, afterwards = (each["losses"] for each in oracles)
+    profile, widths = (trained["uniform"] - trained[name] for name in ("by_layer", "chosen"))
+    yield f"({profile:.3f} of {widths:.3f}); that tokens differ adds {widths - profile:.3f}."
+    correlations = [layer["correlation"]["spearman"] for each in oracles for layer in each["layers"]]
+    yield f"lie between {min(correlations):.2f} and {max(correlations):.2f} by layer."
+    yield from (f"{trained['chosen'] - trained['oracle']:.2f}", f"{afterwards['shuffled'] - afterwards['chosen']:.3f}")
+    yield f"| learned choice, with {asked(blocks, 'dynamic')} of the blocks, against |"
+    for other in (None, "two_blocks", "random"):
+        estimate = minus(blocks, "dynamic", other)
+        yield row(ci(estimate), ", ".join(seeds_of(estimate)))
+    yield f"passes {of_layers(blocks)[0]} of its blocks and the last four a third,"
+    yield f"{detail(blocks, '', 'share of the variance between tokens', 'dynamic'):.2f} of the variance"
+
+
+def virtual_width() -> Iterator[str]:
+    table, figure, widths = "virtual_width_table_1_small", "virtual_width_figure_4_small", ("r2", "r4", "r8")
+    yield from (d(VIRTUAL, "r1"), d(VIRTUAL, "r8"))
+    yield f"{ratio(VIRTUAL, 'r1', 'flops', '.2f')} to {ratio(VIRTUAL, 'r8', 'flops', '.2f')} of the FLOPs |"
+    yield from (ci(outcome(VIRTUAL).trend.slope, "+.4f"), d(VIRTUAL, "r2_full"))
+    pairs = (("vwn", None), ("mtp", None), ("vwn_mtp", None), ("vwn_mtp", "mtp"))
+    held_out, training = ([mean(figure, *pair, of) for pair in pairs] for of in ("val_loss", TRAINING))
+    yield "{} with the virtual width, {} with a second token predicted, {} with both and {} with".format(*held_out)
+    yield f"those of training are here {listed(training)}."
+    yield f"{listed(mean(table, name) for name in widths)} at virtual widths of 2, 4 and 8, and"
+    yield f"{listed(mean(table, name, of='val_loss_next_2') for name in widths)} of the second next token"
+    yield f"reached with {listed(tokens(table, name, '.3f') for name in widths)[:-1]}, where one of the two seeds"
+    flops = [variant(table, name).at_equal_loss["val_loss"].training_flops_ratio.mean for name in widths]
+    yield f"{listed(f'{each:.2f}' for each in flops)} times its FLOPs"
+
+
+def two_questions() -> Iterator[str]:
+    starts = "reduction_starts"
+    for name in ("slot", "full", "full_mean", "full_slow", "full_mean_slow"):
+        yield row(d(starts, name))
+    yield f"by {by(starts, 'full_slow', 'full')}, to that of the mixtures of slots"
+    for pair in (("full_slow", "slot"), ("full_mean", "full"), ("full_mean_slow", "full_slow")):
+        yield d(starts, *pair).replace(" (", ", ").rstrip(")")
+    for folder in (HEADS, "x_heads_d128", "x_heads_d128_small_init"):
+        yield row(d(folder, NUMBER), d(folder, SIZE), d(folder, NUMBER, SIZE))
+
+
+def largest_change(of: str) -> str:
+    """Return the largest change of logits or gradients by an expansion."""
+    models = read_json("expansions_table_1/demonstration.json")["expansions"].values()
+    return f"{max(max(each['quantities'][f'change_of_{of}']) for each in models):.0e}"
+
+
+def jump() -> list[str]:
+    """Return by how much a growth that changes the function raises the loss, on average and at most."""
+    quantities = ("held-out before", "after", "largest change")
+    before, after, most = (detail("grow_no_spike", "Growth", "naive", each) for each in quantities)
+    return [f"{after - before:.2f}", f"{most:.2f}"]
+
+
+def growth() -> Iterator[str]:
+    yield f"at most {largest_change('logits')} of the largest, gradients by {largest_change('gradients')} |"
+    models = read_json("expansions_table_1/demonstration.json")["expansions"]
+    printed = models["hidden_expansion"]["quantities"]["change_of_logits_as_printed"]
+    yield f"by {fmean(printed):.1%} on average ({100 * min(printed):.2f} to {max(printed):.2%} of eight models)"
+    yield "a jump of {} nats when done naively, {} with the worse of two seeds".format(*jump())
+    yield f"{d(GROWTH, 'depth_2x')} from half the layers, {d(GROWTH, 'width_2x')} from half the width |"
+
+
+def shrink() -> Iterator[str]:
+    seeds = read_json("shrinking.json")["seeds"]
+    for name in seeds[0]["cuts"]:
+        runs = [seed["cuts"][name] for seed in seeds]
+        flops, *losses = (f"{fmean(run[key] for run in runs):.3f}" for key in ("flops_ratio", "cut", "healed"))
+        scratch = f"{fmean(run['scratch'] for run in runs):.3f}" if "scratch" in runs[0] else ""
+        yield row(name, flops, *losses, "-" if name == "uniform" else ci(cut(name)), scratch)
+    yield f"helps both, by about {-cut('uniform, distilled').mean:.2f}"
+
+
+def cut(name: str) -> Estimate:
+    """Return the loss of a cut model after healing, minus that of the uniform cut."""
+    cuts = [seed["cuts"] for seed in read_json("shrinking.json")["seeds"]]
+    return paired([each[name]["healed"] for each in cuts], [each["uniform"]["healed"] for each in cuts])
+
+
+def results() -> Iterator[str]:
+    small, virtual = "compare_small", "virtual-2-3"
+    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), d(PYTHON, "grown"), d(BOOKS, "grown"))
+    yield from (d(folder, "discovered") for folder in AGAIN)
+    yield from (d(E6, "x"), d(E6, "x-head-size"), d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"))
+    yield from (d(small, "x"), d(E6, "hourglass"), d(FFN, "hourglass"))
+    yield from (d(E6, "dynamic"), d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
+    yield f"{mean(FFN, 'dynamic', 'dynamic-const')} | loses nothing with {asked(E6, 'dynamic')} of the units"
+    yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
+    yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
+    yield d(GROWTH, "depth_2x")
+    yield from (tokens(E6, name) for name in ("grown", "grown-at-0.7m", virtual))
+
+    def ends(text: str) -> str:
+        """Return a difference and its interval in two cells of a table."""
+        return text.replace(" (", " | ").rstrip(")")
+
+    yield f"whose loss is {loss(SWEEP, 'uniform')}."
+    yield row(ends(of_group("x")))
+    yield from (ratio(SWEEP, DEFAULT_X, "flops"), ratio(SWEEP, DEFAULT_X, "kv_bytes"), row(ends(d(SWEEP, DEFAULT_X))))
+    yield from (row(ends(of_group(name))) for name in ("diamond", "growing", "narrowing"))
+    yield from (loss(small, "x"), loss(small, "uniform"), ends(d(small, "x")).replace(" |", ", 95% interval"))
+    yield from (ratio(small, "x", of) for of in ("flops", "kv_bytes"))
+    yield f"costs nothing at {asked(FFN, 'dynamic')} of the units"
+    yield f"whose loss is {loss(FFN, 'uniform')}."
+    for name in ("x", "swiglu-2.75", "hourglass", "x+hourglass", "dynamic", "dynamic-const", "dynamic-random"):
+        units = f"; {asked(FFN, name)} of the feed-forward asked for" if name == "dynamic" else ""
+        if name.startswith("dynamic-"):
+            yield f"({asked(FFN, name)})"
+        yield row(ends(d(FFN, name)), ratio(FFN, name, "flops") + units, ratio(FFN, name, "kv_bytes"))
+    used, between = of_layers(FFN), detail(FFN, "", "share of the variance between tokens", "dynamic")
+    yield f"{100 * (1 - between):.0f} percent of the variance of its widths lies between layers"
+    yield f"mean width {used[0]} in the first layer, {used[3]} in the middle"
+    yield " to ".join(mean(VIRTUAL, "plain", name, form=".2f") for name in ("r1", "r8"))
+    yield f"whose loss is {loss(VIRTUAL, 'plain')}."
+    for name in ("r1", "r1.5", "r2", "r4", "r8", "r2_full"):
+        yield row(ends(d(VIRTUAL, name)), ratio(VIRTUAL, name, "params"), ratio(VIRTUAL, name, "flops"))
+    trend = outcome(VIRTUAL).trend
+    yield f"by {ends(ci(trend.slope, '+.4f')).replace(' |', ' nats, 95% interval')}, R² {trend.r_squared:.3f}"
+    yield f"({detail('grow_no_spike', 'Growth', 'exact', 'after'):.3f} nats on average)"
+    yield "it jumps by {} nats on average, and by {} with the worse of the two seeds".format(*jump())
+    yield f"the loss is {loss(GROWTH, 'scratch')} nats."
+    for folder, name in ((GROWTH, "depth_2x"), (GROWTH, "width_2x"), ("compare_growth_4x", "width_4x")):
+        yield row(ends(d(folder, name)), ratio(folder, name, "training_flops"))
+
+
+def readme() -> Iterator[str]:
+    yield from (d(E6, "virtual-2-3"), ratio(E6, "virtual-2-3", "activation_bytes", ".2f"))
+    yield from (d(E6, "grown-at-0.7m"), mean(E6, "grown"), d(HEADS, NUMBER), d(GROWTH, "depth_2x"), d(E6, "hourglass"))
+
+
+CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md": results, "docs/shrink.md": shrink}
+"""Page -> its citations."""
+GIVEN = {
+    "README.md": "virtual width of 1.5 · Python 3.11 · Apache-2.0",
+    "docs/findings.md": """
+        0.4 to 6 million · 0.2 to 2.5 million · adds 0.0069 nats · lowers it by 0.0069 nats · (table 4, by 0.039) ·
+        (table 4, by 0.025) · (by 0.051, · best, at 0.4 to 0.6 of the width · -0.015 (Figure 5) · -0.016 (Figure 4) ·
+        the paper has 0.40 of the tokens · 3.131 + 5.821 N^-0.629 · by more than 0.006 ·
+        slope -0.00685, intercept 1.6212 and R² 0.9986 · 77.6% of the FLOPs for its 77.8% ·
+        85.07% of the width for its 85.1% · it is 74.4% · budget 0.6 · peak width, 1.5; · 0.75 of the depth and 0.3 of ·
+        of 0.2, 0.4 and 0.8, · four blocks at 0.4 · two blocks (0.50) · numbers of blocks (0.50) · std 0.06 ·
+        std 0.042 · an effect of 0.02 · (0.14 instead of 0.5) · spent 0.5832 · 0.6071 (FLOPs) · 0.6071429 · spent 0.6 ·
+        left 0.2 to 1.1 percent""",
+    "docs/results.md": """
+        0.4 to 6.3 million · (0.2 to 1.1 percent · virtual width of 1.5 · 0.25, 0.5, 0.75 of the depth ·
+        0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
+        (5.50 and 5.52 nats, uniform 5.16; · its start of 0.6 · | 1.5 · slope is -0.0069 · about 0.1 nats ·
+        at 0.4 of the steps""",
+    "docs/shrink.md": "0.75 of the depth · cut to 0.7 of its FLOPs",
+}
+"""Page -> its numbers without a record: of papers and laws fitted to their points, of recipes, or of log.md alone."""
+FRACTION = re.compile(r"(?<![\w.])[+-]?\d+\.\d+(?!\w|\.\d)")
+"""A number with a fraction; not a size, such as 0.66M."""
+MOST_SKIPPED = 20
+"""Fractions before a citation beyond which it is one of another place, so that one wrong number is not many."""
+NO_PROSE = re.compile(r"\]\(.*?\)|(`+).*?\1|arXiv:\S+", re.DOTALL)
+"""Addresses and code."""
+OTHER_MEASUREMENTS = "\n## Speed"
+"""Heading behind which the numbers of a page are of benchmarks and of the papers' models."""
+
+
+@cache
+def citations(page: str) -> list[str]:
+    return [one_line(citation) for citation in CITATIONS[page]()]
+
+
+def unsupported(page: str, text: str) -> Iterator[str]:
+    """Yield what is wrong with the numbers in the text of a page: citations that it lacks, and other fractions."""
+    text, rest = one_line(text.partition(OTHER_MEASUREMENTS)[0]), list[str]()
+    for citation in citations(page):
+        found = re.search(rf"(?<![\w.+-]){re.escape(citation)}(?!\w|\.\d)", text)
+        if found and len(FRACTION.findall(text[: found.start()])) <= MOST_SKIPPED:
+            rest.append(text[: found.start()])
+            text = text[found.end() :]
+        else:
+            yield f"{page}: records have {citation!r}, and the page behind {text[:60]!r} does not"
+    prose = " ... ".join([*rest, text])
+    for given in one_line(GIVEN[page]).split(" · "):
+        if given not in prose:
+            yield f"{page}: {given!r} is given, and the page does not have it"
+        prose = prose.replace(given, "")
+    prose = NO_PROSE.sub("", prose)
+    for at in FRACTION.finditer(prose):
+        yield f"{page}: no record for the last number of {prose[max(0, at.start() - 60) : at.end()]!r}"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main() -> None:
+    sys.exit("\n".join(line for page in CITATIONS for line in unsupported(page, (ROOT / page).read_text())) or None)
+
+
+if __name__ == "__main__":
+    main()
