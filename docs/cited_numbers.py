@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from widthwise.experiments.statistics import seed_interval
+from widthwise.experiments.statistics import change_between, seed_interval
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
 
@@ -173,6 +173,9 @@ def sizes_and_tokens() -> Iterator[str]:
     yield f"whose losses are {listed(loss(folder, 'uniform') for folder in folders)}:"
     for name in ("x", "x-head-size", "grown", "hourglass", "virtual-2-3", "dynamic"):
         yield row(*(d(folder, name) for folder in folders))
+
+    changes = (ci(change_between(minus(E1, name), minus(E6, name), are_paired=True)) for name in (*names, "x"))
+    yield "paired by seed: {}, {}, {}, and {} for x".format(*changes)
 
     def by_line(folder: str, name: str) -> float:
         """Return tokens over the uniform model's, whose loss is a line over their logarithm from one length to 4."""

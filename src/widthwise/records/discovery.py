@@ -1,8 +1,11 @@
-"""`discovery.json`: the search for a profile of sizes along the depth, its result and cost; and `search.json`."""
+"""`discovery.json`: the search for a profile of sizes along the depth, its result and cost; `consensus.json`: the mean
+of several; and `search.json`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from widthwise.records.estimate import Estimate
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 DISCOVERED = "discovered"
@@ -65,6 +68,11 @@ class Curve(Record):
             even[name] = [sum(sizes) / n_layers / width] * n_layers
         return Curve(**even)
 
+    def shape(self, match: str) -> dict[str, Any]:
+        """Return the curve as `model.shape` of a recipe. match: the quantity that equals the uniform model's."""
+        points = {name: [round(float(point), 4) for point in each] for name, each in self.to_data().items() if each}
+        return {"kind": "curve", "match": match, "rounding": "balanced", **points}
+
 
 class DiscoveredShape(Record):
     """The curve that a search found, and its stages and cost."""
@@ -95,10 +103,30 @@ class Discovery(StoredRecord):
     seed: int
     command: str | None = None
     environment: Mapping[str, Any] | None = None
-    """Versions, machine and commit of the process that wrote the record."""
+    """Versions, machine, commit and data of the first run of the search; without data in records of older versions."""
     found: DiscoveredShape
     comparison: str | None = None
     """Folder of the comparison with its rivals, from that of this file; None if none was made."""
+
+
+class Consensus(StoredRecord):
+    """The mean profile of several searches."""
+
+    file_name: ClassVar[str] = "consensus.json"
+
+    command: str
+    """The command that makes the page anew, in the folder of this file."""
+    searches: Sequence[str]
+    """Folders of the searches from that of this file."""
+    match: str
+    """The quantity whose budget each of them met."""
+    profiles: Mapping[str, Sequence[Estimate]]
+    """Field of `LayerSizes` -> for each layer its size over the mean of all layers: mean, interval and one value per
+    search."""
+    correlations: Mapping[str, Mapping[str, float]]
+    """Such a field -> "same text" and "different texts" -> correlation of two searches, mean over all such pairs."""
+    curve: Curve
+    """The mean profile, with the mean division between width, attention and hidden units."""
 
 
 class ListedShape(Record):
