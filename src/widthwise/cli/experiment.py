@@ -161,7 +161,7 @@ def run_and_report(
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.experiments.tuning import TUNING, Tuner
+    from widthwise.experiments.tuning import TUNING, Tuner, tuning_in_words
     from widthwise.reports.answers import answer
     from widthwise.reports.experiment import tuning_table
     from widthwise.reports.writing import check_kind, write_report
@@ -172,13 +172,12 @@ def run_and_report(
         check_kind(folder, Outcome.file_name)
     at_a_time = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
-        amounts = [] if plan.tune is None else [(Tuner(plan).in_words, Tuner(plan).sweep(), folder / TUNING)]
-        lines = []
-        for amount, runs, place in (*amounts, (plan.in_words, plan, folder)):
-            seconds = expected_seconds(runs, place, at_a_time) if plan.axes is None else None
-            measured = f"; about {duration(seconds / 3600)} here, by a measured step of each" if seconds else ""
-            lines.append(amount + measured)
-        for line in (*lines, *plan.adjustment_lines):
+        amount = plan.in_words
+        if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
+            if plan.tune is not None:
+                seconds += expected_seconds(Tuner(plan).sweep(), folder / TUNING, at_a_time) or 0
+            amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
+        for line in (*tuning_in_words(plan), amount, *plan.adjustment_lines):
             observer.message(line)
         try:
             found = run_experiment(
@@ -199,18 +198,16 @@ def run_and_report(
 
 def show_workload(plan: "Experiment", as_json: bool) -> None:
     """Print a table of the planned work and what was adjusted, or JSON."""
-    from widthwise.experiments.tuning import Tuner
+    from widthwise.experiments.tuning import Tuner, tuning_in_words
 
     work, row = plan.workload(), "variant" if plan.axes is None else "point"
-    tuner = None if plan.tune is None else Tuner(plan)
-    first = [] if tuner is None else [tuner.in_words]
-    if tuner is not None:
-        work["tuning"] = tuner.sweep().workload()
+    if plan.tune is not None:
+        work["tuning"] = Tuner(plan).sweep().workload()
     notes = ["tokens and FLOPs of all seeds"]
     if work["match"]:
         notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
     table = workload_table(work, WORKLOAD, clean(plan.title), row, "\n".join(notes))
-    say_result(work, as_json, (), [table], notes=[*first, plan.in_words, *plan.adjustment_lines])
+    say_result(work, as_json, (), [table], notes=[*tuning_in_words(plan), plan.in_words, *plan.adjustment_lines])
 
 
 def workload_table(work: dict[str, Any], columns: Sequence[Quantity], title: str, row: str, note: str) -> Table:

@@ -125,8 +125,7 @@ def _tuned(
         found = schedule.write()
         if not (further := tuner.extend(found)):
             break
-        for line in further:
-            observer.message(line)
+        observer.message(f"tuning: best at an end of the values tried, so also {', '.join(further)}")
     data = identity_of(group.data_cache.open(plan.reference.data, observer.preparing))
     return tuner.tuned(found, **_costs(sweep, folder, data))
 
@@ -135,17 +134,16 @@ def _costs(sweep: Experiment, folder: Path, data: DataIdentity) -> dict[str, Any
     """Return the cost of all runs, those that diverged included. Raises UserError for a run on other data."""
     runs = {key: RunDir(folder / run_path(*key)) for key in sweep.order}
     begun = {key: run for key, run in runs.items() if run.exists}  # the next seed of what has diverged is not
-    tokens, flops, seconds = 0, 0.0, 0.0
+    tokens, seconds = 0, 0.0
     for (name, _), run in begun.items():
         if (own := recorded_identity(run)) != data:
             was, is_now = own.compared(data)
             raise UserError(f"{run.path}: was trained on other data ({was}) than is compared on ({is_now}); remove it")
-        recipe, result, listed = sweep.recipes[name], run.result(), listed_run(run.path)
-        n_steps, n_tokens = listed.step or 0, (listed.step or 0) * recipe.tokens_per_step
-        tokens, flops = tokens + n_tokens, flops + recipe.training_flops_until(n_steps)
+        result, listed = run.result(), listed_run(run.path)
+        n_tokens = (listed.step or 0) * sweep.recipes[name].tokens_per_step
         of_diverged = n_tokens / (listed.tokens_per_second or math.inf)
-        seconds += of_diverged if result is None else finite(result.wall_seconds)
-    return {"n_runs": len(begun), "tokens": tokens, "training_flops": flops, "seconds": seconds}
+        tokens, seconds = tokens + n_tokens, seconds + (of_diverged if result is None else finite(result.wall_seconds))
+    return {"n_runs": len(begun), "tokens": tokens, "seconds": seconds}
 
 
 def _write_planned(plan: Experiment, folder: Path, command: str) -> None:

@@ -21,6 +21,7 @@ from widthwise.experiments.sweep import point_name
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import Seeds, ValidationConfig
 from widthwise.records.outcome import Outcome, Tried, TunedVariant, Tuning
+from widthwise.records.record import finite
 from widthwise.run_dir import RunFailed
 from widthwise.yaml_io import apply_overrides
 
@@ -72,87 +73,51 @@ class Tuner:
         assert plan.tune is not None
         self._plan, self._tune = plan, plan.tune
         self._ladders = [_ladder(factors) for factors in self._tune.over.values()]
-        self._own = {name: self._own_values(name, recipe) for name, recipe in plan.recipes.items()}
         grid = [range(MOST_BEYOND, MOST_BEYOND + len(factors)) for factors in self._tune.over.values()]
-        self._tried: dict[str, list[Place]] = {name: list(product(*grid)) for name in plan.points}
-
-    def _own_values(self, name: str, recipe: Recipe) -> dict[str, float]:
-        if recipe.growth:
-            raise UserError(f"compare.tune: {name} grows in its run, at moments of the whole run; tune it in a sweep")
-        if recipe.train.validation_tokens is None:
-            raise UserError(
-                "compare.tune: train.validation_tokens is not given, so that all held-out text is reported; give at "
-                "most half of it, and as much again is read for tuning"
-            )
-        found: dict[str, float] = {}
-        for key in self._tune.over:
-            try:
-                value = attrgetter(key)(recipe) if key.startswith(SECTIONS) else None
-            except AttributeError:
-                value = None
-            if not isinstance(value, float) or value <= 0:
-                sections = ", ".join(each.rstrip(".") for each in SECTIONS)
-                got = f"compare.tune.over.{key}: got {value!r} in {name}"
-                raise UserError(f"{got}; must be a number above 0 with decimals, of {sections}")
-            found[key] = value
-        return found
-
-    def _values(self, name: str, place: Place) -> dict[str, float]:
-        """Return key -> value; that of the factor 1 is the variant's own to the last digit."""
-        own = self._own[name]
-        return {
-            key: own[key] if factor == 1 else rounded(own[key] * factor) for key, factor in self._factors(place).items()
-        }
+        self._tried = {name: {place: self._point(name, place) for place in product(*grid)} for name in plan.points}
 
     def _factors(self, place: Place) -> dict[str, float]:
         return {key: ladder[index] for key, ladder, index in zip(self._tune.over, self._ladders, place)}
 
+    def _point(self, name: str, place: Place) -> Point:
+        """Return a short run of a variant. Raises UserError if it cannot be trained."""
+        recipe = self._plan.recipes[name]
+        own = {key: (_own_value(name, recipe, key), factor) for key, factor in self._factors(place).items()}
+        values = {key: value if factor == 1 else rounded(value * factor) for key, (value, factor) in own.items()}
+        point = point_name(name, values)
+        recipe = _shortened(name, _with_values(recipe, values, point), self._tune.steps)
+        check_trainable(recipe, point)
+        return Point(point, recipe, name, values)
+
     def sweep(self) -> Experiment:
-        """Return the runs of the grids. Raises UserError for a point that cannot be trained."""
-        points, axes = dict[str, Point](), dict[str, dict[str, list[float]]]()
-        for name, places in self._tried.items():
-            every = [self._values(name, place) for place in places]
-            axes[name] = {key: sorted({values[key] for values in every}) for key in self._tune.over}
-            for values in every:
-                point = point_name(name, values)
-                recipe = _shortened(_with_values(self._plan.recipes[name], values, point), self._tune.steps)
-                check_trainable(recipe, point)
-                points[point] = Point(point, recipe, name, values)
+        """Return the runs of all grids."""
+        points = {point.name: point for tried in self._tried.values() for point in tried.values()}
+        axes = {
+            name: {key: sorted({point.values[key] for point in tried.values()}) for key in self._tune.over}
+            for name, tried in self._tried.items()
+        }
         return Experiment(f"{self._plan.title}-{TUNING}", points, self._tune.seeds, axes=axes)
 
-    @property
-    def in_words(self) -> str:
-        """The amount of work, as far as it is known before a run."""
-        more = f"where an end of a variant's grid is best, up to {MOST_BEYOND} more values beyond it"
-        return f"tuning {', '.join(self._tune.over)}: {self.sweep().in_words}; {more}"
-
     def extend(self, found: Outcome) -> list[str]:
-        """Add what is untried beside the best of each variant, and return what is added in words; empty: nothing is.
+        """Add what is untried beside the best of each variant, and return the names of these runs.
 
         found: the record of the sweep.
         """
-        words = []
-        for name, places in self._tried.items():
-            best, losses = self._best(name, found)
-            further = [place for place in self._neighbours(best) if place not in losses]
-            places += further
-            added = ", ".join(_in_words(self._values(name, place)) for place in further)
-            words += [f"{name} is best at the end of its grid: tried next, {added}"] if further else []
-        return words
+        added: dict[str, Point] = {}
+        for name, tried in self._tried.items():
+            best = min(losses := self._losses(name, found), key=losses.__getitem__)
+            for axis, ladder in enumerate(self._ladders):
+                for index in (best[axis] - 1, best[axis] + 1):
+                    place = (*best[:axis], index, *best[axis + 1 :])
+                    if 0 <= index < len(ladder) and place not in tried:
+                        point = tried[place] = self._point(name, place)
+                        added[point.name] = point
+        return list(added)
 
-    def _neighbours(self, place: Place) -> list[Place]:
-        """Return the places one step up or down a ladder."""
-        steps = [(axis, place[axis] + step) for axis in range(len(place)) for step in (-1, 1)]
-        return [
-            (*place[:axis], index, *place[axis + 1 :]) for axis, index in steps if 0 <= index < len(self._ladders[axis])
-        ]
-
-    def _best(self, name: str, found: Outcome) -> tuple[Place, dict[Place, float]]:
-        """Return the place with the lowest loss, and all losses, infinite where a run diverged."""
-        means = {each.name: each.val_loss.mean for each in found.variants}
-        known = {place: means.get(point_name(name, self._values(name, place))) for place in self._tried[name]}
-        losses = {place: math.inf if loss is None else loss for place, loss in known.items()}
-        return min(losses, key=losses.__getitem__), losses
+    def _losses(self, name: str, found: Outcome) -> dict[Place, float]:
+        """Return the mean loss of each place, infinite where a run diverged."""
+        means = {each.name: finite(each.val_loss.mean) for each in found.variants if each.has_loss}
+        return {place: means.get(point.name, math.inf) for place, point in self._tried[name].items()}
 
     def tuned(self, found: Outcome, **costs: Any) -> Experiment:
         """Return the comparison in which each variant has its best values, and the record of how they were found.
@@ -161,21 +126,19 @@ class Tuner:
         """
         points, variants = dict[str, Point](), list[TunedVariant]()
         for name, point in self._plan.points.items():
-            best, losses = self._best(name, found)
+            tried, losses = self._tried[name], self._losses(name, found)
+            best = min(losses, key=losses.__getitem__)
             if losses[best] == math.inf:
-                raise RunFailed(
-                    f"compare.tune: every run of {name} diverged; give smaller factors, or steadier recipes"
-                )
-            values = self._values(name, best)
-            points[name] = replace(point, recipe=_with_values(point.recipe, values, name))
-            tried = [
-                Tried(factors=self._factors(place), values=self._values(name, place), val_loss=losses[place])
+                raise RunFailed(f"compare.tune: all runs of {name} diverged; tune.over needs other factors")
+            chosen = tried[best].values
+            points[name] = replace(point, recipe=_with_values(point.recipe, chosen, name))
+            is_at_limit = any(index in (0, len(ladder) - 1) for index, ladder in zip(best, self._ladders))
+            records = [
+                Tried(factors=self._factors(place), values=tried[place].values, val_loss=losses[place])
                 for place in sorted(losses)
             ]
-            is_at_limit = any(index in (0, len(ladder) - 1) for index, ladder in zip(best, self._ladders))
-            variants.append(TunedVariant(name=name, chosen=values, is_at_limit=is_at_limit, tried=tried))
-        over = {key: list(factors) for key, factors in self._tune.over.items()}
-        record = Tuning(over=over, steps=self._tune.steps, seeds=list(self._tune.seeds), variants=variants, **costs)
+            variants.append(TunedVariant(name=name, chosen=chosen, is_at_limit=is_at_limit, tried=records))
+        record = Tuning(steps=self._tune.steps, seeds=list(self._tune.seeds), variants=variants, **costs)
         return replace(self._plan, points=points, tune=None, tuning=record)
 
 
@@ -186,26 +149,50 @@ def _ladder(factors: tuple[float, ...]) -> list[float]:
     return [*below, *factors, *(factors[-1] * up**n for n in range(1, MOST_BEYOND + 1))]
 
 
+def _own_value(name: str, recipe: Recipe, key: str) -> float:
+    """Return a variant's value of a key. Raises UserError if it is none that factors may change."""
+    try:
+        value = attrgetter(key)(recipe) if key.startswith(SECTIONS) else None
+    except AttributeError:
+        value = None
+    if isinstance(value, float) and value > 0:
+        return value
+    raise UserError(
+        f"compare.tune.over.{key}: got {value!r} in {name}; must be a number above 0, no whole one, of "
+        f"{', '.join(each.rstrip('.') for each in SECTIONS)}"
+    )
+
+
 def _with_values(recipe: Recipe, values: Mapping[str, float], name: str) -> Recipe:
     data = to_data(recipe)
     apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items()))
     return parse(Recipe, data, name)
 
 
-def _shortened(recipe: Recipe, share: float) -> Recipe:
-    """Return a recipe for a share of the steps, judged once, at the end, on the held-out text behind the reported."""
+def _shortened(name: str, recipe: Recipe, share: float) -> Recipe:
+    """Return a recipe for a share of the steps, judged once, at the end, on the held-out text behind the reported.
+
+    Raises UserError if all held-out text is reported, or if the model grows.
+    """
     reported = recipe.train
-    train = checked_copy(
-        reported,
-        "train",
-        steps=max(1, round(share * reported.steps)),
-        validation_skip=reported.validation_skip + (reported.validation_tokens or 0),
-        **dict.fromkeys(("validate_every", "sample", "keep_every")),
-        keep_best=False,
-    )
+    if recipe.growth:
+        raise UserError(f"compare.tune: {name} grows, at steps that are those of the whole run; tune it in a sweep")
+    if reported.validation_tokens is None:
+        raise UserError(
+            f"compare.tune: {name} is judged on all held-out text; tuning reads as much again, so give "
+            "train.validation_tokens, at most half of it"
+        )
+    changes = dict.fromkeys(("validate_every", "sample", "keep_every")) | {"keep_best": False}
+    skip = reported.validation_skip + reported.validation_tokens
+    steps = max(1, round(share * reported.steps))
+    train = checked_copy(reported, f"{name}: train", steps=steps, validation_skip=skip, **changes)
     schedule = recipe.schedule.shortened(share)
-    return checked_copy(recipe, "recipe", train=train, schedule=schedule, validation=ValidationConfig())
+    return checked_copy(recipe, name, train=train, schedule=schedule, validation=ValidationConfig())
 
 
-def _in_words(values: Mapping[str, float]) -> str:
-    return " and ".join(f"{key} {value:g}" for key, value in values.items())
+def tuning_in_words(plan: Experiment) -> list[str]:
+    """Return the amount of work before a comparison; empty if nothing is tuned."""
+    if plan.tune is None:
+        return []
+    more = f"where an end of a variant's grid is best, up to {MOST_BEYOND} more values beyond it"
+    return [f"tuning {', '.join(plan.tune.over)}: {Tuner(plan).sweep().in_words}; {more}"]

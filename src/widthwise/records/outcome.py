@@ -228,18 +228,20 @@ class TunedVariant(Record):
 class Tuning(Record):
     """The choice of each variant's values before a comparison, and its cost."""
 
-    over: Mapping[str, Sequence[float]]
-    """Recipe key -> the factors of each variant's own value that were tried first."""
     steps: float
     """Share of the steps of a reported run."""
     seeds: Sequence[int]
     n_runs: int
     tokens: int
     """Training tokens of all runs."""
-    training_flops: float
     seconds: float
     """Training time of all runs, one after another."""
-    variants: Sequence[TunedVariant]
+    variants: Sequence[TunedVariant] = pydantic.Field(min_length=1)
+
+    @property
+    def keys_tuned(self) -> list[str]:
+        """The recipe keys, which are the same for all variants."""
+        return list(self.variants[0].chosen)
 
 
 class Outcome(StoredRecord):

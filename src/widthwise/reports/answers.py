@@ -80,7 +80,7 @@ def _of_tuning(found: Outcome) -> list[str]:
     """Return what the tuning before the comparison cost, and for which variants it ended too early."""
     if (tuning := found.tuning) is None:
         return []
-    keys, took = sequence(list(map(clean, tuning.over))), duration(tuning.seconds / 3600)
+    keys, took = sequence(list(map(clean, tuning.keys_tuned))), duration(tuning.seconds / 3600)
     cost = f"Each variant was given its best {keys}, which took {counted(tuning.n_runs, 'run')} and {took} to find."
     ended = [clean(each.name) for each in tuning.variants if each.is_at_limit]
     verb = "was" if len(ended) == 1 else "were"

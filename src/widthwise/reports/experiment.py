@@ -317,7 +317,7 @@ def tuning_table(found: Outcome) -> Table | None:
     """Return for each variant the values it was given, and the loss at every factor that was tried."""
     if (tuning := found.tuning) is None:
         return None
-    keys = sequence(list(map(clean, tuning.over)))
+    keys = sequence(list(map(clean, tuning.keys_tuned)))
     factors = sorted({tuple(tried.factors.values()) for each in tuning.variants for tried in each.tried})
     rows = []
     for each in tuning.variants:
@@ -335,17 +335,16 @@ def tuning_table(found: Outcome) -> Table | None:
 
 def _tuning_cost(tuning: Tuning) -> str:
     seeds = f"{counted(len(tuning.seeds), 'seed')} ({', '.join(map(str, tuning.seeds))})"
-    amounts = (f"{si(tuning.tokens)} tokens", f"{si(tuning.training_flops)} training FLOPs")
-    sizes = ", ".join([*amounts, duration(tuning.seconds / 3600)])
-    return f"{counted(tuning.n_runs, 'run')} of {percentage(tuning.steps)} of the steps, {seeds}: {sizes}."
+    cost = f"{si(tuning.tokens)} tokens, {duration(tuning.seconds / 3600)}"
+    return f"{counted(tuning.n_runs, 'run')} of {percentage(tuning.steps)} of the steps, {seeds}: {cost}."
 
 
 def _tuning_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
     if (tuning := found.tuning) is None:
         return None
     drawn = []
-    for number, key in enumerate(tuning.over):
-        line = "" if len(tuning.over) == 1 else None
+    for number, key in enumerate(tuning.keys_tuned):
+        line = "" if len(tuning.keys_tuned) == 1 else None
         points = [
             figures.Point(each.name, each.name, tried.values[key], Estimate(mean=tried.val_loss), line)
             for each in tuning.variants
