@@ -252,8 +252,8 @@ def test_a_short_run_has_the_schedule_and_the_held_out_text_that_it_should(tmp_p
     ("tune", "overrides", "message"),
     [
         ({"seeds": [13, 3]}, [], r"compare: tune\.seeds: got 3, which is reported too; must have none of \[3, 5\]"),
-        ({"over": {"optimizer.lr": [1]}}, [], r"compare: tune\.over\.optimizer\.lr: got "),
-        ({"over": {"optimizer.lr": [1, 2, 1]}}, [], r"each factor may be given once"),
+        ({"over": {"optimizer.lr": [1]}}, [], r"compare: tune: over\.optimizer\.lr: got \[1\.0\]; must be two"),
+        ({"over": {"optimizer.lr": [1, 2, 1]}}, [], r"must be two factors or more, each once"),
         ({"over": {"optimizer.rate": [1, 2]}}, [], r"tune\.over\.optimizer\.rate: got None in plain; must be a number"),
         ({"over": {"train.steps": [1, 2]}}, [], r"tune\.over\.train\.steps: got 8 in plain; must be a number above 0"),
         ({"over": {"model.ffn.ratio": [1, 2]}}, [], r"got None in plain; must be .* of optimizer, schedule, train$"),

@@ -4,11 +4,11 @@ for a share of its steps, on other seeds and judged on other held-out text; it i
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Any
 
 import pydantic
 from pydantic import Field
@@ -33,32 +33,22 @@ SECTIONS = ("optimizer.", "schedule.", "train.")
 """Beginnings of the keys that may be tuned: the others change the model, or what it is trained and judged on."""
 
 
-def _ascending(factors: tuple[float, ...]) -> tuple[float, ...]:
-    if len(set(factors)) < len(factors):
-        raise ValueError(f"got {list(factors)}; each factor may be given once")
-    return tuple(sorted(factors))
-
-
-Factors = Annotated[
-    tuple[pydantic.PositiveFloat, ...],
-    Field(min_length=2),
-    pydantic.BeforeValidator(
-        lambda factors: tuple(factors) if isinstance(factors, list) else factors,
-        json_schema_input_type=list[pydantic.PositiveFloat],
-    ),
-    pydantic.AfterValidator(_ascending),
-]
-
-
 class TuneConfig(Config):
     """Values that every variant gets tuned, all in the same way."""
 
-    over: dict[str, Factors] = Field(min_length=1)
+    over: dict[str, list[pydantic.PositiveFloat]] = Field(min_length=1)
     """Recipe key -> factors of each variant's own value; all combinations are trained."""
     steps: float = Field(default=0.25, gt=0, le=1)
     """Share of a variant's steps that each is trained for; a warm-up and a decay given in steps are shortened alike."""
     seeds: Seeds = (101,)
     """Seeds of these runs, none of which is reported."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "TuneConfig":
+        for key, factors in self.over.items():
+            if len(factors) < 2 or len(set(factors)) < len(factors):
+                raise ValueError(f"over.{key}: got {factors}; must be two factors or more, each once")
+        return self
 
 
 Place = tuple[int, ...]
@@ -142,8 +132,9 @@ class Tuner:
         return replace(self._plan, points=points, tune=None, tuning=record)
 
 
-def _ladder(factors: tuple[float, ...]) -> list[float]:
+def _ladder(factors: Sequence[float]) -> list[float]:
     """Return the factors between those that may be tried beyond the ends, each in the proportion of the two there."""
+    factors = sorted(factors)
     down, up = factors[0] / factors[1], factors[-1] / factors[-2]
     below = [factors[0] * down**n for n in range(MOST_BEYOND, 0, -1)]
     return [*below, *factors, *(factors[-1] * up**n for n in range(1, MOST_BEYOND + 1))]
