@@ -186,7 +186,8 @@ class Recipe(Config):
         train = self.train
         n_windows = min(train.sequences_per_pass, train.batch_size // n_processes)
         boundaries = self.data.boundaries(data)
-        return HeldOut(data, self.seq_len, n_windows, train.validation_tokens, train.settled_precision, boundaries)
+        limits = train.validation_tokens, train.settled_precision, boundaries, train.validation_skip
+        return HeldOut(data, self.seq_len, n_windows, *limits)
 
     @property
     def tokens_per_step(self) -> int:

@@ -243,6 +243,8 @@ class TrainConfig(Config):
     """Texts that the model writes at each validation; none where not given."""
     validation_tokens: pydantic.PositiveInt | None = None
     """Held-out tokens used by a validation, from the front; all where not given."""
+    validation_skip: pydantic.NonNegativeInt = 0
+    """Held-out tokens at the front that a validation leaves out."""
     checkpoint_every: pydantic.PositiveInt | None = None
     """Steps between checkpoints; only at the end and on interruption where not given."""
     checkpoint_in_background: bool = False
