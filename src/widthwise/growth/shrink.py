@@ -18,10 +18,8 @@ from torch import Tensor, nn
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at
 from widthwise.growth.correspondence import AxisMap, product
-from widthwise.growth.rules import TABLES
-from widthwise.model.axes import Norm, Vector, Weight
+from widthwise.model.axes import Norm, Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.cost import Axes
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import PrefixLayout
@@ -139,7 +137,7 @@ def reorder(model: Decoder, order: Order) -> None:
         if (layer := _layer_of(name)) is not None:
             places |= _places_in_layer(model.config.layers[layer], order, layer)
         weight = owner.weight
-        for dim, axes in enumerate(dimensions(owner)):
+        for dim, axes in enumerate(owner.dimensions):
             maps = [AxisMap.of(n, places.get(axis, torch.arange(n))) for axis, n in axes.items()]
             index = product(maps).index.to(weight.device)
             weight = weight.index_select(dim, index)
@@ -161,13 +159,6 @@ def _places_in_layer(layer: LayerConfig, order: Order, index: int) -> dict[str, 
 def _layer_of(name: str) -> int | None:
     path = name.split(".")
     return int(path[1]) if path[0] == "layers" else None
-
-
-def dimensions(owner: Weight) -> tuple[Axes, ...]:
-    """Return the named axes of each dimension of a weight."""
-    if isinstance(owner, (Vector, Norm)):
-        return (owner.out_axes,)
-    return (owner.in_axes, owner.out_axes) if isinstance(owner, TABLES) else (owner.out_axes, owner.in_axes)
 
 
 def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str) -> LayerConfig:
@@ -226,7 +217,7 @@ def cut(model: Decoder, smaller: ModelConfig, energy_kept: Mapping[str, float]) 
         before = old[name]
         assert isinstance(before, Weight)
         weight = before.weight.detach()
-        for dim, (axes, kept) in enumerate(zip(dimensions(before), dimensions(owner), strict=True)):
+        for dim, (axes, kept) in enumerate(zip(before.dimensions, owner.dimensions, strict=True)):
             index = product([AxisMap.of(n, torch.arange(kept[axis])) for axis, n in axes.items()]).index
             weight = weight.index_select(dim, index.to(weight.device))
         if isinstance(owner, Norm) and isinstance(before, Norm) and owner.norm_dim != before.norm_dim:
