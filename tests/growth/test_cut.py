@@ -3,10 +3,12 @@
 import pytest
 import torch
 from growth_cases import (
+    DYNAMIC,
     GPT2,
     GQA,
     HOURGLASS,
     MOE,
+    NARROW,
     ONE_QK_NORM,
     QK_NORM,
     REORDERED,
@@ -24,6 +26,7 @@ from widthwise.growth.need import LayerNeed, energies_kept, layer_needs, measure
 from widthwise.growth.plan import plan_growth
 from widthwise.growth.resizing import resized
 from widthwise.growth.shrink import (
+    LEFT_OUT,
     LayerSizes,
     Order,
     check_can_shrink,
@@ -53,8 +56,11 @@ KINDS = {
         "residual": {"kind": "plain", "multiplier": 0.4},
     },
     "one_divisor": {"norm": {"scaling": "depth"}},
+    "mixture": MOE,
+    "mixture_reordered": {**MOE, **REORDERED},
+    "narrow": NARROW,
 }
-TURNED = ("llama", "gqa", "qwen", "multiplied", "one_divisor")
+TURNED = ("llama", "gqa", "qwen", "multiplied", "one_divisor", "mixture")
 TOKENS = torch.arange(3 * (SEQ_LEN + 1)).view(3, -1) * 5 % VOCAB_SIZE
 
 
@@ -82,18 +88,25 @@ def orthogonal(n: int) -> Tensor:
 
 
 def shuffled(config: ModelConfig) -> Order:
+    """Another order of everything, in every expert one of its own; of the stream where all layers own all of it."""
     generator = torch.Generator().manual_seed(3)
+
+    def drawn(n: int) -> Tensor:
+        return torch.randperm(n, generator=generator)
+
     sizes = layer_sizes(config)
-    groups, units = ([torch.randperm(n, generator=generator) for n in each] for each in list(zip(*sizes))[1:])
-    return Order(torch.randperm(config.d_model, generator=generator), groups, units)
+    units = [torch.stack([drawn(each.n_hidden) for _ in range(each.n_experts)]) for each in sizes]
+    groups, experts = ([drawn(getattr(each, name)) for each in sizes] for name in ("n_kv_heads", "n_experts"))
+    stream = drawn(config.d_model) if set(config.widths) == {config.d_model} else None
+    return Order(stream, groups, experts, units)
 
 
 def small_from(model: Decoder, sizes: list[LayerSizes], d_model: int | None = None) -> Decoder:
     """Cut the model as it stands, with the energies of what its layers read."""
     smaller = smaller_config(model.config, sizes, d_model)
-    energy = energies_kept(measure(model, [TOKENS]), sizes)
+    energy = energies_kept(measure(model, [TOKENS]), smaller, sizes)
     small = build(smaller, seed=0, dtype=torch.float64)
-    small.set_weights(cut(model, smaller, energy))
+    small.set_weights(cut(model, smaller, sizes, energy))
     return small
 
 
@@ -221,7 +234,7 @@ def test_taylor_is_the_slope_of_the_loss_along_each_unit() -> None:
         return float(found)
 
     slopes = [abs(loss(unit, 1 + step) - loss(unit, 1 - step)) / (2 * step) for unit in range(column.shape[1])]
-    assert needs[2].units.tolist() == pytest.approx(slopes, rel=1e-6)
+    assert needs[2].units.flatten().tolist() == pytest.approx(slopes, rel=1e-6)
 
 
 def test_measuring_leaves_the_model_as_it_was() -> None:
@@ -236,12 +249,15 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
 
 
 def test_what_is_lost_is_all_that_lies_behind_the_cut() -> None:
-    need = LayerNeed(torch.arange(5.0), torch.tensor([3.0, 1.0]), torch.tensor([7.0, 2.0, 0.5]))
-    assert need.lost(LayerSizes(5, 2, 3)) == 0
-    assert need.lost(LayerSizes(3, 1, 1)) == (3 + 4) + 1 + 2.5
+    units = torch.tensor([[7.0, 2.0, 0.5], [4.0, 1.0, 0.25]])
+    need = LayerNeed(torch.arange(5.0), torch.tensor([3.0, 1.0]), units)
+    assert need.lost(LayerSizes(5, 2, 3, 2)) == 0
+    assert need.lost(LayerSizes(3, 1, 1, 2)) == (3 + 4) + 1 + (2.5 + 1.25)
+    assert need.lost(LayerSizes(5, 2, 2, 1)) == 0.5 + 5.25
+    assert need.lost(LEFT_OUT) == (3 + 1) + (9.5 + 5.25)
 
 
-@pytest.mark.parametrize("changes", [SLOTS, HOURGLASS, MOE, ONE_QK_NORM, {"mtp": {"n_depths": 1}}])
+@pytest.mark.parametrize("changes", [SLOTS, HOURGLASS, DYNAMIC, ONE_QK_NORM, {"mtp": {"n_depths": 1}}])
 def test_what_cannot_be_cut_is_refused(changes: dict) -> None:
     with pytest.raises(UserError, match=r"got|mtp"):
         check_can_shrink(small_model(**changes))

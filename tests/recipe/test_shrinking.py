@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from widthwise.config_io import UserError, parse
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
-from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config
+from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.shrinking import COUNTS, sizes_at_budget, sizes_like
 from widthwise.shape.template import ModelTemplate
@@ -33,11 +33,15 @@ def needs_of(model: ModelConfig, seed: int) -> list[LayerNeed]:
     """Random needs, the greatest first, as after sorting; some layers need everything more than others."""
     generator = torch.Generator().manual_seed(seed)
 
-    def falling(n: int) -> torch.Tensor:
-        return torch.rand(n, generator=generator, dtype=torch.float64).sort(descending=True).values
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    factors = torch.rand(model.n_layers, generator=generator, dtype=torch.float64)
-    return [LayerNeed(*(falling(n) * float(f) for n in size)) for f, size in zip(factors, layer_sizes(model))]
+    def need(size: LayerSizes) -> LayerNeed:
+        factor, stream = drawn(1), drawn(size.d_model).sort(descending=True).values
+        parts = stream, drawn(size.n_kv_heads), drawn(size.n_experts, size.n_hidden)
+        return LayerNeed(*(factor * part for part in parts)).in_order()
+
+    return [need(size) for size in layer_sizes(model)]
 
 
 def cost(model: ModelConfig, sizes: list[LayerSizes], budget: str) -> float:
@@ -57,7 +61,7 @@ def test_the_budget_is_met_and_no_size_grows(budget: str, shape: str, share: flo
     sizes = sizes_at_budget(model, options, SEQ_LEN, needs_of(model, seed))
     assert cost(model, sizes, budget) <= share * cost(model, layer_sizes(model), budget) * (1 + 1e-9)
     for new, old in zip(sizes, layer_sizes(model), strict=True):
-        assert all(0 < a <= b for a, b in zip(new, old))
+        assert new == LEFT_OUT or all(0 < a <= b for a, b in zip(new, old))
         assert new.d_model % 4 == 0
         assert new.n_hidden % 4 == 0
 
@@ -76,14 +80,15 @@ def test_least_is_lost_of_all_choices_within_the_budget(budget: str, seed: int) 
     model = model_of(n_layers=2, d_model=16, d_ff=16)
     needs, options = needs_of(model, seed), ShrinkOptions(**{budget: 0.7}, multiple=8)
     limit = 0.7 * cost(model, layer_sizes(model), budget)
-    single = [LayerSizes(*each) for each in product((8, 16), (1, 2), (8, 16))]
-    allowed = [pair for pair in product(single, single) if cost(model, list(pair), budget) <= limit]
+    single = [LEFT_OUT, *(LayerSizes(*each) for each in product((8, 16), (1, 2), (8, 16)))]
+    pairs = [list(pair) for pair in product(single, single) if set(pair) != {LEFT_OUT}]
+    allowed = [pair for pair in pairs if cost(model, pair, budget) <= limit]
 
-    def lost(pair: tuple[LayerSizes, ...]) -> float:
+    def lost(pair: list[LayerSizes]) -> float:
         return sum(need.lost(size) for need, size in zip(needs, pair))
 
     found = sizes_at_budget(model, options, SEQ_LEN, needs)
-    assert lost(tuple(found)) == pytest.approx(min(map(lost, allowed)))
+    assert lost(found) == pytest.approx(min(map(lost, allowed)))
 
 
 def test_an_x_is_narrowest_at_three_quarters_and_keeps_its_ends() -> None:
@@ -119,8 +124,8 @@ def test_another_model_gives_the_sizes_if_this_one_can_be_cut_to_it() -> None:
     model = model_of()
     assert sizes_like(model, model_of(d_ff=20)) == [size._replace(n_hidden=20) for size in layer_sizes(model)]
     for wanted, message in (
-        (model_of(d_model=16), "d_model: got 16 where it was 24"),
-        (model_of(n_layers=3), "got sizes of 3 layers; the model has 4"),
+        (model_of(d_model=32), "d_model: got 32 where there are 24; a cut adds nothing"),
+        (model_of(n_layers=5), "n_layers: got 5 where there are 4; a cut adds nothing"),
         (model_of(d_ff=40), "layers.0.n_hidden: got 40 where there are 36; a cut adds nothing"),
     ):
         with pytest.raises(UserError, match=message):

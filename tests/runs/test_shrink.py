@@ -7,7 +7,7 @@ from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
 from widthwise.growth.choices import ShrinkOptions
-from widthwise.growth.shrink import LayerSizes, layer_sizes
+from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.shrinking import Shrinking
 from widthwise.run_dir import RunDir
@@ -102,17 +102,18 @@ def test_mistakes_are_said_before_anything_is_written(parent: Path, tmp_path: Pa
 
 def test_the_sizes_of_a_recipe_take_the_place_of_a_budget(parent: Path, tmp_path: Path) -> None:
     sizes = [LayerSizes(24, 3, 96), LayerSizes(8, 1, 40), LayerSizes(20, 2, 33)]
-    found = shrink_run(parent, tmp_path / "out", ShrinkOptions(calibration_batches=1), sizes=sizes)
+    model = saved_recipe(RunDir(parent)).explicit_model
+    to = smaller_config(model, sizes)
+    found = shrink_run(parent, tmp_path / "out", ShrinkOptions(calibration_batches=1), to=to)
     assert layer_sizes(saved_recipe(RunDir(tmp_path / "out")).explicit_model) == sizes
     assert [layer.d_model[1] for layer in found.layers] == [24, 8, 20]
     for options, given, message in (
         (ShrinkOptions(), None, "got no budget"),
-        (ShrinkOptions(flops=0.5), sizes, "--flops: conflicts with --to"),
-        (ShrinkOptions(parts="stream"), sizes, "--parts: conflicts with --to"),
-        (ShrinkOptions(), sizes[:2], "got sizes of 2 layers; the model has 3"),
+        (ShrinkOptions(flops=0.5), to, "--flops: conflicts with --to"),
+        (ShrinkOptions(parts="stream"), to, "--parts: conflicts with --to"),
     ):
         with pytest.raises(UserError, match=message):
-            shrink_run(parent, None, options, sizes=given)
+            shrink_run(parent, None, options, to=given)
 
 
 def test_the_model_is_not_changed_by_overrides(parent: Path, tmp_path: Path) -> None:
