@@ -1,6 +1,6 @@
 """Sizes within a budget: in proportion along a shape, or where least is lost."""
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -18,15 +18,21 @@ from widthwise.shape.template import ModelTemplate
 SEQ_LEN = 13
 
 
-def model_of(n_layers: int = 4, d_model: int = 24, d_ff: int = 36) -> ModelConfig:
+def model_of(n_layers: int = 4, d_model: int = 24, d_ff: int = 36, **changes: object) -> ModelConfig:
     data = {
         "vocab_size": 19,
         "d_model": d_model,
         "n_layers": n_layers,
         "attention": {"head_dim": 4, "kv_group_size": 2},
         "ffn": {"kind": "swiglu", "d_ff": d_ff},
+        **changes,
     }
     return parse(ModelTemplate, data, "model").resolve(SEQ_LEN)
+
+
+def mixture(n_experts: int = 5, top_k: int = 2, n_layers: int = 4, d_expert: int = 12) -> ModelConfig:
+    ffn = {"kind": "moe", "n_experts": n_experts, "top_k": top_k, "d_expert": d_expert, "n_shared_experts": 1}
+    return model_of(n_layers=n_layers, ffn=ffn)
 
 
 def needs_of(model: ModelConfig, seed: int) -> list[LayerNeed]:
@@ -120,13 +126,73 @@ def test_one_budget_is_given() -> None:
         parse(ShrinkOptions, {"params": 0.5, "flops": 0.5}, "shrink")
 
 
+@pytest.mark.parametrize("shape", ["found", "uniform"])
+def test_a_mixture_keeps_at_least_the_experts_that_a_token_chooses(shape: str) -> None:
+    model = mixture()
+    for share in (0.3, 0.6, 0.9):
+        options = ShrinkOptions(params=share, shape=shape, multiple=4)
+        sizes = sizes_at_budget(model, options, SEQ_LEN, needs_of(model, 1))
+        assert cost(model, sizes, "params") <= share * cost(model, layer_sizes(model), "params")
+        n_experts = {size.n_experts for size in sizes if size != LEFT_OUT}
+        assert n_experts == {5} if shape == "uniform" else n_experts <= {2, 3, 4, 5}
+
+
+def test_experts_and_layers_without_need_go_first() -> None:
+    model = mixture()
+    needs = [LayerNeed(need.stream, need.groups, need.units.clone()) for need in needs_of(model, 0)]
+    for need in needs:
+        need.units[3:] = 0
+    needs[2] = LayerNeed(needs[2].stream, *(torch.zeros_like(part) for part in (needs[2].groups, needs[2].units)))
+    whole = layer_sizes(model)
+    unneeded = [LEFT_OUT if i == 2 else size._replace(n_experts=3) for i, size in enumerate(whole)]
+    share = cost(model, unneeded, "params") / cost(model, whole, "params")
+    options = ShrinkOptions(params=share + 1e-9, multiple=4)
+    assert sizes_at_budget(model, options, SEQ_LEN, needs) == unneeded
+
+
+def test_one_layer_stays_whatever_the_budget() -> None:
+    model = model_of()
+    whole = cost(model, layer_sizes(model), "kv_bytes")
+    one_head = [LEFT_OUT, LayerSizes(8, 1, 8), LEFT_OUT, LEFT_OUT]
+    share = cost(model, one_head, "kv_bytes") / whole
+    sizes = sizes_at_budget(model, ShrinkOptions(kv_bytes=share), SEQ_LEN, needs_of(model, 0))
+    assert sum(size.n_kv_heads for size in sizes) == 1
+
+
+def test_fewer_layers_take_the_places_at_which_least_is_lost() -> None:
+    """Against every choice of places."""
+    model, wanted = model_of(n_layers=5), model_of(n_layers=3, d_ff=20)
+    for seed in range(4):
+        needs = needs_of(model, seed)
+        found = sizes_like(model, wanted, needs)
+        size = layer_sizes(wanted)[0]
+        ways = [[size if i in places else LEFT_OUT for i in range(5)] for places in combinations(range(5), 3)]
+        assert found == min(ways, key=lambda way: sum(need.lost(each) for need, each in zip(needs, way)))
+
+
+def test_fewer_layers_take_only_places_where_they_fit() -> None:
+    shape = {"kind": "explicit", "widths": [24, 8, 16, 24]}
+    model = model_of(shape=shape)
+    wanted = model_of(n_layers=3, shape={**shape, "widths": [24, 16, 24]})
+    for needs in ([], needs_of(model, 0)):
+        assert [size.d_model for size in sizes_like(model, wanted, needs)] == [24, 0, 16, 24]
+    with pytest.raises(UserError, match=r"layers.1.d_model: got 24 where there are 8; a cut adds nothing"):
+        sizes_like(model, model_of(n_layers=3, shape={**shape, "widths": [24, 24, 24]}))
+
+
 def test_another_model_gives_the_sizes_if_this_one_can_be_cut_to_it() -> None:
     model = model_of()
     assert sizes_like(model, model_of(d_ff=20)) == [size._replace(n_hidden=20) for size in layer_sizes(model)]
     for wanted, message in (
         (model_of(d_model=32), "d_model: got 32 where there are 24; a cut adds nothing"),
         (model_of(n_layers=5), "n_layers: got 5 where there are 4; a cut adds nothing"),
+        (mixture(), "layers.0.ffn.kind: got 'moe' where it was 'swiglu'"),
         (model_of(d_ff=40), "layers.0.n_hidden: got 40 where there are 36; a cut adds nothing"),
     ):
         with pytest.raises(UserError, match=message):
             sizes_like(model, wanted)
+    with pytest.raises(UserError, match=r"layers.0.ffn.top_k: got 1 where it was 2, and a cut leaves it as it is"):
+        sizes_like(mixture(), mixture(top_k=1))
+    assert sizes_like(mixture(), mixture(n_experts=3)) == [
+        size._replace(n_experts=3) for size in layer_sizes(mixture())
+    ]
