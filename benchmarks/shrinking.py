@@ -22,7 +22,6 @@ from scipy.stats import t
 from widthwise.config_io import checked_copy
 from widthwise.files import write_atomic
 from widthwise.growth.choices import ShrinkOptions
-from widthwise.growth.shrink import layer_sizes, smaller_config
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
 from widthwise.run_dir import RunDir
@@ -81,8 +80,8 @@ def measured(seed: int, folder: Path, n_parent: int, n_healing: int) -> dict[str
     cut("whole", ShrinkOptions(flops=1.0))
     options = {name: ShrinkOptions(flops=SHARE, shape=name, multiple=MULTIPLE) for name in CUTS}
     runs = {name: cut(name, options[name]) for name in CUTS}
-    sizes = layer_sizes(saved_recipe(RunDir(runs["found"])).explicit_model)
-    cut("found, reversed", ShrinkOptions(), smaller_config(like.explicit_model, sizes[::-1]))
+    smaller = saved_recipe(RunDir(runs["found"])).explicit_model
+    cut("found, reversed", ShrinkOptions(), checked_copy(smaller, "model", layers=smaller.layers[::-1]))
     for name in DISTILLED:
         cut(f"{name}, distilled", options[name], None, f"train.distill.teacher={parent}")
     for name in FROM_SCRATCH:

@@ -75,8 +75,13 @@ def sizes_like(model: ModelConfig, wanted: ModelConfig, needs: Sequence[LayerNee
                 way = (lost + (needs[i].lost(size) if needs else 0.0), [*sizes, size])
                 reached[n] = min(reached.get(n, way), way, key=lambda each: each[0])
         best = reached
-    if wanted.n_layers not in best:
+    if wanted.n_layers not in best and wanted.n_layers == model.n_layers:
         raise refusals[0]
+    if wanted.n_layers not in best:
+        raise UserError(
+            f"n_layers: got {wanted.n_layers} where there are {model.n_layers}; whichever are left out, the others "
+            f"cannot be cut to those, such as {refusals[0]}"
+        )
     return best[wanted.n_layers][1]
 
 
