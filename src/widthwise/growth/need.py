@@ -4,11 +4,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import pad, silu
 from torch.utils.hooks import RemovableHandle
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
@@ -198,10 +200,21 @@ class LayerNeed:
 
         A layer that is left out loses what it makes, its groups and units; that it reads nothing loses no more.
         """
-        stream = self.stream[sizes.d_model :] if sizes != LEFT_OUT else self.stream[:0]
-        experts, rest = self.units.split((sizes.n_experts, len(self.units) - sizes.n_experts))
-        cut = (stream, self.groups[sizes.n_kv_heads :], rest, experts[:, sizes.n_hidden :])
-        return float(sum(part.sum() for part in cut))
+        stream, groups, units = self._sums
+        read = stream[-1] - stream[sizes.d_model] if sizes != LEFT_OUT else 0.0
+        made = groups[-1] - groups[sizes.n_kv_heads] + units[-1, -1] - units[sizes.n_experts, sizes.n_hidden]
+        return float(read + made)
+
+    @cached_property
+    def _sums(self) -> list[np.ndarray]:
+        """Sums over so many leading parts: (d_model + 1,), (n_kv_heads + 1,), (n_experts + 1, n_hidden + 1)."""
+        found = []
+        for part in (self.stream, self.groups, self.units):
+            sums = pad(part.double(), (1, 0) * part.dim())
+            for dim in range(part.dim()):
+                sums = sums.cumsum(dim)
+            found.append(sums.numpy())
+        return found
 
     def order(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the order in which the most needed come first: of groups, experts, and units of experts so placed."""

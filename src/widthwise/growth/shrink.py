@@ -158,11 +158,12 @@ def reorder(model: Decoder, order: Order) -> None:
         weight, names = by_axis(owner), [axis for axes in owner.dimensions for axis in axes]
         for axis, place in places.items():
             for dim in (dim for dim, name in enumerate(names) if name == axis):
-                n_rows = len(place) if place.dim() == 2 else 1
-                shape = [
-                    place.shape[-1] if d == dim else n_rows if n == "n_experts" else 1 for d, n in enumerate(names)
-                ]
-                weight = weight.take_along_dim(place.to(weight.device).view(shape), dim)
+                rows = place.to(weight.device).view(-1, place.shape[-1])
+                if len(rows) == 1:
+                    weight = weight.index_select(dim, rows[0])
+                else:  # each expert has an order of its own
+                    shape = {"n_experts": len(rows), axis: rows.shape[1]}
+                    weight = weight.take_along_dim(rows.view([shape.get(name, 1) for name in names]), dim)
         if turn is not None and not isinstance(owner, Norm):
             for dim in (dim for dim, name in enumerate(names) if name == "d_model"):
                 weight = (weight.movedim(dim, -1).double() @ turn.to(weight.device)).movedim(-1, dim)
