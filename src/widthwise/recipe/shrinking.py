@@ -88,18 +88,12 @@ def sizes_like(model: ModelConfig, wanted: ModelConfig, needs: Sequence[LayerNee
 def _size_like(layer: LayerConfig, wanted: LayerConfig, where: str) -> LayerSizes:
     """Return the sizes of another layer. Raises UserError where the layer cannot be cut to them."""
 
-    def fixed(layer: LayerConfig) -> dict[str, object]:
-        attention, ffn = layer.attention, layer.ffn
-        found = {name: getattr(ffn, name, None) for name in ("kind", "top_k", "d_shared")}
-        return {
-            "attention.head_dim": attention.head_dim,
-            "attention.kv_group_size": attention.n_heads // attention.n_kv_heads,
-            **{f"ffn.{name}": value for name, value in found.items()},
-        }
-
-    theirs = fixed(wanted)
-    for name, ours in fixed(layer).items():
-        must_agree(f"{where}.{name}", ours, theirs[name], NO_OTHER)
+    group, wanted_group = (each.attention.n_heads // each.attention.n_kv_heads for each in (layer, wanted))
+    must_agree(f"{where}.attention.head_dim", layer.attention.head_dim, wanted.attention.head_dim, NO_OTHER)
+    must_agree(f"{where}.attention.kv_group_size", group, wanted_group, NO_OTHER)
+    for name in ("kind", "top_k", "d_shared"):
+        ours, theirs = (getattr(each.ffn, name, None) for each in (layer, wanted))
+        must_agree(f"{where}.ffn.{name}", ours, theirs, NO_OTHER)
     size = layer_size(wanted)
     smaller_layer(layer, size, where)
     return size
