@@ -73,7 +73,7 @@ def drawn(config: ModelConfig) -> Decoder:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    return model
+    return model.eval()
 
 
 @torch.no_grad()
@@ -300,7 +300,7 @@ def test_a_mixture_of_one_expert_needs_its_units_as_any_feed_forward(score: str)
     )
     router = {name: weight for name, weight in mixture.named_parameters() if "w_router" in name}
     mixture.set_weights([*plain.named_parameters(), *router.items()])
-    needs = [layer_needs(model.eval(), measure(model, [TOKENS]), score) for model in (plain, mixture)]
+    needs = [layer_needs(model, measure(model, [TOKENS]), score) for model in (plain, mixture.eval())]
     for one, other in zip(*needs, strict=True):
         assert torch.allclose(one.units, other.units, rtol=1e-9)
         assert torch.allclose(one.groups, other.groups, rtol=1e-9)

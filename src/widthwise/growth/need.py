@@ -18,7 +18,6 @@ from widthwise.growth.choices import Score
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, Order, layers_kept, readers, sublayers
 from widthwise.model.axes import Linear, Norm
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import FeedForward
 from widthwise.model.decoder import Decoder, parameter_shapes
 from widthwise.model.ffn.moe_module import MoE
 
@@ -100,40 +99,21 @@ def writer(sublayer: nn.Module) -> Linear:
     return next(each for each in sublayer.modules() if isinstance(each, Linear) and each.writes_stream)
 
 
-def taking(take: Callable[[Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    """Return a hook before a module that takes what the module reads."""
-    return lambda module, inputs: take(inputs[0])
+def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[RemovableHandle]:
+    """Add whatever a mixture does from now on, whose matrices a kernel reads, until the hooks returned are removed."""
+    routed: list[Tensor] = []
 
+    def route(_: nn.Module, inputs: tuple[Tensor, ...], logits: Any) -> None:
+        routed[:] = inputs[0], logits
 
-def observed(need: Need, name: str, sublayer: nn.Module) -> list[RemovableHandle]:
-    """Add to the need, under a name, whatever a sublayer does from now on; until the hooks returned are removed."""
-    norm, last = sublayer.norm, writer(sublayer)
-    hooks = [
-        readers(sublayer)[0].register_forward_pre_hook(taking(need.read[name].add)),
-        last.register_forward_pre_hook(taking(need.inner[name].add)),
-    ]
-    if isinstance(norm, Norm):
-        hooks.append(norm.register_forward_pre_hook(taking(need.normed[f"{name}.norm"].add_normed)))
+    def leave(update: Tensor) -> None:
+        written.add(update)
+        inner.add_experts(moe, *routed, update)
 
-    def update(take: Callable[[Tensor], None]) -> None:
-        def leaving(module: nn.Module, inputs: Any, made: Any) -> None:
-            take(made[0] if isinstance(module, FeedForward) else made)  # a feed-forward says its choices too
-
-        if isinstance(norm, Norm) and norm.is_after:
-            hooks.append(norm.register_forward_pre_hook(taking(take)))
-        else:
-            hooks.append(sublayer.register_forward_hook(leaving))
-
-    update(need.written[name].add)
-    if isinstance(sublayer, MoE):  # its matrices are read by a kernel
-        routed: list[tuple[Tensor, Tensor]] = []
-
-        def route(module: nn.Module, inputs: Any, logits: Any) -> None:
-            routed.append((inputs[0], logits))
-
-        hooks.append(sublayer.w_router.register_forward_hook(route))
-        update(lambda update: need.inner[name].add_experts(sublayer, *routed.pop(), update))
-    return hooks
+    norm, hooks = moe.norm, [moe.w_router.register_forward_hook(route)]
+    if isinstance(norm, Norm) and norm.is_after:
+        return [*hooks, norm.register_forward_pre_hook(lambda _, inputs: leave(inputs[0]))]
+    return [*hooks, moe.register_forward_hook(lambda _, inputs, made: leave(made[0]))]
 
 
 def measure(
@@ -145,8 +125,14 @@ def measure(
     """
     need = Need()
 
-    def correlate(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        rows = inputs[0].detach().flatten(0, -2).double()
+    def observing(take: Callable[[Tensor], None], output: bool = False) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], *outputs: Tensor) -> None:
+            take(outputs[0] if output else inputs[0])
+
+        return hook
+
+    def correlate(x: Tensor) -> None:
+        rows = x.detach().flatten(0, -2).double()
         need.covariance = need.covariance + rows.T @ rows
 
     asked = [parameter.requires_grad for parameter in model.parameters()]
@@ -155,14 +141,24 @@ def measure(
         undone.callback(lambda: [each.requires_grad_(was) for each, was in zip(model.parameters(), asked)])
         model.requires_grad_(False)
         embedding.requires_grad_(True)  # so that activations have gradients, and no matrix has
-        hooks = [
-            model.get_submodule("exit.norm").register_forward_pre_hook(taking(need.normed["exit.norm"].add_normed))
+        norms = {f"{name}.norm": sublayer.norm for name, sublayer in sublayers(model).items()}
+        norms["exit.norm"] = model.exit.norm
+        added = [
+            norm.register_forward_pre_hook(observing(need.normed[name].add_normed))
+            for name, norm in norms.items()
+            if isinstance(norm, Norm)
         ]
         for name, sublayer in sublayers(model).items():
-            hooks += observed(need, name, sublayer)
+            first, last = readers(sublayer)[0], writer(sublayer)
+            added.append(first.register_forward_pre_hook(observing(need.read[name].add)))
             if with_covariance:
-                hooks.append(readers(sublayer)[0].register_forward_pre_hook(correlate))
-        for hook in hooks:
+                added.append(first.register_forward_pre_hook(observing(correlate)))
+            if isinstance(sublayer, MoE):
+                added += experts_observed(sublayer, need.inner[name], need.written[name])
+                continue
+            added.append(last.register_forward_pre_hook(observing(need.inner[name].add)))
+            added.append(last.register_forward_hook(observing(need.written[name].add, output=True)))
+        for hook in added:
             undone.callback(hook.remove)
         for batch in batches:
             rows = batch.to(embedding.device)
