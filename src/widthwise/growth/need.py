@@ -101,14 +101,14 @@ def writer(sublayer: nn.Module) -> Linear:
 
 def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[RemovableHandle]:
     """Add whatever a mixture does from now on, whose matrices a kernel reads, until the hooks returned are removed."""
-    routed: list[Tensor] = []
+    routed: list[tuple[Tensor, Tensor]] = []
 
     def route(_: nn.Module, inputs: tuple[Tensor, ...], logits: Any) -> None:
-        routed[:] = inputs[0], logits
+        routed[:] = [(inputs[0], logits)]
 
     def leave(update: Tensor) -> None:
         written.add(update)
-        inner.add_experts(moe, *routed, update)
+        inner.add_experts(moe, *routed[0], update)
 
     norm, hooks = moe.norm, [moe.w_router.register_forward_hook(route)]
     if isinstance(norm, Norm) and norm.is_after:
