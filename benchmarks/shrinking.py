@@ -22,7 +22,7 @@ from scipy.stats import t
 from widthwise.config_io import checked_copy
 from widthwise.files import write_atomic
 from widthwise.growth.choices import ShrinkOptions
-from widthwise.growth.shrink import LayerSizes, layer_sizes
+from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
@@ -67,9 +67,9 @@ def measured(seed: int, folder: Path, n_parent: int, n_healing: int) -> dict[str
     like, found = saved_recipe(RunDir(parent)), {}
     healing = [*HEALING, f"train.steps={n_healing}", f"train.seed={1000 + seed}"]
 
-    def cut(name: str, options: ShrinkOptions, sizes: list[LayerSizes] | None = None, *overrides: str) -> Path:
+    def cut(name: str, options: ShrinkOptions, to: ModelConfig | None = None, *overrides: str) -> Path:
         run = folder / name.replace(", ", "-").replace(" ", "-")
-        record = shrink_run(parent, run, options, [*healing, *overrides], sizes=sizes)
+        record = shrink_run(parent, run, options, [*healing, *overrides], to=to)
         resume(run)
         flops = record.after.flops_per_token / record.before.flops_per_token
         found[name] = {"cut": record.loss_after, "healed": loss_of(run), "flops_ratio": flops}
@@ -80,7 +80,8 @@ def measured(seed: int, folder: Path, n_parent: int, n_healing: int) -> dict[str
     cut("whole", ShrinkOptions(flops=1.0))
     options = {name: ShrinkOptions(flops=SHARE, shape=name, multiple=MULTIPLE) for name in CUTS}
     runs = {name: cut(name, options[name]) for name in CUTS}
-    cut("found, reversed", ShrinkOptions(), layer_sizes(saved_recipe(RunDir(runs["found"])).explicit_model)[::-1])
+    smaller = saved_recipe(RunDir(runs["found"])).explicit_model
+    cut("found, reversed", ShrinkOptions(), checked_copy(smaller, "model", layers=smaller.layers[::-1]))
     for name in DISTILLED:
         cut(f"{name}, distilled", options[name], None, f"train.distill.teacher={parent}")
     for name in FROM_SCRATCH:

@@ -35,7 +35,7 @@ def test_mistakes_are_one_line(small: str, widthwise: Callable) -> None:
         (("--plan-only", "--flops", 1.5), "1.5"),
         (("--plan-only", "--flops", 0.5, "--params", 0.5), "give one of params, flops, kv_bytes"),
         (("--plan-only", "--flops", 0.001), "no less than"),
-        (("--plan-only", "--to", "wide.yaml"), "d_model: got 48 where it was 32"),
+        (("--plan-only", "--to", "wide.yaml"), "d_model: got 48 where there are 32"),
     ):
         code, _, error = widthwise("shrink", small, *words)
         assert code == 2, (words, error)

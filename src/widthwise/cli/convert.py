@@ -95,7 +95,7 @@ def shrink(
     run: RunArgument,
     options: ShrinkOptions,
     overrides: Changes = None,
-    to: Annotated[Path | None, typer.Option(help="Recipe with the sizes of every layer, in place of a budget.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Recipe whose model has the sizes, in place of a budget.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
     step: StepOption = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Measure and say what would be cut.")] = False,
@@ -108,16 +108,12 @@ def shrink(
     Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`
     """
     from widthwise.recipe.recipe import load_recipe
-    from widthwise.recipe.shrinking import sizes_like
     from widthwise.runs.shrink import shrink_run
-    from widthwise.runs.trained import RunCheckpoint
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
-    target, sizes = None if plan_only else out, None
-    if to is not None:
-        sizes = sizes_like(RunCheckpoint.of(run, step).model, load_recipe(to).explicit_model)
-    found = shrink_run(run, target, options, overrides or (), step, sizes, remark)
+    target, wanted = None if plan_only else out, None if to is None else load_recipe(to).explicit_model
+    found = shrink_run(run, target, options, overrides or (), step, wanted, remark)
     written = [] if target is None else [target]
     say_result(found, as_json, shrinking_answer(found), [shrinking_table(found)], written)
     if target is not None and not as_json:

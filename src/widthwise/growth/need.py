@@ -4,15 +4,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad, silu
+from torch.utils.hooks import RemovableHandle
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.growth.choices import Score
-from widthwise.growth.shrink import LayerSizes, Order, readers, sublayers
+from widthwise.growth.shrink import LEFT_OUT, LayerSizes, Order, layers_kept, readers, sublayers
 from widthwise.model.axes import Linear, Norm
-from widthwise.model.decoder import Decoder
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder, parameter_shapes
+from widthwise.model.ffn.moe_module import MoE
 
 
 @dataclass
@@ -38,8 +45,38 @@ class Entries:
         if x.requires_grad:
             x.register_hook(lambda gradient: self._add_gradient(rows, gradient))
 
+    def add_normed(self, x: Tensor) -> None:
+        """Add x of each token over its root mean square."""
+        wide = x.detach().double()
+        self.add(wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30))
+
     def _add_gradient(self, rows: Tensor, gradient: Tensor) -> None:
         self.taylor += (rows * gradient.flatten(0, -2).double()).sum(dim=0).abs()
+
+    def add_experts(self, moe: MoE, x: Tensor, logits: Tensor, update: Tensor) -> None:
+        """Add the hidden units of all experts, each times the weight of its expert at a token, and 0 where not chosen.
+
+        x: (..., d_model), what the router reads, logits: (..., n_experts), what it says, update: (..., d_out).
+        """
+        x, logits, parts = x.detach().flatten(0, -2), logits.detach().flatten(0, -2), []
+        weights, chosen = moe.choose(logits.double())
+        matrices = (
+            each.weight.detach().unflatten(0, (moe.config.n_experts, -1)) for each in (moe.w_gate, moe.w_up, moe.w_down)
+        )
+        for expert, (gate, up, down) in enumerate(zip(*matrices)):
+            token, choice = (chosen == expert).nonzero(as_tuple=True)
+            hidden = silu(x[token] @ gate.T) * (x[token] @ up.T) * weights[token, choice, None]
+            parts.append((token, hidden.double(), down))
+        self.size += torch.cat([hidden.abs().sum(dim=0) for _, hidden, _ in parts])
+        self.n_tokens += len(x)
+        self.n_batches += 1
+
+        def add_gradient(gradient: Tensor) -> None:
+            of_update = gradient.flatten(0, -2)
+            sums = [(hidden * (of_update[token] @ down)).sum(dim=0) for token, hidden, down in parts]
+            self.taylor += torch.cat(sums).abs()
+
+        update.register_hook(add_gradient)
 
 
 @dataclass
@@ -49,7 +86,7 @@ class Need:
 
     read: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     inner: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
-    """Attended values of all heads, (n_heads * v_head_dim,), or hidden units."""
+    """Attended values of all heads, (n_heads * v_head_dim,), or hidden units, (n_experts * n_hidden,)."""
     written: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     normed: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     """By the name of its norm: what that measures, of each token over its root mean square."""
@@ -58,9 +95,25 @@ class Need:
 
 
 def writer(sublayer: nn.Module) -> Linear:
-    """Return the one matrix that writes what a sublayer makes to the stream."""
-    (found,) = (each for each in sublayer.modules() if isinstance(each, Linear) and list(each.out_axes) == ["d_model"])
-    return found
+    """Return the matrix that writes what a sublayer makes to the stream: of a mixture, that of the routed experts."""
+    return next(each for each in sublayer.modules() if isinstance(each, Linear) and each.writes_stream)
+
+
+def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[RemovableHandle]:
+    """Add whatever a mixture does from now on, whose matrices a kernel reads, until the hooks returned are removed."""
+    routed: list[tuple[Tensor, Tensor]] = []
+
+    def route(_: nn.Module, inputs: tuple[Tensor, ...], logits: Any) -> None:
+        routed[:] = [(inputs[0], logits)]
+
+    def leave(update: Tensor) -> None:
+        written.add(update)
+        inner.add_experts(moe, *routed[0], update)
+
+    norm, hooks = moe.norm, [moe.w_router.register_forward_hook(route)]
+    if isinstance(norm, Norm) and norm.is_after:
+        return [*hooks, norm.register_forward_pre_hook(lambda _, inputs: leave(inputs[0]))]
+    return [*hooks, moe.register_forward_hook(lambda _, inputs, made: leave(made[0]))]
 
 
 def measure(
@@ -82,33 +135,31 @@ def measure(
         rows = x.detach().flatten(0, -2).double()
         need.covariance = need.covariance + rows.T @ rows
 
-    def normed(entries: Entries) -> Callable[[Tensor], None]:
-        def take(x: Tensor) -> None:
-            wide = x.detach().double()
-            entries.add(wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30))
-
-        return take
-
     asked = [parameter.requires_grad for parameter in model.parameters()]
     embedding = model.embedding.weight
     with ExitStack() as undone:
         undone.callback(lambda: [each.requires_grad_(was) for each, was in zip(model.parameters(), asked)])
         model.requires_grad_(False)
         embedding.requires_grad_(True)  # so that activations have gradients, and no matrix has
+        norms = {f"{name}.norm": sublayer.norm for name, sublayer in sublayers(model).items()}
+        norms["exit.norm"] = model.exit.norm
+        added = [
+            norm.register_forward_pre_hook(observing(need.normed[name].add_normed))
+            for name, norm in norms.items()
+            if isinstance(norm, Norm)
+        ]
         for name, sublayer in sublayers(model).items():
             first, last = readers(sublayer)[0], writer(sublayer)
-            added = [
-                first.register_forward_pre_hook(observing(need.read[name].add)),
-                last.register_forward_pre_hook(observing(need.inner[name].add)),
-                last.register_forward_hook(observing(need.written[name].add, output=True)),
-            ]
-            if isinstance(sublayer.norm, Norm):
-                taken = normed(need.normed[f"{name}.norm"])
-                added.append(sublayer.norm.register_forward_pre_hook(observing(taken)))
+            added.append(first.register_forward_pre_hook(observing(need.read[name].add)))
             if with_covariance:
                 added.append(first.register_forward_pre_hook(observing(correlate)))
-            for hook in added:
-                undone.callback(hook.remove)
+            if isinstance(sublayer, MoE):
+                added += experts_observed(sublayer, need.inner[name], need.written[name])
+                continue
+            added.append(last.register_forward_pre_hook(observing(need.inner[name].add)))
+            added.append(last.register_forward_hook(observing(need.written[name].add, output=True)))
+        for hook in added:
+            undone.callback(hook.remove)
         for batch in batches:
             rows = batch.to(embedding.device)
             tokens = rows[:, :-1]
@@ -119,11 +170,14 @@ def measure(
 
 
 def column_scores(entries: Entries, matrix: Linear, score: Score) -> Tensor:
-    """Return float64 (n,): the need of each entry that a matrix reads."""
-    norms = matrix.weight.detach().double().norm(dim=0)
+    """Return float64 (n_experts, n): the need of each entry that a matrix, or that of each expert, reads."""
+    by_expert = matrix.weight.detach().unflatten(0, (matrix.out_axes.get("n_experts", 1), -1))
+    norms = by_expert.norm(dim=1, dtype=torch.float64)
+    if score == "magnitude":
+        return norms
     if score == "taylor":
-        return torch.as_tensor(entries.taylor) / entries.n_batches
-    return norms if score == "magnitude" else torch.as_tensor(entries.size) / entries.n_tokens * norms
+        return torch.as_tensor(entries.taylor).view_as(norms) / entries.n_batches
+    return torch.as_tensor(entries.size).view_as(norms) / entries.n_tokens * norms
 
 
 @dataclass(frozen=True)
@@ -135,12 +189,39 @@ class LayerNeed:
     groups: Tensor
     """(n_kv_heads,)"""
     units: Tensor
-    """(n_hidden,)"""
+    """(n_experts, n_hidden)"""
 
     def lost(self, sizes: LayerSizes) -> float:
-        """Return the sum over all that is cut behind the leading parts."""
-        cut = (self.stream[sizes.d_model :], self.groups[sizes.n_kv_heads :], self.units[sizes.n_hidden :])
-        return float(sum(part.sum() for part in cut))
+        """Return the sum over all that is cut behind the leading parts.
+
+        A layer that is left out loses what it makes, its groups and units; that it reads nothing loses no more.
+        """
+        stream, groups, units = self._sums
+        read = stream[-1] - stream[sizes.d_model] if sizes != LEFT_OUT else 0.0
+        made = groups[-1] - groups[sizes.n_kv_heads] + units[-1, -1] - units[sizes.n_experts, sizes.n_hidden]
+        return float(read + made)
+
+    @cached_property
+    def _sums(self) -> list[np.ndarray]:
+        """Sums over so many leading parts: (d_model + 1,), (n_kv_heads + 1,), (n_experts + 1, n_hidden + 1)."""
+        found = []
+        for part in (self.stream, self.groups, self.units):
+            sums = pad(part.double(), (1, 0) * part.dim())
+            for dim in range(part.dim()):
+                sums = sums.cumsum(dim)
+            found.append(sums.numpy())
+        return found
+
+    def order(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the order in which the most needed come first: of groups, experts, and units of experts so placed."""
+        experts = self.units.sum(dim=1).argsort(descending=True, stable=True)
+        groups, units = (each.argsort(descending=True, stable=True) for each in (self.groups, self.units[experts]))
+        return groups, experts, units
+
+    def in_order(self) -> "LayerNeed":
+        """Return the need of the layer in its order of need."""
+        groups, experts, units = self.order()
+        return LayerNeed(self.stream, self.groups[groups], self.units[experts].gather(1, units))
 
 
 def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
@@ -156,22 +237,27 @@ def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
         heads = column_scores(need.inner[names[0]], writer(attention), score)
         groups = heads.view(config.attention.n_kv_heads, -1).sum(dim=1)
         units = column_scores(need.inner[names[1]], writer(ffn), score)
-        found.append(LayerNeed(stream, groups, units))
+        found.append(LayerNeed(stream, groups.cpu(), units.cpu()))
     return found
 
 
 def order_of_need(needs: Sequence[LayerNeed]) -> Order:
-    """Return the order in which each layer's most needed groups and units come first."""
-    return Order(
-        groups=[each.groups.argsort(descending=True, stable=True).cpu() for each in needs],
-        units=[each.units.argsort(descending=True, stable=True).cpu() for each in needs],
-    )
+    """Return the order in which each layer's most needed groups, experts and units come first."""
+    groups, experts, units = zip(*(each.order() for each in needs))
+    return Order(None, groups, experts, units)
 
 
-def energies_kept(need: Need, sizes: Sequence[LayerSizes]) -> dict[str, float]:
-    """Return by norm the share of the squares of what it measures in the coordinates that its layer keeps."""
-    found = {}
-    for name, entries in need.normed.items():
-        energy = torch.as_tensor(entries.energy)
-        found[name] = float(energy[: sizes[int(name.split(".")[1])].d_model].sum() / energy.sum())
+def energies_kept(need: Need, smaller: ModelConfig, sizes: Sequence[LayerSizes]) -> dict[str, float]:
+    """Return by norm the share of the squares of what it measures in the coordinates that it keeps.
+
+    smaller: the model of these sizes. Norms go by their names in the model that is cut; those of layers that are left
+    out are not among them.
+    """
+    found, kept = {}, layers_kept(sizes)
+    for name, shape in parameter_shapes(smaller).items():
+        norm = kept.old_name(name.removesuffix(".weight"))
+        if norm in need.normed:
+            energy = torch.as_tensor(need.normed[norm].energy)
+            total = energy.sum()
+            found[norm] = float(energy[: shape[0]].sum() / total) if total > 0 else 1.0
     return found

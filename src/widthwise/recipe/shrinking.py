@@ -11,10 +11,19 @@ from scipy.sparse import csr_matrix
 from widthwise.config_io import UserError
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
-from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config, smaller_layer
+from widthwise.growth.shrink import (
+    LEFT_OUT,
+    LayerSizes,
+    check_not_more,
+    layer_size,
+    layer_sizes,
+    smaller_config,
+    smaller_layer,
+)
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
-from widthwise.model.kinds import all_must_agree, must_agree
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.kinds import must_agree
 from widthwise.model.layer import LayerConfig
 from widthwise.shape.schedule import SCHEDULES
 
@@ -29,7 +38,7 @@ N_HALVINGS = 40
 SECONDS = 60
 """Time for the solver, after which the best sizes so far are taken."""
 N_LEVELS = 16
-"""Widths, and numbers of hidden units, among which a layer chooses."""
+"""Widths, and numbers of hidden units and experts, among which a layer chooses."""
 
 
 COUNTS: dict[str, Counting] = {
@@ -39,16 +48,55 @@ COUNTS: dict[str, Counting] = {
 }
 
 
-def sizes_like(model: ModelConfig, wanted: ModelConfig) -> list[LayerSizes]:
-    """Return the sizes of the layers of another model, to which this one can be cut. Raises UserError if it cannot."""
-    all_must_agree(("vocab_size", "d_model"), model, wanted)
-    for i, (ours, theirs) in enumerate(zip(model.layers, wanted.layers)):
-        group, wanted_group = (each.attention.n_heads / each.attention.n_kv_heads for each in (ours, theirs))
-        must_agree(f"layers.{i}.attention.head_dim", ours.attention.head_dim, theirs.attention.head_dim, NO_OTHER)
-        must_agree(f"layers.{i}.attention.kv_group_size", group, wanted_group, NO_OTHER)
-    sizes = layer_sizes(wanted)
-    smaller_config(model, sizes)
-    return sizes
+def sizes_like(model: ModelConfig, wanted: ModelConfig, needs: Sequence[LayerNeed] = ()) -> list[LayerSizes]:
+    """Return the sizes of all layers with which this model becomes as large as another one.
+
+    Where that has fewer layers, its layers take the places, in their order, at which least is lost, and the others are
+    left out. needs: of every layer, with the most needed parts first; none: nothing is lost anywhere. Raises UserError
+    if the model cannot become so.
+    """
+    must_agree("vocab_size", model.vocab_size, wanted.vocab_size, NO_OTHER)
+    check_not_more("d_model", wanted.d_model, model.d_model)
+    check_not_more("n_layers", wanted.n_layers, model.n_layers)
+    refusals = []
+    best: dict[int, tuple[float, list[LayerSizes]]] = {0: (0.0, [])}
+    """Wanted layers that have places so far -> what is lost, and all sizes so far."""
+    for i, layer in enumerate(model.layers):
+        reached: dict[int, tuple[float, list[LayerSizes]]] = {}
+        for n_placed, (lost, sizes) in best.items():
+            ways = [(n_placed, LEFT_OUT)] if i - n_placed < model.n_layers - wanted.n_layers else []
+            if n_placed < wanted.n_layers:
+                try:
+                    size = _size_like(layer, wanted.layers[n_placed], f"layers.{n_placed}")
+                    ways.append((n_placed + 1, size))
+                except UserError as refusal:
+                    refusals.append(refusal)
+            for n, size in ways:
+                way = (lost + (needs[i].lost(size) if needs else 0.0), [*sizes, size])
+                reached[n] = min(reached.get(n, way), way, key=lambda each: each[0])
+        best = reached
+    if wanted.n_layers not in best and wanted.n_layers == model.n_layers:
+        raise refusals[0]
+    if wanted.n_layers not in best:
+        raise UserError(
+            f"n_layers: got {wanted.n_layers} where there are {model.n_layers}; whichever are left out, the others "
+            f"cannot be cut to those, such as {refusals[0]}"
+        )
+    return best[wanted.n_layers][1]
+
+
+def _size_like(layer: LayerConfig, wanted: LayerConfig, where: str) -> LayerSizes:
+    """Return the sizes of another layer. Raises UserError where the layer cannot be cut to them."""
+
+    group, wanted_group = (each.attention.n_heads // each.attention.n_kv_heads for each in (layer, wanted))
+    must_agree(f"{where}.attention.head_dim", layer.attention.head_dim, wanted.attention.head_dim, NO_OTHER)
+    must_agree(f"{where}.attention.kv_group_size", group, wanted_group, NO_OTHER)
+    for name in ("kind", "top_k", "d_shared"):
+        ours, theirs = (getattr(each.ffn, name, None) for each in (layer, wanted))
+        must_agree(f"{where}.ffn.{name}", ours, theirs, NO_OTHER)
+    size = layer_size(wanted)
+    smaller_layer(layer, size, where)
+    return size
 
 
 def check_budget(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> None:
@@ -65,7 +113,12 @@ def _limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[C
         return count(smaller_config(model, sizes).inference_cost(), seq_len)
 
     whole = layer_sizes(model)
-    least = [_least(each, options) for each in whole] if options.shape == "found" else _scaled(whole, options, 0.0)
+    least = (
+        _scaled(whole, options, 0.0) if options.shape != "found" else [_least(each, options) for each in model.layers]
+    )
+    if options.shape == "found" and options.parts == "all":  # one layer stays
+        alone = ([LEFT_OUT] * i + [size] + [LEFT_OUT] * (len(least) - i - 1) for i, size in enumerate(least))
+        least = min(alone, key=cost)
     if cost(least) > share * cost(whole):
         raise UserError(
             f"{options.budget}: got {share:g}; with shape {options.shape} and parts {options.parts} no less than "
@@ -94,11 +147,6 @@ def sizes_at_budget(
     return _scaled(whole, options, low)
 
 
-def _least(size: LayerSizes, options: ShrinkOptions) -> LayerSizes:
-    d_model, n_hidden = (min(options.multiple, n) for n in (size.d_model, size.n_hidden))
-    return LayerSizes(d_model, 1, n_hidden) if options.parts == "all" else size._replace(d_model=d_model)
-
-
 def _scaled(whole: Sequence[LayerSizes], options: ShrinkOptions, scale: float) -> list[LayerSizes]:
     """Every layer at a share of its sizes: `scale` for all, or from 1 at the ends down to it at the turn of an x."""
     n_layers = len(whole)
@@ -116,8 +164,8 @@ def _scaled(whole: Sequence[LayerSizes], options: ShrinkOptions, scale: float) -
         if options.parts == "stream":
             found.append(size._replace(d_model=d_model))
         else:
-            n_hidden = rounded(size.n_hidden, share, options.multiple)
-            found.append(LayerSizes(d_model, rounded(size.n_kv_heads, share, 1), n_hidden))
+            n_kv_heads, n_hidden = rounded(size.n_kv_heads, share, 1), rounded(size.n_hidden, share, options.multiple)
+            found.append(size._replace(d_model=d_model, n_kv_heads=n_kv_heads, n_hidden=n_hidden))
     return found
 
 
@@ -144,17 +192,15 @@ def _found(
     def cost_of(layer: LayerConfig) -> float:
         return count(sum(layer.costs(model.residual, layer.d_in).values(), Cost()), seq_len)
 
-    def costs_of(layer: LayerConfig, whole: LayerSizes) -> list[tuple[LayerSizes, float]]:
-        levels = (_levels(whole.d_model, options), range(1, whole.n_kv_heads + 1), _levels(whole.n_hidden, options))
-        if options.parts == "stream":
-            levels = (levels[0], [whole.n_kv_heads], [whole.n_hidden])
-        sizes = [LayerSizes(*each) for each in product(*levels)]
-        return [(each, cost_of(smaller_layer(layer, each, "layer"))) for each in sizes]
+    def costs_of(layer: LayerConfig) -> list[tuple[LayerSizes, float]]:
+        sizes = [LayerSizes(*each) for each in product(*_levels(layer, options))]
+        whole = [(each, cost_of(smaller_layer(layer, each, "layer"))) for each in sizes]
+        return whole if options.parts == "stream" else [(LEFT_OUT, 0.0), *whole]
 
     choices, rows, before, costed = [], [], None, []
-    for i, (layer, whole, need) in enumerate(zip(model.layers, layer_sizes(model), needs, strict=True)):
+    for i, (layer, need) in enumerate(zip(model.layers, needs, strict=True)):
         if layer != before:  # most layers equal the one before them, and counting takes long
-            before, costed = layer, sorted(costs_of(layer, whole), key=lambda each: each[1])
+            before, costed = layer, sorted(costs_of(layer), key=lambda each: each[1])
         best = np.inf
         for sizes, cost in costed:
             if (lost := need.lost(sizes)) < best:  # what costs more and loses as much is never chosen
@@ -164,9 +210,14 @@ def _found(
     limit -= count(model.inference_cost(), seq_len) - sum(map(cost_of, model.layers))
     one_each = csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))))
     costs, lost = (np.array([getattr(choice, name) for choice in choices]) for name in ("cost", "lost"))
+    stays = np.array([choice.sizes != LEFT_OUT for choice in choices], dtype=float)
     answer = milp(
         lost / max(lost.max(), 1e-300),
-        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs[None] / limit, ub=1)],
+        constraints=[
+            LinearConstraint(one_each, 1, 1),
+            LinearConstraint(costs[None] / limit, ub=1),
+            LinearConstraint(stays[None], 1),
+        ],
         integrality=np.ones(len(rows)),
         bounds=Bounds(0, 1),
         options={"mip_rel_gap": 1e-4, "time_limit": SECONDS},
@@ -176,7 +227,22 @@ def _found(
     return [choice.sizes for choice, is_taken in zip(choices, answer.x.round()) if is_taken]
 
 
-def _levels(n: int, options: ShrinkOptions) -> list[int]:
-    """At most N_LEVELS multiples up to n, and n itself."""
-    step = max(1, -(-n // (N_LEVELS * options.multiple))) * options.multiple
-    return sorted({*range(step, n, step), min(n, options.multiple), n})
+def _levels(layer: LayerConfig, options: ShrinkOptions) -> list[Sequence[int]]:
+    """The sizes among which a layer chooses, for each field of `LayerSizes`; the least ones first."""
+    whole = layer_size(layer)
+    widths = _multiples(whole.d_model, options.multiple)
+    if options.parts == "stream":
+        return [widths, *([n] for n in whole[1:])]
+    top_k = layer.ffn.top_k if isinstance(layer.ffn, MoEConfig) else 1
+    experts = sorted({max(n, top_k) for n in _multiples(whole.n_experts, 1)})
+    return [widths, range(1, whole.n_kv_heads + 1), _multiples(whole.n_hidden, options.multiple), experts]
+
+
+def _least(layer: LayerConfig, options: ShrinkOptions) -> LayerSizes:
+    return LayerSizes(*(levels[0] for levels in _levels(layer, options)))
+
+
+def _multiples(n: int, multiple: int) -> list[int]:
+    """At most N_LEVELS multiples up to n, the least one, and n itself."""
+    step = max(1, -(-n // (N_LEVELS * multiple))) * multiple
+    return sorted({*range(step, n, step), min(n, multiple), n})

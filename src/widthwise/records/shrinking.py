@@ -8,11 +8,14 @@ from widthwise.records.record import Record, StoredRecord
 
 
 class LayerCut(Record):
-    """One layer; each size as [before, after]."""
+    """One layer; each size as [before, after], with 0 after for one that was left out."""
 
     d_model: Sequence[int]
     n_kv_heads: Sequence[int]
     n_hidden: Sequence[int]
+    """Hidden units, in a mixture those of each expert."""
+    n_experts: Sequence[int] = (1, 1)
+    """Experts among which a mixture chooses; any other feed-forward is one of one."""
     lost: float
     """Sum of the scores of what was cut; in nats for those of `taylor`."""
     energy_kept: Sequence[float]
@@ -46,4 +49,6 @@ class Shrinking(StoredRecord):
     after: ModelSize
     kv_bytes: Sequence[float]
     """Per token, before and after."""
+    d_model: Sequence[int] = ()
+    """Width of embedding and head, before and after; empty in files from before it could be cut."""
     layers: Sequence[LayerCut]

@@ -13,9 +13,8 @@ from widthwise.data.loader import HeldOut
 from widthwise.files import check_free
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import ShrinkOptions
-from widthwise.growth.need import LayerNeed, Need, energies_kept, layer_needs, measure, order_of_need
+from widthwise.growth.need import Need, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
-    LayerSizes,
     Order,
     check_can_shrink,
     cut,
@@ -26,10 +25,11 @@ from widthwise.growth.shrink import (
     why_not_turned,
 )
 from widthwise.kernels.dispatch import autocast
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.eval_mode import evaluating
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.shrinking import check_budget, sizes_at_budget
+from widthwise.recipe.shrinking import check_budget, sizes_at_budget, sizes_like
 from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
@@ -47,19 +47,19 @@ def shrink_run(
     options: ShrinkOptions,
     overrides: Sequence[str] = (),
     step: int | None = None,
-    sizes: Sequence[LayerSizes] | None = None,
+    to: ModelConfig | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Shrinking:
     """Write a smaller model of a run as a run at step 0, and return what was cut and lost.
 
     out: folder of the new run; None: nothing is written. overrides: changes to the run's recipe for the new run, data
-    and steps of healing among them; step: of the checkpoint, the newest good one where not given; sizes: of every
-    layer, in place of a budget. Raises UserError for a model that cannot be cut, a budget that cannot be met, and where
-    `out` is not free.
+    and steps of healing among them; step: of the checkpoint, the newest good one where not given; to: a model whose
+    sizes the smaller one has, in place of a budget. Raises UserError for a model that cannot be cut, a budget that
+    cannot be met, and where `out` is not free.
     """
-    if options.budget is None and sizes is None:
+    if options.budget is None and to is None:
         raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
-    if sizes is not None:
+    if to is not None:
         ignored = [
             name for name in ("params", "flops", "kv_bytes", "shape", "parts", "multiple") if _is_given(options, name)
         ]
@@ -73,10 +73,10 @@ def shrink_run(
     assert loaded.recipe is not None
     model, recipe = loaded.model, _recipe(loaded.recipe, overrides, str(path))
     check_can_shrink(model.config)
-    if sizes is None:
+    if to is None:
         check_budget(model.config, options, recipe.seq_len)
     else:
-        smaller_config(model.config, sizes)
+        smaller_config(model.config, sizes_like(model.config, to), to.d_model)
     data = open_data(recipe.data)
     check_tokenizer(RunDir(path), data.tokenizer)
     n_rows, boundaries = recipe.train.sequences_per_pass, recipe.data.boundaries(data)
@@ -91,16 +91,16 @@ def shrink_run(
     reason = _arrange_stream(model, measured, options)
     need = measured()
     needs = layer_needs(model, need, options.score)
-    order = order_of_need(needs)
-    reorder(model, order)
-    needs = [
-        LayerNeed(each.stream, each.groups[groups], each.units[units])
-        for each, groups, units in zip(needs, order.groups, order.units)
-    ]
-    sizes = sizes_at_budget(model.config, options, recipe.seq_len, needs) if sizes is None else list(sizes)
-    smaller, energy = smaller_config(model.config, sizes), energies_kept(need, sizes)
+    reorder(model, order_of_need(needs))
+    needs = [each.in_order() for each in needs]
+    if to is None:
+        sizes = sizes_at_budget(model.config, options, recipe.seq_len, needs)
+    else:
+        sizes = sizes_like(model.config, to, needs)
+    smaller = smaller_config(model.config, sizes, None if to is None else to.d_model)
+    energy = energies_kept(need, smaller, sizes)
     small = build(smaller, seed=0, device=loaded.device)
-    small.set_weights(cut(model, smaller, energy))
+    small.set_weights(cut(model, smaller, sizes, energy))
     loss_after, tops_after = validate(small, held_out).loss, _most_likely(small, held_out)
     found = Shrinking(
         source=loaded.path.resolve().name,
@@ -114,14 +114,16 @@ def shrink_run(
         n_tokens=tops.numel(),
         before=model_size(model.config, recipe.seq_len),
         after=model_size(smaller, recipe.seq_len),
+        d_model=[model.config.d_model, smaller.d_model],
         kv_bytes=[model.config.inference_cost().kv_bytes(), smaller.inference_cost().kv_bytes()],
         layers=[
             LayerCut(
                 d_model=[before.d_model, after.d_model],
                 n_kv_heads=[before.n_kv_heads, after.n_kv_heads],
                 n_hidden=[before.n_hidden, after.n_hidden],
+                n_experts=[before.n_experts, after.n_experts],
                 lost=lost.lost(after),
-                energy_kept=[energy[f"layers.{i}.attention.norm"], energy[f"layers.{i}.ffn.norm"]],
+                energy_kept=[energy.get(f"layers.{i}.{part}.norm", 0.0) for part in ("attention", "ffn")],
             )
             for i, (before, after, lost) in enumerate(zip(layer_sizes(model.config), sizes, needs))
         ],
