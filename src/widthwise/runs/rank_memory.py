@@ -10,6 +10,7 @@ of activations, layer by layer; in the update all gradients are. The moment with
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -139,11 +140,7 @@ class ShardedModel:
         n_held = self.block_entries(n_shards)
         n_without = self._hidden_entries(n_shards)
         mark_bytes = n_held if self._learns_apart else 0
-        taught_bytes = teacher_bytes = 0
-        if train.distill is not None and train.distill.sizes is not None:
-            teacher_bytes = (BF16_BYTES if is_bf16 else FP32_BYTES) * train.distill.sizes.params
-            n_logits = min(self._rows_per_chunk, n_tokens) * self.model.head.weight.shape[0]
-            taught_bytes = LOGITS_OF_TEACHER * FP32_BYTES * n_logits
+        of_teacher = self._teacher_bytes(train, n_tokens)
 
         def moment(name: str, n_gradients: int, n_cast: int, kept: Cost, buffer_bytes: int) -> RankMemory:
             return RankMemory(
@@ -154,12 +151,15 @@ class ShardedModel:
                 root_bytes=0 if layout.is_alone else FP32_BYTES * self._root.gathered_entries(n_shards),
                 cast_weight_bytes=BF16_BYTES * n_cast if is_bf16 else 0,
                 activation_bytes=round(n_tokens * kept.activation_bytes(BF16_BYTES if is_bf16 else FP32_BYTES)),
-                buffer_bytes=buffer_bytes + mark_bytes + teacher_bytes,
+                buffer_bytes=buffer_bytes + mark_bytes,
+                teacher_bytes=of_teacher.get(name, of_teacher["layers"]),
             )
 
         gathered = 0 if layout.is_alone else self._layer_bytes(n_shards)
         all_kept = RECOMPUTE[train.activation_checkpointing].kept(self.model.config)
-        loss_bytes = max(self._loss_bytes(n_tokens, is_bf16) + taught_bytes, gathered)
+        loss_bytes = max(self._loss_bytes(n_tokens, is_bf16), gathered)
+        if of_teacher:
+            yield moment("teacher", 0, 0, Cost(), packing_bytes)
         yield moment("loss", 0, sum(self._n_cast), all_kept, loss_bytes + packing_bytes)
         head = self.model.head.weight.numel()
         n_done = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
@@ -168,6 +168,29 @@ class ShardedModel:
             yield moment(self.units[i].name, n_done, sum(self._n_cast[: i + 1]), kept, gathered + packing_bytes)
         tied = FP32_BYTES * head if self.model.config.tie_embeddings else 0  # its two gradients, before they are added
         yield moment("update", n_held, 0, Cost(), max(tied, gathered, self._bytes_of_moving_apart(n_shards)))
+
+    def _teacher_bytes(self, train: TrainConfig, n_tokens: int) -> Counter[str]:
+        """Return the bytes of a teacher at the moments of a step; `layers` of all that are the backward pass's.
+
+        Its weights are divided as the student's are. Of each state that a layer learns, the loss makes the difference
+        from the student's, in fp32, which stays for the backward pass.
+        """
+        distill, n_bytes = train.distill, BF16_BYTES if train.precision != "fp32" else FP32_BYTES
+        if distill is None or distill.sizes is None:
+            return Counter()
+        sizes, config = distill.sizes, self.model.config
+        n_states = {"none": 0, "last": 1, "all": config.n_layers}[distill.layers]
+        states, differences = (each * n_tokens * n_states * config.n_coordinates for each in (n_bytes, FP32_BYTES))
+        n_logits = min(self._rows_per_chunk, n_tokens) * self.model.head.weight.shape[0]
+        logits = LOGITS_OF_TEACHER * FP32_BYTES * n_logits + n_bytes * n_tokens * sizes.d_model
+        n_gathered = 0 if train.shards == 1 else sizes.gathered_params
+        weights = n_bytes * (-(-sizes.params // train.shards) + n_gathered)
+        return Counter(
+            teacher=weights + states + n_bytes * n_tokens * sizes.pass_elements,
+            loss=weights + states + differences + logits,
+            layers=weights + differences,
+            update=weights,
+        )
 
     def _kept_at_layers(self, kind: ActivationCheckpointing) -> list[Cost]:
         """Return the tensors alive while the backward pass is at each layer and MTP head, per token.
