@@ -76,7 +76,8 @@ class Recipe(Config):
             params=int(model.cost().params),
             flops_per_token=model.inference_cost().forward_flops(self.seq_len),
             d_model=model.d_model,
-            gathered_params=int(model.cost().params - sum(of_layers) + 2 * max(of_layers)),
+            root_params=int(model.cost().params - sum(of_layers)),
+            layer_params=int(max(of_layers)),
             pass_elements=math.ceil(4 * model.d_model + max(each.activation_bytes(4) / 4 for each in sublayers)),
         )
         train = self.train.model_copy(update={"distill": distill.model_copy(update={"sizes": sizes})})

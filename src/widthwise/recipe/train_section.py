@@ -171,8 +171,10 @@ class TeacherSizes(Config):
     """Forward FLOPs at seq_len, those of the head included."""
     d_model: int = Field(default=0, ge=0, le=WIDEST)
     """0, as all that follow, in a recipe of a version that did not count them."""
-    gathered_params: pydantic.NonNegativeInt = 0
-    """Parameters that a process gathers where several share it: those in no layer, and two of the largest layer."""
+    root_params: pydantic.NonNegativeInt = 0
+    """Parameters in no layer."""
+    layer_params: pydantic.NonNegativeInt = 0
+    """Parameters of the largest layer."""
     pass_elements: pydantic.NonNegativeInt = 0
     """Most numbers per token that its forward pass holds: those of one sublayer, and the stream around it."""
 

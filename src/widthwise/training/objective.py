@@ -8,7 +8,6 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.growth.plan import GrowthPlan
-from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Loss
@@ -44,10 +43,6 @@ class Objective:
             return (None,)
         drawn = self._fractions[int(torch.randint(len(self._fractions) - 1, ()))]
         return [*[None] * self._nested.chosen, 1.0, drawn]
-
-    def teaching(self, tokens: Tensor, documents: Tensor | None, positions: Tensor | None) -> Teacher | None:
-        """Return what the teacher says of tokens, if there is one. For the arguments see `LoadedTeacher.read`."""
-        return None if self.teacher is None else self.teacher.read(tokens, documents, positions)
 
     def term(self, loss: Loss, width_fraction: float | None) -> Tensor:
         """The term of one pass, a scalar to differentiate. The budget joins only where tokens chose their widths."""

@@ -81,10 +81,10 @@ def optimizer_step(
             tokens, targets = rows[:, :-1], rows[:, 1:]
             documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
             with autocast(batch.device, config.settled_precision):
-                told = documents, positions
+                told, teacher = (documents, positions), objective.teacher
                 # The call alone holds what the teacher says, so that the backward pass finds it gone.
                 found = model.loss(
-                    tokens, targets, objective.z_loss, width_fraction, *told, objective.teaching(tokens, *told)
+                    tokens, targets, objective.z_loss, width_fraction, *told, teacher and teacher.read(tokens, *told)
                 )
             (objective.term(found, width_fraction) * weight).backward()
             if index == 0:
