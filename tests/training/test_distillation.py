@@ -14,6 +14,7 @@ from widthwise.config_io import UserError
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.kernels.linear_cross_entropy import Teacher
+from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build, relative_distance
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.optimizer import AdamWConfig
@@ -158,14 +159,14 @@ def coordinates(stream: Any, d_model: int) -> Tensor:
     return torch.cat((stream.prefix, *reversed(stream.parked)), dim=-1)[..., :d_model]
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-@pytest.mark.parametrize("n_states", [1, 3])
+@pytest.mark.parametrize(
+    ("n_states", "recompute", "compiled"), [(1, "none", False), (3, "layer", False), (3, "selective", True)]
+)
 def test_layers_learn_states_by_the_gradient_of_the_relative_square(
-    float64: None, n_states: int, recompute: ActivationCheckpointing
+    float64: None, n_states: int, recompute: ActivationCheckpointing, compiled: bool
 ) -> None:
     """Of an x, whose narrow layer carries coordinates past it."""
     model = build(tiny_recipe().explicit_model, seed=1, dtype=torch.float64)
-    model.recompute = RECOMPUTE[recompute]
     tokens, targets = BATCH[:, :-1], BATCH[:, 1:]
     generator = torch.Generator().manual_seed(3)
     states = [torch.randn(*tokens.shape, 16, generator=generator, dtype=torch.float64) for _ in range(n_states)]
@@ -175,6 +176,9 @@ def test_layers_learn_states_by_the_gradient_of_the_relative_square(
     loss = model.loss(tokens, targets).objective
     ratios = [((h - a) ** 2).sum(-1) / (a**2).sum(-1) for h, a in zip(seen[-n_states:], states, strict=True)]
     expected = torch.autograd.grad(loss + 0.3 * torch.stack(ratios).mean(), list(model.parameters()))
+    model.recompute = RECOMPUTE[recompute]
+    if compiled:
+        compile_layers(model, backend="eager")
     nothing = torch.zeros(*tokens.shape, 1), torch.zeros(257, 1)
     found = model.loss(tokens, targets, teacher=Teacher(*nothing, 1.0, 0.0, 1.0, states, 0.3))
     for one, other in zip(torch.autograd.grad(found.objective, list(model.parameters())), expected, strict=True):
@@ -276,7 +280,7 @@ def test_the_states_of_another_teacher_than_the_one_that_was_cut_are_refused(par
     with pytest.raises(UserError, match=r"got all; .*run was not cut out of .*other.*step_00000009"):
         resume(run)
     (run / "origin.safetensors").unlink()
-    with pytest.raises(UserError, match=r"got all; .*run began with weights that `widthwise shrink` did not cut"):
+    with pytest.raises(UserError, match=r"got all; .*run began with weights that were not cut out of the teacher"):
         resume(run)
     (run / "origin.safetensors").write_bytes(b"no tensors")
     with pytest.raises(UserError, match=r"origin\.safetensors: cannot be read"):

@@ -20,6 +20,10 @@ from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.saved_tensors import write_tensors
 
+TEACHER_KEY = "teacher_step"
+"""Key in `environment.json` of the step of the teacher's checkpoint: of a run that another verb has made, once it is
+trained."""
+
 
 class Origin(NamedTuple):
     """Where the parts of a model that was cut out of another one come from: `origin.safetensors` in its run."""
@@ -85,8 +89,8 @@ class LoadedTeacher:
         config, where = self._model.config, f"train.distill.layers: got {self._config.layers}; {run and run.path}"
         origin = None if run is None else Origin.read(run.path)
         if origin is None:
-            if run is not None and (run.checkpoints / checkpoint_folder.name_of(0)).exists():
-                raise UserError(f"{where} began with weights that `widthwise shrink` did not cut out of the teacher")
+            if run is not None and run.exists and TEACHER_KEY not in run.environment():
+                raise UserError(f"{where} began with weights that were not cut out of the teacher; must be none there")
             return Origin(torch.arange(config.n_coordinates), torch.arange(config.n_layers), torch.empty(0))
         with checkpoint.opened(path, checkpoint_folder.MODEL) as saved:
             rows = saved.rows("embedding.weight", slice(0, len(origin.first_rows)))
