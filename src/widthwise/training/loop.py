@@ -35,8 +35,8 @@ class TrainingLoop:
         self.name = run.path.resolve().name
         self.metrics_logger = MetricsLogger(run, recipe, observer, processes, self.note)
         torch.manual_seed(self.config.seed)
-        teacher = None if self.config.distill is None else LoadedTeacher(recipe, run, processes)
-        self.train_state = TrainState.untrained(recipe, recipe.phases[0], processes, teacher)
+        self._teacher = None if self.config.distill is None else LoadedTeacher(recipe, run, processes)
+        self.train_state = TrainState.untrained(recipe, recipe.phases[0], processes, self._teacher)
         self.held_out = recipe.held_out(data, processes.world_size)
         self.sets = ValidationSets.opened(recipe, self.held_out, self.train_state.model, processes)
         self.loader = Loader(
@@ -60,8 +60,7 @@ class TrainingLoop:
             processes.on_rank_zero(lambda: self.run.check_seal(manifest_of(path).seal, path.name))
             phase = self.recipe.phase_at(step_of(path))
             if phase.start > 0:
-                teacher = self.train_state.objective.teacher
-                self.train_state = TrainState.untrained(self.recipe, phase, processes, teacher)
+                self.train_state = TrainState.untrained(self.recipe, phase, processes, self._teacher)
             self._load(path)
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
