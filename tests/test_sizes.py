@@ -15,7 +15,7 @@ NO_SIZES = {
     *("warmup_steps", "decay_steps", "rewarmup_steps", "freeze_steps", "at_step", "at_tokens", "after_step"),
     *("state_every", "validation_tokens", "c", "max_skipped", "norms_every"),
     *("max_tokens", "layers", "seed"),  # layers: numbers of existing ones; seed: checked against 2^63
-    "params",  # of a teacher, as its config counts them
+    *("params", "root_params", "layer_params", "pass_elements"),  # of a teacher, as its config counts them
 }
 """Fields of whole numbers of which nothing is allocated."""
 

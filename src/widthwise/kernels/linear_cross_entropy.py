@@ -3,6 +3,7 @@
 This pays on every device: with a vocabulary of 100,263, the logits of 4,096 tokens are 1.6 GB in fp32.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,10 @@ MIN_ROWS = 256
 
 
 class Teacher(NamedTuple):
-    """Predictions of another model to learn beside the targets. No gradient goes into them."""
+    """Predictions of another model to learn beside the targets. No gradient goes into them.
+
+    The last two fields are for the layers in front of the head; the head leaves them alone.
+    """
 
     hidden: Tensor
     """(..., d_teacher), what the teacher's head reads at the student's positions."""
@@ -29,6 +33,9 @@ class Teacher(NamedTuple):
     share: float
     """The share of the objective that the teacher has, from 0 to 1."""
     temperature: float
+    states: Sequence[Tensor] = ()
+    """(..., n_coordinates) each: hidden states to learn behind the student's last layers, as many as there are."""
+    states_weight: float = 1.0
 
 
 def reference_linear_cross_entropy(

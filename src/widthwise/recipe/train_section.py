@@ -19,7 +19,7 @@ from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.recipe.schedule import Steps
-from widthwise.sizes import Count, NTokens, VocabSize
+from widthwise.sizes import WIDEST, Count, NTokens, VocabSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,13 +169,24 @@ class TeacherSizes(Config):
     params: pydantic.PositiveInt
     flops_per_token: pydantic.PositiveFloat
     """Forward FLOPs at seq_len, those of the head included."""
+    d_model: int = Field(default=0, ge=0, le=WIDEST)
+    """0, as all that follow, in a recipe of a version that did not count them."""
+    root_params: pydantic.NonNegativeInt = 0
+    """Parameters in no layer."""
+    layer_params: pydantic.NonNegativeInt = 0
+    """Parameters of the largest layer."""
+    pass_elements: pydantic.NonNegativeInt = 0
+    """Most numbers per token that its forward pass holds: those of one sublayer, and the stream around it."""
 
 
 class DistillConfig(Config):
     """The model also learns the predictions of a trained one; Hinton et al. 2015, arXiv:1503.02531.
 
     The objective is (1 - weight) * loss + weight * temperature^2 * KL(teacher || student), where both predict
-    softmax(logits / temperature). Reported losses are those of the targets, and MTP heads learn from targets alone.
+    softmax(logits / temperature). With `layers` it is also layers_weight times the mean, over those layers and all
+    tokens, of |h - a|^2 / |a|^2, where h is the stream behind a layer, with what narrow layers carry past them, and a
+    the teacher's, in the coordinates to which `shrink` turned and cut it; of a student that was not cut, as it is.
+    Reported losses are those of the targets, and MTP heads learn from targets alone.
     """
 
     teacher: str
@@ -184,8 +195,18 @@ class DistillConfig(Config):
     """Share of the teacher in the objective."""
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Above 1 the student learns more of what the teacher holds unlikely."""
+    layers: Literal["none", "last", "all"] = "none"
+    """Layers that learn the teacher's hidden states besides: none, the last, or every one."""
+    layers_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Factor of the mean squared distance between the states, where layers learn them."""
     sizes: TeacherSizes | None = None
     """Written when the recipe is read."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "DistillConfig":
+        if self.layers == "none" and self.layers_weight != 1:
+            raise ValueError(f"layers_weight: got {self.layers_weight}; has nothing to weigh where layers is none")
+        return self
 
     def are_known(self, seq_len: int) -> bool:
         """Return True if the sizes are those of this teacher at seq_len."""

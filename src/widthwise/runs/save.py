@@ -24,6 +24,7 @@ from widthwise.runs.environment import environment
 from widthwise.runs.speed import faster_precision
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
+from widthwise.training.teacher import Origin
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 IMPORTED = "imported"
@@ -114,10 +115,11 @@ def write_first(
     tokenizer: Tokenizer | None,
     provenance: Mapping[str, Any],
     record: StoredRecord | None = None,
+    origin: Origin | None = None,
 ) -> None:
     """Writes the run directory of a model at step 0, whole or not at all.
 
-    recipe: resolved, with the model's config; provenance: entries of environment.json; record: lies beside them.
+    recipe: resolved, with the model's config; provenance: entries of environment.json; record, origin: lie beside them.
     """
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
@@ -127,6 +129,8 @@ def write_first(
             tokenizer.save(partial.tokenizer_folder)
         if record is not None:
             record.write(folder)
+        if origin is not None:
+            origin.write(folder)
         optimizer = recipe.optimizer.build(model)
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():

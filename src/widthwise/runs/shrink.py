@@ -37,6 +37,7 @@ from widthwise.runs.data_identity import identity_of
 from widthwise.runs.save import IMPORTED, write_first
 from widthwise.runs.trained import check_tokenizer, load_trained
 from widthwise.training.observer import SilentObserver
+from widthwise.training.teacher import Origin
 from widthwise.training.validation import validate
 from widthwise.yaml_io import apply_overrides
 
@@ -88,7 +89,8 @@ def shrink_run(
     loss_before, tops = validate(model, held_out).loss, _most_likely(model, held_out)
     say(f"measuring the need of the parts on {options.calibration_batches} batches")
     measured = partial(measure, model, text, boundaries=boundaries)
-    reason = _arrange_stream(model, measured, options)
+    first_rows = model.embedding.weight[:256].detach().to("cpu", torch.float32, copy=True)
+    stream, reason = _arrange_stream(model, measured, options)
     need = measured()
     needs = layer_needs(model, need, options.score)
     reorder(model, order_of_need(needs))
@@ -132,8 +134,10 @@ def shrink_run(
         resolved = checked_copy(recipe, "recipe", model=smaller).resolved()
         resolved.check()
         recorded = RunDir(path).environment()
-        origin = {IMPORTED: recorded[IMPORTED]} if IMPORTED in recorded else {}
-        write_first(Path(out), resolved, small, data.tokenizer, {**identity_of(data).record(), **origin}, found)
+        imported = {IMPORTED: recorded[IMPORTED]} if IMPORTED in recorded else {}
+        provenance = {**identity_of(data).record(), **imported}
+        origin = Origin(stream[..., : smaller.d_model], torch.arange(model.config.n_layers), first_rows)
+        write_first(Path(out), resolved, small, data.tokenizer, provenance, found, origin)
     return found
 
 
@@ -151,21 +155,26 @@ def _recipe(recipe: Recipe, overrides: Sequence[str], where: str) -> Recipe:
     return parse_recipe(data, where)
 
 
-def _arrange_stream(model: Decoder, measured: Callable[..., Need], options: ShrinkOptions) -> str | None:
+def _arrange_stream(model: Decoder, measured: Callable[..., Need], options: ShrinkOptions) -> tuple[Tensor, str | None]:
     """Bring the coordinates of the stream into an order of need, in place; the function stays the same.
 
-    Returns the reason for which the stream could not be turned; its coordinates are then sorted by the squares that
-    sublayers read, or left where they are if layers already own parts of it.
+    Returns where they come from, as `Origin.stream`, and the reason for which the stream could not be turned; its
+    coordinates are then sorted by the squares that sublayers read, or left where they are if layers already own parts
+    of it.
     """
     config, reason = model.config, why_not_turned(model.config)
+    stream = torch.arange(config.d_model)
     if options.stream == "turned" and reason is None:
         fold_gains(model)
         covariance = torch.as_tensor(measured(with_covariance=True).covariance)
-        reorder(model, Order(torch.linalg.eigh(covariance).eigenvectors.flip(-1)))
+        turn = torch.linalg.eigh(covariance).eigenvectors.flip(-1)
+        reorder(model, Order(turn))
+        stream = turn.float().cpu()
     elif all({layer.d_in, layer.d_model, layer.d_out} == {config.d_model} for layer in config.layers):
         energy = sum((torch.as_tensor(each.energy) for each in measured().read.values()), torch.zeros(()))
-        reorder(model, Order(energy.argsort(descending=True, stable=True).cpu()))
-    return reason
+        stream = energy.argsort(descending=True, stable=True).cpu()
+        reorder(model, Order(stream))
+    return stream, reason
 
 
 @torch.no_grad()

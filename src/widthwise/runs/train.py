@@ -23,10 +23,8 @@ from widthwise.training.launch import Interrupted, is_launched, n_launched, watc
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.processes import ALONE, Processes
+from widthwise.training.teacher import TEACHER_KEY
 from widthwise.yaml_io import apply_overrides, to_yaml
-
-TEACHER_KEY = "teacher_step"
-"""Key in `environment.json` of the step of the teacher's checkpoint."""
 
 
 @contextmanager
