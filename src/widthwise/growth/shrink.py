@@ -26,6 +26,9 @@ from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import PrefixLayout
 
+ROWS_AT_ONCE = 2048
+"""Rows that are turned in float64 at a time."""
+
 
 class LayerSizes(NamedTuple):
     """The sizes of one layer that a cut can reduce."""
@@ -140,12 +143,12 @@ def reorder(model: Decoder, order: Order) -> None:
             places |= _places_in_layer(model.config.layers[layer], order, layer)
         weight = owner.weight
         for dim, axes in enumerate(dimensions(owner)):
-            maps = [AxisMap.of(n, places.get(axis, torch.arange(n))) for axis, n in axes.items()]
-            index = product(maps).index.to(weight.device)
-            weight = weight.index_select(dim, index)
+            if places.keys() & axes.keys():
+                maps = [AxisMap.of(n, places.get(axis, torch.arange(n))) for axis, n in axes.items()]
+                weight.copy_(weight.index_select(dim, product(maps).index.to(weight.device)))
             if turn is not None and list(axes) == ["d_model"] and not isinstance(owner, Norm):
-                weight = (weight.movedim(dim, -1).double() @ turn.to(weight.device)).movedim(-1, dim)
-        owner.weight.copy_(weight)
+                for rows in torch.atleast_2d(weight.movedim(dim, -1)).split(ROWS_AT_ONCE):  # in float64 a few at a time
+                    rows.copy_(rows.double() @ turn.to(weight.device))
 
 
 def _places_in_layer(layer: LayerConfig, order: Order, index: int) -> dict[str, Tensor]:
@@ -227,6 +230,8 @@ def cut(model: Decoder, smaller: ModelConfig, energy_kept: Mapping[str, float]) 
         assert isinstance(before, Weight)
         weight = before.weight.detach()
         for dim, (axes, kept) in enumerate(zip(dimensions(before), dimensions(owner), strict=True)):
+            if axes == kept:
+                continue
             index = product([AxisMap.of(n, torch.arange(kept[axis])) for axis, n in axes.items()]).index
             weight = weight.index_select(dim, index.to(weight.device))
         if isinstance(owner, Norm) and isinstance(before, Norm) and owner.norm_dim != before.norm_dim:
