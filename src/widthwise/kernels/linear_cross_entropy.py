@@ -125,9 +125,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (objective + z_coefficient * log_normaliser.square()).mean(), loss, log_normaliser
 
     @staticmethod
-    def backward(
-        ctx: Any, grad: Tensor, *_: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
         grad_hidden, grad_weight = (None if own is None else own * (grad * ctx.scale) for own in ctx.saved_tensors)
         return grad_hidden, grad_weight, None, None, None, None, None

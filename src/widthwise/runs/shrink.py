@@ -216,7 +216,7 @@ def _cut_off(model: Decoder, smaller: ModelConfig, energy: Mapping[str, float]) 
     weights = {}
     for name, weight in cut(model, smaller, energy):
         weights[name] = weight
-        model.get_submodule(name.removesuffix(".weight")).weight = None
+        del model.get_submodule(name.removesuffix(".weight")).weight
     small = blueprint(smaller)
     small.load_state_dict(weights, strict=False, assign=True)  # without the second name of a tied weight
     small.tie()
