@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, to_data
 from widthwise.data.config import open_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.shrink import LayerSizes, layer_sizes
@@ -153,4 +153,7 @@ def test_mistakes_are_one_line(folders: dict[str, Path], tmp_path: Path) -> None
 def test_the_tokenizer_of_the_folder_prepares_the_data(folders: dict[str, Path], tmp_path: Path) -> None:
     shrink_run(folders["fp32"], tmp_path / "small", ShrinkOptions(flops=0.9, calibration_batches=1, multiple=4), FP32)
     recipe = saved_recipe(RunDir(tmp_path / "small"))
-    assert recipe.data.tokenizer == f"{folders['fp32'] / 'tokenizer.json'}#{open_data(recipe.data).tokenizer.eos}"
+    assert (
+        to_data(recipe.data)["tokenizer"]
+        == f"{folders['fp32'] / 'tokenizer.json'}#{open_data(recipe.data).tokenizer.eos}"
+    )

@@ -87,13 +87,12 @@ def shrink_run(
             raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
     give_back_freed()
     source = _of_run(path, step, overrides) if _is_run(path, step) else _of_folder(path, overrides)
-    model, recipe = _readable(source.model), source.recipe
-    config = model.config
+    model, recipe, config = _readable(source.model), source.recipe, source.model.config
     check_can_shrink(config)
-    if isinstance(sizes, ModelConfig):
-        sizes = sizes_like(config, sizes)
     if sizes is None:
         check_budget(config, options, recipe.seq_len)
+    elif isinstance(sizes, ModelConfig):
+        sizes = sizes_like(config, sizes)
     else:
         smaller_config(config, sizes)
     data = open_data(recipe.data)
@@ -179,10 +178,9 @@ def _of_run(path: Path | str, step: int | None, overrides: Sequence[str]) -> _So
     data = to_data(checked_copy(loaded.recipe, "recipe", growth=(), rewarmup=None))
     apply_overrides(data, overrides)
     recipe, run = parse_recipe(data, str(path)).settled(faster_precision), RunDir(path)
-    recorded = run.environment()
-    origin = {IMPORTED: recorded[IMPORTED]} if IMPORTED in recorded else {}
-    name, step = loaded.path.resolve().name, loaded.step or 0
-    return _Source(name, step, loaded.model, recipe, origin, partial(check_tokenizer, run))
+    origin = {key: value for key, value in run.environment().items() if key == IMPORTED}
+    name = loaded.path.resolve().name
+    return _Source(name, loaded.step or 0, loaded.model, recipe, origin, partial(check_tokenizer, run))
 
 
 def _of_folder(path: Path | str, overrides: Sequence[str]) -> _Source:
@@ -191,9 +189,9 @@ def _of_folder(path: Path | str, overrides: Sequence[str]) -> _Source:
     imported = read_import(found, overrides)
     recipe, own = imported.recipe.settled(faster_precision), imported.tokenizer
     config = recipe.explicit_model
-    dtypes = {weight.dtype for weight in imported.hf.weights.values()}
-    is_narrow = dtypes == {torch.bfloat16} and recipe.train.settled_precision == "bf16"
-    model = blueprint(config).to(torch.bfloat16 if is_narrow else torch.float32)
+    is_narrow = all(weight.dtype == torch.bfloat16 for weight in imported.hf.weights.values())
+    computes_so = recipe.train.settled_precision == "bf16"
+    model = blueprint(config).to(torch.bfloat16 if is_narrow and computes_so else torch.float32)
     allocate(model, usual_device(None))
     model.set_weights(imported.hf.take_weights())
 
