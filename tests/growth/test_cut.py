@@ -22,7 +22,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.growth.choices import NewSizes
-from widthwise.growth.need import LayerNeed, energies_kept, layer_needs, measure, order_of_need
+from widthwise.growth.need import LayerNeed, covariance, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.plan import plan_growth
 from widthwise.growth.resizing import resized
 from widthwise.growth.shrink import (
@@ -148,13 +148,13 @@ def test_layers_that_own_part_of_the_stream_are_not_turned() -> None:
 def test_the_covariance_is_diagonal_and_falls_after_turning_to_its_axes() -> None:
     model = drawn(small_model(**GQA))
     fold_gains(model)
-    covariance = torch.as_tensor(measure(model, [TOKENS], with_covariance=True).covariance)
-    reorder(model, Order(torch.linalg.eigh(covariance).eigenvectors.flip(-1)))
-    turned = torch.as_tensor(measure(model, [TOKENS], with_covariance=True).covariance)
+    before = covariance(model, [TOKENS])
+    reorder(model, Order(torch.linalg.eigh(before).eigenvectors.flip(-1)))
+    turned = covariance(model, [TOKENS])
     energy = turned.diag()
     assert difference(turned, energy.diag()) < 1e-12
     assert (energy.diff() <= 0).all()
-    assert float(energy.sum()) == pytest.approx(float(covariance.diag().sum()))
+    assert float(energy.sum()) == pytest.approx(float(before.diag().sum()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -311,7 +311,8 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     model = drawn(small_model())
     model.embedding.weight.requires_grad_(False)
     before, asked = logits(model), [parameter.requires_grad for parameter in model.parameters()]
-    measure(model, [TOKENS, TOKENS], with_covariance=True)
+    covariance(model, [TOKENS])
+    measure(model, [TOKENS, TOKENS])
     assert torch.equal(logits(model), before)
     assert [parameter.requires_grad for parameter in model.parameters()] == asked
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -92,7 +92,7 @@ def pad(
 
 
 def shrink(
-    run: RunArgument,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Run, Hugging Face folder, or org/name of the hub.")],
     options: ShrinkOptions,
     overrides: Changes = None,
     to: Annotated[Path | None, typer.Option(help="Recipe whose model has the sizes, in place of a budget.")] = None,
@@ -101,11 +101,12 @@ def shrink(
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Measure and say what would be cut.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Cut the parts of a run's model that it needs least, down to a budget; `resume` heals what is left by training.
+    """Cut the parts of a model that it needs least, down to a budget; `resume` heals what is left by training.
 
-    Changes are made in the recipe of the run: data and steps of healing, say.
+    Changes are made in the recipe of the run, or in that of an import: data and steps of healing, say.
 
-    Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`
+    Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`, or `widthwise shrink
+    models/Llama-3.2-1B --flops 0.7 --out runs/smaller data.path=data/mine`
     """
     from widthwise.recipe.recipe import load_recipe
     from widthwise.runs.shrink import shrink_run
@@ -113,7 +114,7 @@ def shrink(
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
     target, wanted = None if plan_only else out, None if to is None else load_recipe(to).explicit_model
-    found = shrink_run(run, target, options, overrides or (), step, wanted, remark)
+    found = shrink_run(source, target, options, overrides or (), step, wanted, remark)
     written = [] if target is None else [target]
     say_result(found, as_json, shrinking_answer(found), [shrinking_table(found)], written)
     if target is not None and not as_json:

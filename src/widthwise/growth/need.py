@@ -1,8 +1,8 @@
 """The need that a model has of its parts, measured on text: what the cut of `growth.shrink` goes by."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,15 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
+from widthwise.computing import Precision
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.growth.choices import Score
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, Order, layers_kept, readers, sublayers
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.axes import Linear, Norm
 from widthwise.model.config import ModelConfig
+from widthwise.model.context import LayerCache
 from widthwise.model.decoder import Decoder, parameter_shapes
 from widthwise.model.ffn.moe_module import MoE
+from widthwise.model.recompute import Recompute
 
 
 @dataclass
@@ -37,21 +42,27 @@ class Entries:
 
     def add(self, x: Tensor) -> None:
         """x: (..., n); its gradient is added when it is known."""
-        rows = x.detach().flatten(0, -2).double()
+        parts = _parts(x)
+        for rows in parts:
+            self._add_rows(rows.double())
+        self.n_batches += 1
+        if x.requires_grad:
+            x.register_hook(lambda gradient: self._add_gradient(parts, gradient))
+
+    def add_normed(self, x: Tensor) -> None:
+        """x: (..., n), of which every row counts over its root mean square."""
+        for rows in _parts(x):
+            wide = rows.double()
+            self._add_rows(wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30))
+
+    def _add_rows(self, rows: Tensor) -> None:
         self.energy += rows.square().sum(dim=0)
         self.size += rows.abs().sum(dim=0)
         self.n_tokens += len(rows)
-        self.n_batches += 1
-        if x.requires_grad:
-            x.register_hook(lambda gradient: self._add_gradient(rows, gradient))
 
-    def add_normed(self, x: Tensor) -> None:
-        """Add x of each token over its root mean square."""
-        wide = x.detach().double()
-        self.add(wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30))
-
-    def _add_gradient(self, rows: Tensor, gradient: Tensor) -> None:
-        self.taylor += (rows * gradient.flatten(0, -2).double()).sum(dim=0).abs()
+    def _add_gradient(self, parts: Sequence[Tensor], gradient: Tensor) -> None:
+        slopes = ((rows.double() * slope).sum(dim=0) for rows, slope in zip(parts, _parts(gradient)))
+        self.taylor += sum(slopes, torch.zeros(())).abs()
 
     def add_experts(self, moe: MoE, x: Tensor, logits: Tensor, update: Tensor) -> None:
         """Add the hidden units of all experts, each times the weight of its expert at a token, and 0 where not chosen.
@@ -79,6 +90,11 @@ class Entries:
         update.register_hook(add_gradient)
 
 
+def _parts(x: Tensor) -> Sequence[Tensor]:
+    """(..., n) -> rows of n, few enough to be worked on in float64 without much memory."""
+    return x.detach().flatten(0, -2).split(64)
+
+
 @dataclass
 class Need:
     """The activations of a model by the name of the sublayer: what it reads of the stream, what it makes of it, and
@@ -90,8 +106,6 @@ class Need:
     written: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     normed: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     """By the name of its norm: what that measures, of each token over its root mean square."""
-    covariance: Tensor | float = 0.0
-    """float64 (d_model, d_model): of all that is read, summed over sublayers and tokens; 0 where not asked for."""
 
 
 def writer(sublayer: nn.Module) -> Linear:
@@ -107,8 +121,9 @@ def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[Removab
         routed[:] = [(inputs[0], logits)]
 
     def leave(update: Tensor) -> None:
-        written.add(update)
-        inner.add_experts(moe, *routed[0], update)
+        if torch.is_grad_enabled():  # the second of the two passes
+            written.add(update)
+            inner.add_experts(moe, *routed[0], update)
 
     norm, hooks = moe.norm, [moe.w_router.register_forward_hook(route)]
     if isinstance(norm, Norm) and norm.is_after:
@@ -116,9 +131,73 @@ def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[Removab
     return [*hooks, moe.register_forward_hook(lambda _, inputs, made: leave(made[0]))]
 
 
-def measure(
-    model: Decoder, batches: Iterable[Tensor], with_covariance: bool = False, boundaries: Boundaries = NO_BOUNDARIES
-) -> Need:
+class _RunAgain(torch.autograd.Function):
+    """A call that keeps its inputs alone: it runs without gradients, and in the backward pass again with them."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.inputs = call, inputs
+        return call(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [each.detach().requires_grad_(each.requires_grad) for each in ctx.inputs]
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.call(*inputs), gradients)
+        return None, *(each.grad for each in inputs)
+
+
+@dataclass(frozen=True)
+class _TwoPasses(Recompute):
+    """Every layer runs as `_RunAgain`, so that hooks can tell by the gradients which of the two passes they are in."""
+
+    precision: Precision
+
+    def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: LayerCache | None = None) -> Any:
+        stream, context = inputs
+        leaves, structure = tree_flatten(stream)
+        found: list[Any] = []
+
+        def call(*leaves: Tensor) -> tuple[Tensor, ...]:
+            with autocast(leaves[0].device, self.precision):
+                made, choices = layer(tree_unflatten(leaves, structure), context, cache)
+            outputs, made_structure = tree_flatten(made)
+            found[:] = made_structure, choices
+            return tuple(outputs)
+
+        outputs = _RunAgain.apply(call, *leaves)
+        return tree_unflatten(outputs, found[0]), found[1]
+
+
+@contextmanager
+def _hooked(model: Decoder) -> Iterator[Callable[[RemovableHandle], object]]:
+    """The model with hooks, which are removed at the end, and no gradients of its weights. Yields what takes a hook."""
+    asked, recompute = [parameter.requires_grad for parameter in model.parameters()], model.recompute
+    with ExitStack() as hooks:
+        try:
+            model.requires_grad_(False)
+            yield hooks.enter_context
+        finally:
+            model.recompute = recompute
+            for parameter, was in zip(model.parameters(), asked):
+                parameter.requires_grad_(was)
+
+
+def _precision(model: Decoder) -> Precision:
+    """Return the type of matrix products that fits the weights."""
+    return "bf16" if model.embedding.weight.dtype == torch.bfloat16 else "fp32"
+
+
+def _objective(model: Decoder, batch: Tensor, boundaries: Boundaries) -> Tensor:
+    """Return the loss of a batch, integers (B, T + 1)."""
+    rows = batch.to(model.embedding.weight.device)
+    tokens = rows[:, :-1]
+    documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+    with autocast(rows.device, _precision(model)):
+        return model.loss(tokens, rows[:, 1:], documents=documents, positions=positions).objective
+
+
+def measure(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = NO_BOUNDARIES) -> Need:
     """Run a model over batches, integers (B, T + 1), and return what its parts do there.
 
     boundaries: what the model is told of the documents in a row. The model is left as it was.
@@ -127,57 +206,59 @@ def measure(
 
     def observing(take: Callable[[Tensor], None], output: bool = False) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], *outputs: Tensor) -> None:
-            take(outputs[0] if output else inputs[0])
+            if torch.is_grad_enabled():  # the second of the two passes, which alone has gradients
+                take(outputs[0] if output else inputs[0])
 
         return hook
 
-    def correlate(x: Tensor) -> None:
-        rows = x.detach().flatten(0, -2).double()
-        need.covariance = need.covariance + rows.T @ rows
-
-    asked = [parameter.requires_grad for parameter in model.parameters()]
-    embedding = model.embedding.weight
-    with ExitStack() as undone:
-        undone.callback(lambda: [each.requires_grad_(was) for each, was in zip(model.parameters(), asked)])
-        model.requires_grad_(False)
-        embedding.requires_grad_(True)  # so that activations have gradients, and no matrix has
+    with _hooked(model) as add:
+        model.recompute = _TwoPasses(every=1, precision=_precision(model))
+        add(model.embedding.register_forward_hook(lambda *given: given[-1].detach().requires_grad_()))
         norms = {f"{name}.norm": sublayer.norm for name, sublayer in sublayers(model).items()}
         norms["exit.norm"] = model.exit.norm
-        added = [
-            norm.register_forward_pre_hook(observing(need.normed[name].add_normed))
-            for name, norm in norms.items()
-            if isinstance(norm, Norm)
-        ]
+        for name, norm in norms.items():
+            if isinstance(norm, Norm):
+                add(norm.register_forward_pre_hook(observing(need.normed[name].add_normed)))
         for name, sublayer in sublayers(model).items():
             first, last = readers(sublayer)[0], writer(sublayer)
-            added.append(first.register_forward_pre_hook(observing(need.read[name].add)))
-            if with_covariance:
-                added.append(first.register_forward_pre_hook(observing(correlate)))
+            add(first.register_forward_pre_hook(observing(need.read[name].add)))
             if isinstance(sublayer, MoE):
-                added += experts_observed(sublayer, need.inner[name], need.written[name])
+                for hook in experts_observed(sublayer, need.inner[name], need.written[name]):
+                    add(hook)
                 continue
-            added.append(last.register_forward_pre_hook(observing(need.inner[name].add)))
-            added.append(last.register_forward_hook(observing(need.written[name].add, output=True)))
-        for hook in added:
-            undone.callback(hook.remove)
+            add(last.register_forward_pre_hook(observing(need.inner[name].add)))
+            add(last.register_forward_hook(observing(need.written[name].add, output=True)))
         for batch in batches:
-            rows = batch.to(embedding.device)
-            tokens = rows[:, :-1]
-            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
-            found = model.loss(tokens, rows[:, 1:], documents=documents, positions=positions)
-            torch.autograd.grad(found.objective, embedding)
+            _objective(model, batch, boundaries).backward()
     return need
+
+
+@torch.no_grad()
+def covariance(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = NO_BOUNDARIES) -> Tensor:
+    """Return float64 (d_model, d_model): the products of all coordinates that are read of the stream of a model whose
+    sublayers read all of it, summed over sublayers and tokens of batches, integers (B, T + 1)."""
+    found = torch.zeros((model.config.d_model,) * 2, dtype=torch.float64, device=model.embedding.weight.device)
+
+    def correlate(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows = inputs[0].flatten(0, -2).double()
+        found.addmm_(rows.T, rows)
+
+    with _hooked(model) as add:
+        for sublayer in sublayers(model).values():
+            add(readers(sublayer)[0].register_forward_pre_hook(correlate))
+        for batch in batches:
+            _objective(model, batch, boundaries)
+    return found
 
 
 def column_scores(entries: Entries, matrix: Linear, score: Score) -> Tensor:
     """Return float64 (n_experts, n): the need of each entry that a matrix, or that of each expert, reads."""
     by_expert = matrix.weight.detach().unflatten(0, (matrix.out_axes.get("n_experts", 1), -1))
-    norms = by_expert.norm(dim=1, dtype=torch.float64)
-    if score == "magnitude":
-        return norms
+    shape = len(by_expert), by_expert.shape[-1]
     if score == "taylor":
-        return torch.as_tensor(entries.taylor).view_as(norms) / entries.n_batches
-    return torch.as_tensor(entries.size).view_as(norms) / entries.n_tokens * norms
+        return torch.as_tensor(entries.taylor).view(shape) / entries.n_batches
+    norms = torch.linalg.vector_norm(by_expert, dim=1, dtype=torch.float64)
+    return norms if score == "magnitude" else torch.as_tensor(entries.size).view(shape) / entries.n_tokens * norms
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import PrefixLayout
 
+ROWS_AT_ONCE = 2048
+"""Rows that are turned in float64 at a time."""
+
 
 class LayerSizes(NamedTuple):
     """The sizes of one layer that a cut can reduce; all are 0 in a layer that is left out."""
@@ -160,14 +163,15 @@ def reorder(model: Decoder, order: Order) -> None:
             for dim in (dim for dim, name in enumerate(names) if name == axis):
                 rows = place.to(weight.device).view(-1, place.shape[-1])
                 if len(rows) == 1:
-                    weight = weight.index_select(dim, rows[0])
+                    weight.copy_(weight.index_select(dim, rows[0]))
                 else:  # each expert has an order of its own
                     shape = {"n_experts": len(rows), axis: rows.shape[1]}
-                    weight = weight.take_along_dim(rows.view([shape.get(name, 1) for name in names]), dim)
+                    weight.copy_(weight.take_along_dim(rows.view([shape.get(name, 1) for name in names]), dim))
         if turn is not None and not isinstance(owner, Norm):
             for dim in (dim for dim, name in enumerate(names) if name == "d_model"):
-                weight = (weight.movedim(dim, -1).double() @ turn.to(weight.device)).movedim(-1, dim)
-        owner.weight.copy_(weight.reshape(owner.weight.shape))
+                turned = torch.atleast_2d(weight.movedim(dim, -1))
+                for rows in turned.split(max(1, ROWS_AT_ONCE // math.prod(turned.shape[1:-1]))):  # float64 takes room
+                    rows.copy_(rows.double() @ turn.to(weight.device))
 
 
 def _places_in_layer(layer: LayerConfig, order: Order, index: int) -> dict[str, Tensor]:
@@ -268,8 +272,10 @@ def cut(
         assert source is not None
         before = old[source]
         assert isinstance(before, Weight)
-        leading = [slice(n) for axes in owner.dimensions for n in axes.values()]
-        weight = by_axis(before)[tuple(leading)].reshape(owner.weight.shape)
+        weight, leading = by_axis(before), [slice(n) for axes in owner.dimensions for n in axes.values()]
+        if before.weight.shape != owner.weight.shape:  # a copy, so that what is cut off can be freed
+            weight = weight[tuple(leading)].clone(memory_format=torch.contiguous_format)
+        weight = weight.view(owner.weight.shape)
         if isinstance(owner, Norm) and isinstance(before, Norm):
             weight = weight * math.sqrt(energy_kept.get(source, 1.0) * before.norm_dim / owner.norm_dim)
         yield f"{name}.weight", weight

@@ -1,7 +1,7 @@
 """Checkpoints: a folder per step that appears whole or not at all, and every byte of which has a checksum.
 
 checkpoints/step_00000100/
-    model.safetensors       weights by parameter name, fp32
+    model.safetensors       weights by parameter name, fp32; at step 0 of a cut model in bf16 if it was stored so
     optimizer.safetensors   PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step; of Muon PARAMETER.momentum_buffer
                             of n processes that share a model, n files each instead (training/saved_tensors.py)
     rng.safetensors         states of torch's generators
@@ -158,10 +158,11 @@ def load_weights(path: Path, model: Decoder) -> None:
 
 
 def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
-    """The weights of a valid checkpoint. Raises UserError where they do not fit the model, which may have none yet."""
+    """The weights of a valid checkpoint in fp32. Raises UserError where they do not fit the model, which may have none
+    yet."""
     with opened(path, MODEL) as saved:
         saved.check({name: tensor.shape for name, tensor in _weights(model).items()})
-        return {name: saved.whole(name) for name in saved.names}
+        return {name: saved.whole(name).float() for name in saved.names}
 
 
 def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunState:
