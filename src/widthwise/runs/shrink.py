@@ -10,7 +10,7 @@ from torch import Tensor
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
-from widthwise.files import check_free
+from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed, Need, energies_kept, layer_needs, measure, order_of_need
@@ -29,8 +29,8 @@ from widthwise.kernels.dispatch import autocast
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.eval_mode import evaluating
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.shrinking import check_budget, sizes_at_budget
-from widthwise.records.shrinking import LayerCut, Shrinking
+from widthwise.recipe.shrinking import check_budget, curve_of_cut, recipe_of_cut, sizes_at_budget
+from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
 from widthwise.runs.data_identity import identity_of
@@ -38,7 +38,7 @@ from widthwise.runs.save import IMPORTED, write_first
 from widthwise.runs.trained import check_tokenizer, load_trained
 from widthwise.training.observer import SilentObserver
 from widthwise.training.validation import validate
-from widthwise.yaml_io import apply_overrides
+from widthwise.yaml_io import apply_overrides, dump_yaml
 
 
 def shrink_run(
@@ -102,6 +102,11 @@ def shrink_run(
     small = build(smaller, seed=0, device=loaded.device)
     small.set_weights(cut(model, smaller, energy))
     loss_after, tops_after = validate(small, held_out).loss, _most_likely(small, held_out)
+    try:
+        shape = curve_of_cut(model.config, smaller)
+    except UserError as error:
+        shape = None
+        say(f"the shape is not kept as a curve: {error}")
     found = Shrinking(
         source=loaded.path.resolve().name,
         step=loaded.step or 0,
@@ -125,6 +130,7 @@ def shrink_run(
             )
             for i, (before, after, lost) in enumerate(zip(layer_sizes(model.config), sizes, needs))
         ],
+        shape=shape,
     )
     if out is not None:
         resolved = checked_copy(recipe, "recipe", model=smaller).resolved()
@@ -132,6 +138,9 @@ def shrink_run(
         recorded = RunDir(path).environment()
         origin = {IMPORTED: recorded[IMPORTED]} if IMPORTED in recorded else {}
         write_first(Path(out), resolved, small, data.tokenizer, {**identity_of(data).record(), **origin}, found)
+        if shape is not None:
+            of_shape = recipe_of_cut(loaded.recipe, model.config, shape, options.budget or "params")
+            write_atomic(Path(out) / f"{SHRUNK}.yaml", dump_yaml(of_shape))
     return found
 
 
