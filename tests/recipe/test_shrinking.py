@@ -140,7 +140,7 @@ SIZES = [LayerSizes(24, 3, 36), LayerSizes(10, 1, 7), LayerSizes(17, 2, 29), Lay
 def test_the_curve_of_a_cut_has_its_layers_at_its_own_widths(sizes: list[LayerSizes]) -> None:
     model = model_of()
     curve, rule = curve_of_cut(model, smaller_config(model, sizes)), uniform_rule(model)
-    shape = CurveShape(**{name: tuple(points) for name, points in curve.points.items()})
+    shape = CurveShape.model_validate({name: tuple(points) for name, points in curve.points.items()})
     widths = [size.d_model for size in sizes]
     assert [point * model.d_model for point in curve.widths] == pytest.approx(widths)
     for size, (attention, ffn) in zip(sizes, shape.layer_parts(rule.attention, rule.ffn, model.d_model, widths)):

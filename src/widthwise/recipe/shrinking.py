@@ -70,9 +70,9 @@ def curve_of_cut(model: ModelConfig, smaller: ModelConfig) -> Curve:
 
 
 def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) -> dict[str, Any]:
-    """Return a recipe, as data, in which the layers of its uniform model have sizes on a curve, at the same cost.
+    """Return a recipe, as data, whose model has sizes on a curve and costs as much as a uniform model.
 
-    match: the quantity in which it costs as much.
+    match: the quantity in which it does.
     """
     rule, n_layers = uniform_rule(model), len(curve.widths)
     shape = curve.section(match) | {"depth": n_layers / rule.n_layers}

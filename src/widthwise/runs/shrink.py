@@ -139,7 +139,7 @@ def shrink_run(
         origin = {IMPORTED: recorded[IMPORTED]} if IMPORTED in recorded else {}
         write_first(Path(out), resolved, small, data.tokenizer, {**identity_of(data).record(), **origin}, found)
         if shape is not None:
-            of_shape = recipe_of_cut(loaded.recipe, model.config, shape, options.budget or "params")
+            of_shape = recipe_of_cut(recipe, model.config, shape, options.budget or "params")
             write_atomic(Path(out) / f"{SHRUNK}.yaml", dump_yaml(of_shape))
     return found
 
