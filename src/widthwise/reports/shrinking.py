@@ -80,7 +80,7 @@ def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:
         curves[name] = Curve(np.append(0.0, curves[name].x), np.append(cut.loss_after, curves[name].y))
     if len(losses := {cut.loss_before for cut in cuts.values()}) == 1:
         ends = np.array([0.0, max(curves[name].x[-1] for name in cuts)])
-        curves[BEFORE] = Curve(ends, np.full(2, *losses))
+        curves[BEFORE] = Curve(ends, np.repeat([*losses], 2))
     return curves
 
 
