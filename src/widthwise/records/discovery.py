@@ -83,7 +83,7 @@ class Curve(Record):
         for name in {"attention", "hidden"} & even.keys():
             sizes = [point * own for point, own in zip(self[name], self.widths, strict=True)]
             even[name] = [sum(sizes) / n_layers / width] * n_layers
-        return Curve(**even)
+        return Curve.model_validate(even)
 
 
 class DiscoveredShape(Record):

@@ -16,7 +16,7 @@ from widthwise.reports.growth import growth_answers, growth_question, growth_sec
 from widthwise.reports.page import Code, Page, Part, Text, note, section
 from widthwise.reports.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
-from widthwise.reports.shrinking import BEFORE, cut_answers, cut_question, cut_section, held_out_curves
+from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
 from widthwise.reports.table import Table
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
@@ -67,7 +67,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         [*cut_answers(named), *growth_answers(named)] or _answers(results),
-        lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {cut_question(named)} {growth_question(named)}",
+        lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {QUESTION if cut else growth_question(named)}",
         badges=["doubtful last loss: see Results"] if any(each.doubts for each in results.values()) else [],
         first=[*curves[:1], *profiles] if profiles else curves[:2],
         sections=(
@@ -154,8 +154,8 @@ def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Fi
         grown = growth_steps(named[name] for name in curves if name in named)
         return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop, grown)
 
-    was_cut = any(run.shrinking for run in named.values())
-    yield over_steps("validation-loss", "Held-out loss", held_out_curves(named), crop=not was_cut)
+    crop = all(run.shrinking is None for run in named.values())
+    yield over_steps("validation-loss", "Held-out loss", held_out_curves(named), crop)
     for event, key, title, crop in _CURVES:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
     heads = {name: further_heads(run) for name, run in named.items()}

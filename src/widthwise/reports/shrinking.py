@@ -17,6 +17,7 @@ SIZES = {"d_model": "d_model", "n_kv_heads": "KV heads", "n_hidden": "hidden uni
 """Field of `LayerCut` -> its title."""
 BEFORE = "before the cut"
 """Name of a line."""
+QUESTION = "What did the cut cost, and what does training give back?"
 
 
 def shrinking_answer(found: Shrinking) -> list[str]:
@@ -30,12 +31,6 @@ def shrinking_answer(found: Shrinking) -> list[str]:
     if found.not_turned is not None:
         lines.append(f"The stream was not turned: {found.not_turned}.")
     return lines
-
-
-def cut_question(runs: Mapping[str, Run]) -> str:
-    """Return the question that a cut answers; "" if no run was cut."""
-    is_cut = any(run.shrinking for run in runs.values())
-    return "What did the cut cost, and what does training give back?" if is_cut else ""
 
 
 def cut_answers(runs: Mapping[str, Run]) -> list[str]:
