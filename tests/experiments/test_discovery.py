@@ -12,13 +12,13 @@ from tiny_runs import TINY
 from widthwise.config_io import UserError, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.discover import discover, plan_discovery, rivals
-from widthwise.experiments.growing import sizes_of
 from widthwise.experiments.matching import matched_quantity
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.records.discovery import Curve, DiscoveredShape, Discovery
 from widthwise.reports.tables import text_key, text_words
 from widthwise.run_dir import RunDir
+from widthwise.shape.profile import sizes_of
 from widthwise.training.observer import SilentObserver
 from widthwise.yaml_io import merge
 

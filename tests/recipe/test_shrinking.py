@@ -12,7 +12,10 @@ from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.shrinking import COUNTS, sizes_at_budget, sizes_like
+from widthwise.recipe.larger import uniform_rule
+from widthwise.recipe.recipe import parse_recipe
+from widthwise.recipe.shrinking import COUNTS, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
+from widthwise.shape.kinds import CurveShape
 from widthwise.shape.template import ModelTemplate
 
 SEQ_LEN = 13
@@ -196,3 +199,50 @@ def test_another_model_gives_the_sizes_if_this_one_can_be_cut_to_it() -> None:
     assert sizes_like(mixture(), mixture(n_experts=3)) == [
         size._replace(n_experts=3) for size in layer_sizes(mixture())
     ]
+
+
+SIZES = [LayerSizes(24, 3, 36), LayerSizes(10, 1, 7), LayerSizes(17, 2, 29), LayerSizes(4, 3, 36)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.builds(LayerSizes, st.integers(1, 24), st.integers(1, 3), st.integers(1, 36)), min_size=4, max_size=4)
+)
+def test_the_curve_of_a_cut_has_its_layers_at_its_own_widths(sizes: list[LayerSizes]) -> None:
+    model = model_of()
+    curve, rule = curve_of_cut(model, smaller_config(model, sizes)), uniform_rule(model)
+    shape = CurveShape.model_validate({name: tuple(points) for name, points in curve.points.items()})
+    widths = [size.d_model for size in sizes]
+    assert [point * model.d_model for point in curve.widths] == pytest.approx(widths)
+    for size, (attention, ffn) in zip(sizes, shape.layer_parts(rule.attention, rule.ffn, model.d_model, widths)):
+        assert attention.at_width(size.d_model).n_kv_heads == size.n_kv_heads
+        assert ffn.at_width(size.d_model).hidden_widths == (size.n_hidden,)
+
+
+@pytest.mark.parametrize("match", ["params", "flops", "kv_bytes"])
+def test_the_recipe_of_a_cut_costs_what_the_uniform_model_costs_in_its_proportions(match: str) -> None:
+    """A width of hundreds of channels, so that rounding to whole heads moves the cost by less than a hundredth."""
+    data = {
+        "model": {"vocab_size": 19, "d_model": 384, "n_layers": 4, "attention": {"head_dim": 2}},
+        "seq_len": SEQ_LEN,
+    }
+    train = {"optimizer": {"kind": "adamw", "lr": 0.1}, "schedule": {"kind": "constant"}}
+    recipe = parse_recipe({**data, **train, "train": {"steps": 1, "batch_size": 1}}, "recipe").resolved()
+    model = recipe.explicit_model
+    (whole, *_) = layer_sizes(model)
+    sizes = [
+        whole._replace(d_model=384 // n, n_kv_heads=192 // m, n_hidden=128 * m) for n, m in ((1, 2), (3, 3), (2, 6))
+    ]
+    curve = curve_of_cut(model, smaller_config(model, [*sizes, whole]))
+    found = parse_recipe(recipe_of_cut(recipe, model, curve, match), "recipe").explicit_model
+    whole_cost, own_cost = (COUNTS[match](each.inference_cost(), SEQ_LEN) for each in (model, found))
+    assert own_cost == pytest.approx(whole_cost, rel=0.01)
+    ratios = [layer.d_model / found.layers[0].d_model for layer in found.layers]
+    assert ratios == pytest.approx([1, 1 / 3, 1 / 2, 1], rel=0.02)
+
+
+def test_a_curve_needs_a_uniform_model_that_was_cut() -> None:
+    model = model_of()
+    smaller = smaller_config(model, SIZES)
+    with pytest.raises(UserError, match="not all as wide as the embedding"):
+        curve_of_cut(smaller, smaller)

@@ -8,7 +8,7 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
-from widthwise.recipe.recipe import saved_recipe
+from widthwise.recipe.recipe import load_recipe, saved_recipe
 from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run
@@ -43,6 +43,11 @@ def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> Non
     assert losses
     assert losses[-1] < found.loss_after
     assert (found.source, found.step) == ("parent", 9)
+    assert found.shape is not None
+    assert [point * 24 for point in found.shape.widths] == pytest.approx(model.widths)
+    recipe = load_recipe(out / "shrunk.yaml")
+    assert recipe.train.steps == 6
+    assert recipe.explicit_model.cost().forward_flops(17) == pytest.approx(found.before.flops_per_token, rel=0.1)
 
 
 def test_the_model_that_was_cut_may_teach_the_smaller_one(parent: Path, tmp_path: Path) -> None:
@@ -71,10 +76,15 @@ def test_the_loss_is_that_of_the_new_run(parent: Path, tmp_path: Path) -> None:
     assert nats is None or nats == pytest.approx(found.loss_after, abs=1e-4)
 
 
-def test_layers_that_own_part_of_the_stream_keep_their_order(finished: Path) -> None:
+def test_layers_that_own_part_of_the_stream_keep_their_order(finished: Path, tmp_path: Path) -> None:
     """The run of the tiny recipe is an x: its heads and units are cut, and its layers get no wider than they were."""
-    found = shrink_run(finished, None, ShrinkOptions(flops=0.8, calibration_batches=1, multiple=4))
+    lines: list[str] = []
+    options = ShrinkOptions(flops=0.8, calibration_batches=1, multiple=4)
+    found = shrink_run(finished, tmp_path / "small", options, say=lines.append)
     assert not found.turned
+    assert found.shape is None
+    assert lines[-1] == "the shape is not kept as a curve: its layers are not all as wide as the embedding"
+    assert not (tmp_path / "small" / "shrunk.yaml").exists()
     assert "d_model" in (found.not_turned or "")
     assert all(after <= before for layer in found.layers for before, after in (layer.d_model, layer.n_hidden))
 

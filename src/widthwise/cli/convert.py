@@ -12,7 +12,7 @@ from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.growth.choices import GrowOptions, Multiples, NewSizes, ShrinkOptions
-from widthwise.reports.shrinking import shrinking_answer, shrinking_table
+from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
 
 if TYPE_CHECKING:
     from widthwise.runs.conversion import Intention
@@ -116,7 +116,7 @@ def shrink(
     target, wanted = None if plan_only else out, None if to is None else load_recipe(to).explicit_model
     found = shrink_run(source, target, options, overrides or (), step, wanted, remark)
     written = [] if target is None else [target]
-    say_result(found, as_json, shrinking_answer(found), [shrinking_table(found)], written)
+    say_result(found, as_json, shrinking_answer(found), [cut_table(found), shrinking_table(found)], written)
     if target is not None and not as_json:
         say_next("widthwise", "resume", target)
     elif not as_json:

@@ -275,7 +275,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds runs or experiments.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """List runs: which are running, finished, ready, stopped, failed or waiting, their steps, losses, rate, age and size.
+    """List runs: which are running, finished, ready, stopped, failed or waiting; steps, losses, rate, age and size.
 
     Example: `widthwise runs runs/quickstart`
     """

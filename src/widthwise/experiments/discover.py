@@ -146,20 +146,19 @@ def rivals(found: DiscoveredShape, search: GrowingSearch) -> dict[str, dict[str,
     them if there are not so many orders. They have the found layers, scaled to the budget: the first layer reads and
     the last one writes no more than d_model, so orders differ in cost.
     """
-    n_layers, budget = search.template.n_layers, {"match": search.match, "rounding": "balanced"}
+    n_layers, shape = search.template.n_layers, {"match": search.match, "rounding": "balanced"}
     variants: dict[str, dict[str, Any]] = {"uniform": {}}
-    variants |= {kind: {"model": {"shape": {"kind": kind, **budget}}} for kind in ("x", "diamond")}
-    curve = {name: points for name, points in found.curve.to_data().items() if points}
-    even = found.curve.even()
+    variants |= {kind: {"model": {"shape": {"kind": kind, **shape}}} for kind in ("x", "diamond")}
+    points, even = found.curve.points, found.curve.even()
     curves = {DISCOVERED: found.curve}
-    if any(abs(even[name][0] - 1) > 0.1 for name in curve if name != "widths"):
+    if any(abs(each[0] - 1) > 0.1 for name, each in even.points.items() if name != "widths"):
         curves["even"] = even
-    curves["reversed"] = Curve(**{name: points[::-1] for name, points in curve.items()})
-    rows = list(zip(*(along(points, n_layers).tolist() for points in curve.values()), strict=True))
+    curves["reversed"] = Curve.model_validate({name: each[::-1] for name, each in points.items()})
+    rows = list(zip(*(along(each, n_layers).tolist() for each in points.values()), strict=True))
     orders, generator = [rows, rows[::-1]], np.random.default_rng(search.base.train.seed)
     for _ in range(N_TRIES):
         drawn = [rows[place] for place in generator.permutation(n_layers)]
         if drawn not in orders and len(orders) < 2 + N_PERMUTED:
             orders.append(drawn)
-            curves[f"permuted_{len(orders) - 2}"] = Curve(**dict(zip(curve, zip(*drawn))))
-    return variants | {name: {"model": {"shape": own.shape(search.match)}} for name, own in curves.items()}
+            curves[f"permuted_{len(orders) - 2}"] = Curve.model_validate(dict(zip(points, zip(*drawn))))
+    return variants | {name: {"model": {"shape": own.section(search.match)}} for name, own in curves.items()}

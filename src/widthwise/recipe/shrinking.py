@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, to_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import (
@@ -25,6 +25,10 @@ from widthwise.model.cost import Cost
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.kinds import must_agree
 from widthwise.model.layer import LayerConfig
+from widthwise.recipe.larger import uniform_rule
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.discovery import Curve
+from widthwise.shape.profile import sizes_of
 from widthwise.shape.schedule import SCHEDULES
 
 Sizes = Sequence[LayerSizes]
@@ -97,6 +101,30 @@ def _size_like(layer: LayerConfig, wanted: LayerConfig, where: str) -> LayerSize
     size = layer_size(wanted)
     smaller_layer(layer, size, where)
     return size
+
+
+def curve_of_cut(model: ModelConfig, smaller: ModelConfig) -> Curve:
+    """Return the sizes of a smaller model relative to the uniform one that it was cut from.
+
+    Raises UserError with the reason where a curve does not hold them.
+    """
+    uniform_rule(model)
+    whole = model.layers[0]
+    for where, layer in smaller.named_layers():
+        own, other = (to_data(each.ffn) for each in (layer, whole))
+        if changed := [key for key in other if own[key] != other[key] and key not in layer.ffn.hidden_axes]:
+            raise UserError(f"{where}.ffn.{changed[0]}: a curve has no points of it")
+    return Curve.of([*map(sizes_of, smaller.layers)], sizes_of(whole))
+
+
+def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) -> dict[str, Any]:
+    """Return a recipe, as data, whose model has sizes on a curve and costs as much as a uniform model.
+
+    match: the quantity in which it does.
+    """
+    rule, n_layers = uniform_rule(model), len(curve.widths)
+    shape = curve.section(match) | {"depth": n_layers / rule.n_layers}
+    return to_data(recipe) | {"model": to_data(rule) | {"n_layers": n_layers, "shape": shape}, "growth": ()}
 
 
 def check_budget(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> None:

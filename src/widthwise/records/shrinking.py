@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from widthwise.records.certificate import ModelSize
+from widthwise.records.discovery import Curve
 from widthwise.records.record import Record, StoredRecord
+
+SHRUNK = "shrunk"
+"""The stem of the files with the record, and with the recipe of its shape."""
 
 
 class LayerCut(Record):
@@ -25,7 +29,7 @@ class LayerCut(Record):
 class Shrinking(StoredRecord):
     """The cut of one run."""
 
-    file_name: ClassVar[str] = "shrunk.json"
+    file_name: ClassVar[str] = f"{SHRUNK}.json"
 
     source: str
     """Name of the run that was cut."""
@@ -52,3 +56,6 @@ class Shrinking(StoredRecord):
     d_model: Sequence[int] = ()
     """Width of embedding and head, before and after; empty in files from before it could be cut."""
     layers: Sequence[LayerCut]
+    shape: Curve | None = None
+    """Sizes after the cut relative to the model that was cut; None where that was not uniform, or a curve does not hold
+    them, and in files of older versions."""

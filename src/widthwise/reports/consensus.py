@@ -106,7 +106,7 @@ def _correlations(searches: Sequence[Search], profiles: np.ndarray) -> dict[str,
 def consensus_page(searches: Sequence[Search]) -> Page:
     """Return the page of several searches."""
     found = consensus(searches, Path())
-    shape = {"model": {"shape": found.curve.shape(found.match)}}
+    shape = {"model": {"shape": found.curve.section(found.match)}}
     recipes = [path for each in searches if (path := each.folder / f"{DISCOVERED}.yaml").is_file()]
     n_intervals = sum(map(len, found.profiles.values()))
     by_luck = fixed(n_intervals * (1 - CONFIDENCE), 1)

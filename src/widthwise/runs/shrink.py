@@ -17,7 +17,7 @@ from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import check_free
+from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import covariance, energies_kept, layer_needs, measure, order_of_need
@@ -40,8 +40,8 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.memory import give_back_freed
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.shrinking import check_budget, sizes_at_budget, sizes_like
-from widthwise.records.shrinking import LayerCut, Shrinking
+from widthwise.recipe.shrinking import check_budget, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
+from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
 from widthwise.runs.data_identity import identity_of
@@ -52,7 +52,7 @@ from widthwise.runs.trained import check_tokenizer, check_tokens, check_vocabula
 from widthwise.training.observer import SilentObserver
 from widthwise.training.teacher import Origin
 from widthwise.training.validation import validate
-from widthwise.yaml_io import apply_overrides
+from widthwise.yaml_io import apply_overrides, dump_yaml
 
 
 def shrink_run(
@@ -116,6 +116,11 @@ def shrink_run(
     energy = energies_kept(need, smaller, sizes)
     small = _cut_off(model, smaller, sizes, energy)
     loss_after, tops_after = _validated(small, held_out)
+    try:
+        shape = curve_of_cut(config, smaller)
+    except UserError as error:
+        shape = None
+        say(f"the shape is not kept as a curve: {error}")
     found = Shrinking(
         source=source.name,
         step=source.step,
@@ -141,15 +146,18 @@ def shrink_run(
             )
             for i, (before, after, lost) in enumerate(zip(layer_sizes(config), sizes, needs))
         ],
+        shape=shape,
     )
     if out is not None:
         resolved = checked_copy(recipe, "recipe", model=smaller).resolved()
         resolved.check()
         provenance = {**identity_of(data).record(), **source.origin}
-        origin = Origin(
-            stream[..., : smaller.d_model], torch.tensor([old for old, _ in layers_kept(sizes).pairs()]), first_rows
-        )
+        kept = torch.tensor([old for old, _ in layers_kept(sizes).pairs()])
+        origin = Origin(stream[..., : smaller.d_model], kept, first_rows)
         write_first(Path(out), resolved, small, data.tokenizer, provenance, found, origin)
+        if shape is not None:
+            of_shape = recipe_of_cut(recipe, config, shape, options.budget or "params")
+            write_atomic(Path(out) / f"{SHRUNK}.yaml", dump_yaml(of_shape))
     return found
 
 
