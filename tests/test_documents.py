@@ -107,10 +107,8 @@ def test_costs_of_healing_8b_are_what_the_dry_run_predicts() -> None:
     recipe = parse(Recipe, {"model": LLAMA_8B, **settings})
     model, seq_len = recipe.explicit_model, recipe.seq_len
     sizes = sizes_at_budget(model, ShrinkOptions(flops=0.7, shape="uniform"), seq_len)
-    cost, alone = model.cost(), checked_copy(recipe, "recipe", model=smaller_config(model, sizes))
-    teacher = {"teacher": "runs/llama", "seq_len": seq_len, "vocab_size": model.vocab_size}
-    teacher |= {"params": int(cost.params), "flops_per_token": float(cost.forward_flops(seq_len))}
-    distill = DistillConfig(teacher="runs/llama", sizes=TeacherSizes(**teacher))
+    alone = checked_copy(recipe, "recipe", model=smaller_config(model, sizes))
+    distill = DistillConfig(teacher="runs/llama", sizes=TeacherSizes.of("runs/llama", model, seq_len))
     taught = checked_copy(alone, "recipe", train=alone.train.model_copy(update={"distill": distill}))
     found = [dry_run(each, [8], Device.linked("h100")) for each in (alone, taught)]
     assert f"({found[0].params / 1e9:.2f}G parameters)" in text

@@ -1,6 +1,5 @@
 """The recipe: everything a run needs."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -67,19 +66,7 @@ class Recipe(Config):
                 f"train.distill.teacher: {distill.teacher} reads {model.positions.n_positions} tokens; must be at "
                 f"least seq_len = {self.seq_len}"
             )
-        of_layers = [sum(cost.params for cost in costs.values()) for costs in model.layer_costs()]
-        sublayers = [cost for costs in model.layer_costs() for cost in costs.values()]
-        sizes = TeacherSizes(
-            teacher=distill.teacher,
-            seq_len=self.seq_len,
-            vocab_size=model.vocab_size,
-            params=int(model.cost().params),
-            flops_per_token=model.inference_cost().forward_flops(self.seq_len),
-            d_model=model.d_model,
-            root_params=int(model.cost().params - sum(of_layers)),
-            layer_params=int(max(of_layers)),
-            pass_elements=math.ceil(4 * model.d_model + max(each.activation_bytes(4) / 4 for each in sublayers)),
-        )
+        sizes = TeacherSizes.of(distill.teacher, model, self.seq_len)
         train = self.train.model_copy(update={"distill": distill.model_copy(update={"sizes": sizes})})
         return self.model_copy(update={"train": train})
 

@@ -178,6 +178,24 @@ class TeacherSizes(Config):
     pass_elements: pydantic.NonNegativeInt = 0
     """Most numbers per token that its forward pass holds: those of one sublayer, and the stream around it."""
 
+    @classmethod
+    def of(cls, teacher: str, model: ModelConfig, seq_len: int) -> "TeacherSizes":
+        """Return the sizes of a model. teacher: its run."""
+        sublayers = [list(costs.values()) for costs in model.layer_costs()]
+        of_layers = [sum(cost.params for cost in costs) for costs in sublayers]
+        widest = max(cost.activation_bytes(4) / 4 for costs in sublayers for cost in costs)
+        return cls(
+            teacher=teacher,
+            seq_len=seq_len,
+            vocab_size=model.vocab_size,
+            params=int(model.cost().params),
+            flops_per_token=model.inference_cost().forward_flops(seq_len),
+            d_model=model.d_model,
+            root_params=int(model.cost().params - sum(of_layers)),
+            layer_params=int(max(of_layers)),
+            pass_elements=math.ceil(4 * model.d_model + widest),
+        )
+
 
 class DistillConfig(Config):
     """The model also learns the predictions of a trained one; Hinton et al. 2015, arXiv:1503.02531.
