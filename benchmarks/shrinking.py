@@ -15,6 +15,7 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +41,7 @@ SHARE = 0.7
 SHAPES = ("found", "x", "uniform")
 CONTROLS = ("reversed", "permuted")
 """Sizes of `found` in another order of layers."""
+SCRATCH = ("scratch_healing", "scratch")
 MULTIPLE = {64: 4}
 """By d_model, of widths and hidden units, so that all shapes come near the budget; 8 elsewhere."""
 
@@ -112,8 +114,8 @@ class Work(NamedTuple):
         return self.cut(name.removesuffix(", distilled"), name.endswith(", distilled"))
 
 
-def measured(works: list[Work], n_workers: int) -> list[dict[str, Any]]:
-    """Return the losses of everything that comes of each parent, by the name of its cut."""
+def measured(works: list[Work], n_workers: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield what is known so far of each parent: the losses of all that comes of it, by the name of its cut."""
     cuts = ["whole", *SHAPES, *CONTROLS, *(f"{name}, distilled" for name in SHAPES)]
     seeds: list[dict[str, Any]] = []
     with ProcessPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -122,13 +124,14 @@ def measured(works: list[Work], n_workers: int) -> list[dict[str, Any]]:
             result = RunDir(work.parent).result()
             assert result is not None
             seeds.append({"parent": result["val_loss"], "cuts": {name: {} for name in cuts}})
-        for key, names in (("cut", cuts), ("scratch_healing", (*SHAPES, *CONTROLS)), ("scratch", (*SHAPES, *CONTROLS))):
+        of_scratch = [(key, names) for names in (SHAPES, CONTROLS) for key in SCRATCH]
+        for key, names in (("cut", cuts), *of_scratch):
             jobs = [(work, name) for work in works for name in names]
             found = pool.map(Work.made, *zip(*((work, name, key) for work, name in jobs), strict=True))
             for (work, name), losses in zip(jobs, found, strict=True):
                 seeds[works.index(work)]["cuts"][name] |= losses if key == "cut" else {key: losses}
                 print(f"seed {work.seed} {name} {key}: {losses}", flush=True)
-    return seeds
+            yield seeds
 
 
 def differences(seeds: list[dict[str, Any]], key: str, baseline: str, of: str | None = None) -> dict[str, Any]:
@@ -150,7 +153,8 @@ def differences(seeds: list[dict[str, Any]], key: str, baseline: str, of: str | 
 
 def against_scratch(seeds: list[dict[str, Any]], key: str) -> dict[str, Any]:
     """Return by shape the difference of its cut, healed, to its training from scratch."""
-    return {name: differences(seeds, "healed", name, key)[name] for name in (*SHAPES, *CONTROLS)}
+    known = [name for name, own in seeds[0]["cuts"].items() if key in own]
+    return {name: differences(seeds, "healed", name, key)[name] for name in known}
 
 
 def main() -> None:
@@ -167,26 +171,28 @@ def main() -> None:
         folder = (given.runs or Path(temporary)).resolve()
         steps = (given.parent_steps, given.healing_steps)
         works = [Work(given.recipe, seed, *steps, folder / str(seed)) for seed in range(1, given.seeds + 1)]
-        seeds = measured(works, given.workers)
-        recipe = works[0].parent_recipe().resolved()
-    result = {
+        for seeds in measured(works, given.workers):
+            result = summary(works[0], seeds)
+            if given.out is not None:
+                write_atomic(given.out, json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: result[key] for key in ("against_uniform", "against_whole", "healed_against_scratch")}))
+
+
+def summary(work: Work, seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the record: settings, all losses, and what follows from them."""
+    return {
         "command": " ".join(["python", "benchmarks/shrinking.py", *sys.argv[1:]]),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(),
-        "recipe": given.recipe,
+        "recipe": work.recipe,
         "share_of_flops": SHARE,
-        "steps": {"parent": given.parent_steps, "healing": given.healing_steps},
-        "tokens_per_step": recipe.tokens_per_step,
+        "steps": {"parent": work.n_parent, "healing": work.n_healing},
+        "tokens_per_step": work.parent_recipe().tokens_per_step,
         "seeds": seeds,
-        "against_uniform": {
-            key: differences(seeds, key, "uniform") for key in ("cut", "healed", "scratch_healing", "scratch")
-        },
+        "against_uniform": {key: differences(seeds, key, "uniform") for key in ("cut", "healed", *SCRATCH)},
         "against_whole": {"healed": differences(seeds, "healed", "whole")},
-        "healed_against_scratch": {key: against_scratch(seeds, key) for key in ("scratch_healing", "scratch")},
+        "healed_against_scratch": {key: against_scratch(seeds, key) for key in SCRATCH},
     }
-    print(json.dumps({key: result[key] for key in ("against_uniform", "against_whole", "healed_against_scratch")}))
-    if given.out is not None:
-        write_atomic(given.out, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
