@@ -133,6 +133,16 @@ def test_a_grid_whose_best_lies_inside_is_not_extended_and_what_diverges_is_the_
         searched(plan, lambda *_: math.inf)
 
 
+def test_an_end_beyond_which_recipes_refuse_values_is_the_best_value_and_no_limit(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {**TUNE, "over": {"schedule.final_factor": [0.5, 1]}}, "schedule={kind: cosine}")
+    found, n_runs = searched(plan, lambda _, values: 1 - values["schedule.final_factor"])
+    assert found.tuning is not None
+    # 0.1 is the variant's own; 0.2, 0.4 and 0.8 lie beyond the end, and 1.6 is more than all of the rate.
+    for each in found.tuning.variants:
+        assert (each.chosen, each.is_at_limit) == ({"schedule.final_factor": 0.8}, False)
+    assert n_runs == 2 * 5
+
+
 def test_the_choice_is_the_lowest_loss_of_runs_on_other_seeds_text_and_steps(done) -> None:
     plan, folder, found = done
     tuning = tuning_of(found)
