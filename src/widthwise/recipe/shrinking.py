@@ -1,7 +1,6 @@
 """The sizes of a smaller model at a budget: in proportion along a shape, or layer by layer where least is lost."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -207,17 +206,19 @@ def _found(
     def cost_of(layer: LayerConfig) -> float:
         return count(sum(layer.costs(model.residual, layer.d_in).values(), Cost()), seq_len)
 
-    @cache  # most layers equal another one, and counting takes long
     def costs_of(layer: LayerConfig) -> list[tuple[LayerSizes, float]]:
         sizes = [LayerSizes(*each) for each in product(*_levels(layer, options))]
         found = [(each, cost_of(smaller_layer(layer, each, "layer"))) for each in sizes]
         return sorted(found if options.parts == "stream" else [(LEFT_OUT, 0.0), *found], key=lambda each: each[1])
 
+    costed = dict[str, list[tuple[LayerSizes, float]]]()  # most layers equal another one, and counting takes long
     choices: list[tuple[int, LayerSizes, float, float]] = []
     """Layer, its sizes, their cost, and the sum of the scores of what is cut."""
     for i, (layer, need) in enumerate(zip(model.layers, needs, strict=True)):
+        if (key := repr(layer)) not in costed:
+            costed[key] = costs_of(layer)
         best = np.inf
-        for size, cost in costs_of(layer):
+        for size, cost in costed[key]:
             if (loss := need.lost(size)) < best:  # what costs more and loses as much is never chosen
                 best = loss
                 choices.append((i, size, cost, loss))
