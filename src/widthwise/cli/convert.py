@@ -12,7 +12,6 @@ from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.growth.choices import GrowOptions, Multiples, NewSizes, ShrinkOptions
-from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
 
 if TYPE_CHECKING:
     from widthwise.runs.conversion import Intention
@@ -109,6 +108,7 @@ def shrink(
     models/Llama-3.2-1B --flops 0.7 --out runs/smaller data.path=data/mine`
     """
     from widthwise.recipe.recipe import load_recipe
+    from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
     from widthwise.runs.shrink import shrink_run
 
     if out is None and not plan_only:
