@@ -14,9 +14,9 @@ from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.shrink import smaller_config
+from widthwise.recipe.objective import DistillConfig, TeacherSizes
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.shrinking import sizes_at_budget
-from widthwise.recipe.train_section import DistillConfig, TeacherSizes
 from widthwise.runs.plan import dry_run
 from widthwise.runs.train import train
 from widthwise.training.devices import Device

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tiny_runs import TINY, outcome
 
 from widthwise.config_io import UserError
-from widthwise.experiments import jobs
+from widthwise.experiments import jobs, running
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.recipes import read_all
-from widthwise.experiments.running import run_experiment
+from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.sweep import read_sweep
 from widthwise.experiments.tuning import MOST_BEYOND, Tuner, tuning_in_words
@@ -131,6 +131,24 @@ def test_a_grid_whose_best_lies_inside_is_not_extended_and_what_diverges_is_the_
     assert cliff.recipes["plain"].optimizer.lr == pytest.approx(0.01 * 0.5**4)
     with pytest.raises(RunFailed, match=r"all runs of plain diverged"):
         searched(plan, lambda *_: math.inf)
+
+
+def test_an_end_beyond_which_recipes_refuse_values_is_the_best_value_and_no_limit(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {**TUNE, "over": {"schedule.final_factor": [0.5, 1]}}, "schedule={kind: cosine}")
+    found, n_runs = searched(plan, lambda _, values: 1 - values["schedule.final_factor"])
+    assert found.tuning is not None
+    # 0.1 is the variant's own; 0.2, 0.4 and 0.8 lie beyond the end, and 1.6 is more than all of the rate.
+    for each in found.tuning.variants:
+        assert (each.chosen, each.is_at_limit) == ({"schedule.final_factor": 0.8}, False)
+    assert n_runs == 2 * 5
+
+
+def test_one_step_of_each_variant_is_measured_for_all_its_factors(tmp_path: Path, monkeypatch) -> None:
+    measured = iter((2.0, 3.0))
+    monkeypatch.setattr(running, "step_seconds", lambda recipe: next(measured))
+    n_steps = 4 + 240 / (4 * 24) / 3  # a validation of 240 tokens, whose forward pass takes a third
+    found = expected_seconds(Tuner(plan_of(tmp_path, TUNE)).sweep(), tmp_path / "new", jobs.Jobs(1, 1))
+    assert found == pytest.approx(4 * 2 * n_steps * (2.0 + 3.0))
 
 
 def test_the_choice_is_the_lowest_loss_of_runs_on_other_seeds_text_and_steps(done) -> None:

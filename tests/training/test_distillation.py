@@ -17,9 +17,9 @@ from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build, relative_distance
 from widthwise.model.recompute import RECOMPUTE
+from widthwise.recipe.objective import DistillConfig
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
-from widthwise.recipe.train_section import DistillConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
 from widthwise.runs.plan import dry_run

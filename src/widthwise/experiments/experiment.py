@@ -73,9 +73,9 @@ class Experiment:
     """The section of the recipe that describes the experiment; None for several recipes."""
     trend: TrendConfig | None = None
     tune: "TuneConfig | None" = None
-    """What is tuned before points are trained."""
+    """Values to tune before points are trained."""
     tuning: Tuning | None = None
-    """What was, and how their values were found."""
+    """The values found by tuning, and their cost."""
     axes: Mapping[str, Mapping[str, Any]] | None = None
     """Group -> recipe key -> its values, or a range as a mapping; None for points given by name."""
     space: "SweepSpace | None" = None

@@ -260,22 +260,26 @@ class _ExperimentSchedule(Schedule):
 
 
 def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None:
-    """Return the seconds of training that the unfinished runs take here, from a measured step of each of their points.
+    """Return the seconds of training that the unfinished runs take here, from a measured step of each point of a
+    comparison, and of one in each group of its tuning, whose steps are alike.
 
     None if nothing is left, if steps are too long to be tried, on a GPU and under torchrun.
     """
     left = [key for key in plan.order if not RunDir(folder / run_path(*key)).has_result]
-    recipes = [(plan.recipes[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
-    largest = max((recipe.training_flops / recipe.train.steps for recipe, _ in recipes), default=0)
+    points = [(plan.points[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
+    largest = max((point.recipe.training_flops / point.recipe.train.steps for point, _ in points), default=0)
     if not 0 < largest <= TRIED_FLOPS or torch.cuda.is_available() or is_launched():
         return None
-    chosen = cache(partial(chosen_precision, folder))
+    chosen, measured = cache(partial(chosen_precision, folder)), dict[str, float]()
     with jobs.threads():
         seconds = 0.0
-        for recipe, n_runs in recipes:
-            train = recipe.train
+        for point, n_runs in points:
+            recipe, train = point.recipe, point.recipe.train
             n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
             # A forward pass takes a third of a step.
             n_steps = train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
-            seconds += n_runs * n_steps * step_seconds(recipe.settled(chosen))
+            model = point.name if plan.axes is None else point.group
+            if model not in measured:
+                measured[model] = step_seconds(recipe.settled(chosen))
+            seconds += n_runs * n_steps * measured[model]
         return seconds / jobs.n

@@ -5,6 +5,7 @@ for a share of its steps, on other seeds and judged on other held-out text; it i
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from operator import attrgetter
@@ -89,7 +90,7 @@ class Tuner:
         return Experiment(f"{self._plan.title}-{TUNING}", points, self._tune.seeds, axes=axes)
 
     def extend(self, found: Outcome) -> list[str]:
-        """Add what is untried beside the best of each variant, and return the names of these runs.
+        """Add what is untried and allowed beside the best of each variant, and return the names of these runs.
 
         found: the record of the sweep.
         """
@@ -100,8 +101,9 @@ class Tuner:
                 for index in (best[axis] - 1, best[axis] + 1):
                     place = (*best[:axis], index, *best[axis + 1 :])
                     if 0 <= index < len(ladder) and place not in tried:
-                        point = tried[place] = self._point(name, place)
-                        added[point.name] = point
+                        with suppress(UserError):  # a recipe refuses the value: nothing can lie beyond this end
+                            point = tried[place] = self._point(name, place)
+                            added[point.name] = point
         return list(added)
 
     def _losses(self, name: str, found: Outcome) -> dict[Place, float]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
-from widthwise.computing import Precision
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.growth.choices import Score
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, Order, layers_kept, readers, sublayers
@@ -131,27 +131,10 @@ def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[Removab
     return [*hooks, moe.register_forward_hook(lambda _, inputs, made: leave(made[0]))]
 
 
-class _RunAgain(torch.autograd.Function):
-    """A call that keeps its inputs alone: it runs without gradients, and in the backward pass again with them."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.inputs = call, inputs
-        return call(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [each.detach().requires_grad_(each.requires_grad) for each in ctx.inputs]
-        with torch.enable_grad():
-            torch.autograd.backward(ctx.call(*inputs), gradients)
-        return None, *(each.grad for each in inputs)
-
-
 @dataclass(frozen=True)
 class _TwoPasses(Recompute):
-    """Every layer runs as `_RunAgain`, so that hooks can tell by the gradients which of the two passes they are in."""
-
-    precision: Precision
+    """Every layer runs without gradients, keeping its inputs alone, and in the backward pass again with them; hooks can
+    tell by the gradients which of the two passes they are in."""
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: LayerCache | None = None) -> Any:
         stream, context = inputs
@@ -159,13 +142,12 @@ class _TwoPasses(Recompute):
         found: list[Any] = []
 
         def call(*leaves: Tensor) -> tuple[Tensor, ...]:
-            with autocast(leaves[0].device, self.precision):
-                made, choices = layer(tree_unflatten(leaves, structure), context, cache)
+            made, choices = layer(tree_unflatten(leaves, structure), context, cache)
             outputs, made_structure = tree_flatten(made)
             found[:] = made_structure, choices
             return tuple(outputs)
 
-        outputs = _RunAgain.apply(call, *leaves)
+        outputs = checkpoint(call, *leaves, use_reentrant=True, preserve_rng_state=False)
         return tree_unflatten(outputs, found[0]), found[1]
 
 
@@ -183,17 +165,12 @@ def _hooked(model: Decoder) -> Iterator[Callable[[RemovableHandle], object]]:
                 parameter.requires_grad_(was)
 
 
-def _precision(model: Decoder) -> Precision:
-    """Return the type of matrix products that fits the weights."""
-    return "bf16" if model.embedding.weight.dtype == torch.bfloat16 else "fp32"
-
-
 def _objective(model: Decoder, batch: Tensor, boundaries: Boundaries) -> Tensor:
     """Return the loss of a batch, integers (B, T + 1)."""
     rows = batch.to(model.embedding.weight.device)
     tokens = rows[:, :-1]
     documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
-    with autocast(rows.device, _precision(model)):
+    with autocast(rows.device, "bf16" if model.embedding.weight.dtype == torch.bfloat16 else "fp32"):
         return model.loss(tokens, rows[:, 1:], documents=documents, positions=positions).objective
 
 
@@ -212,13 +189,11 @@ def measure(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = 
         return hook
 
     with _hooked(model) as add:
-        model.recompute = _TwoPasses(every=1, precision=_precision(model))
+        model.recompute = _TwoPasses(every=1)
         add(model.embedding.register_forward_hook(lambda *given: given[-1].detach().requires_grad_()))
-        norms = {f"{name}.norm": sublayer.norm for name, sublayer in sublayers(model).items()}
-        norms["exit.norm"] = model.exit.norm
-        for name, norm in norms.items():
-            if isinstance(norm, Norm):
-                add(norm.register_forward_pre_hook(observing(need.normed[name].add_normed)))
+        for name, part in {**sublayers(model), "exit": model.exit}.items():
+            if isinstance(part.norm, Norm):
+                add(part.norm.register_forward_pre_hook(observing(need.normed[f"{name}.norm"].add_normed)))
         for name, sublayer in sublayers(model).items():
             first, last = readers(sublayer)[0], writer(sublayer)
             add(first.register_forward_pre_hook(observing(need.read[name].add)))

@@ -56,7 +56,10 @@ def import_source(source: Path | str, revision: str | None = None) -> ImportSour
             )
         return ImportSource(Path(source), Path(source).resolve().name, None)
     shown = name if revision is None else f"{name} at {revision}"
-    hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
+    try:
+        hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
+    except UserError as error:
+        raise UserError(f"{shown}: is no folder here; for models of the hub, {error}") from None
     if not sys.stderr.isatty():
         utils.disable_progress_bars()
     try:

@@ -45,7 +45,7 @@ class Decoder(nn.Module):
     """A language model. Build with `build`; made directly, its weights are uninitialised."""
 
     progress: Tensor
-    """How far training has come, from 0 to 1, for schedules inside the model; set by the training loop."""
+    """Progress of training, from 0 to 1, for schedules inside the model; set by the training loop."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

@@ -15,9 +15,10 @@ from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import chooses_width
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases
+from widthwise.recipe.objective import TeacherSizes
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.schedule import ENDLESS, FlopBudget, Schedule
-from widthwise.recipe.train_section import TeacherSizes, TrainConfig, ValidationConfig
+from widthwise.recipe.train_section import TrainConfig, ValidationConfig
 from widthwise.run_dir import RunDir
 from widthwise.shape.template import ModelSection
 from widthwise.sizes import NTokens

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -127,12 +127,7 @@ def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) 
     return to_data(recipe) | {"model": to_data(rule) | {"n_layers": n_layers, "shape": shape}, "growth": ()}
 
 
-def check_budget(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> None:
-    """Raise UserError for a budget that no sizes meet."""
-    _limits(model, options, seq_len)
-
-
-def _limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[Callable[[Sizes], float], float]:
+def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[Callable[[Sizes], float], float]:
     """Return the cost of sizes, and what it may be. Raises UserError where the least sizes cost more."""
     assert options.budget is not None
     count, share = COUNTS[options.budget], getattr(options, options.budget)
@@ -141,9 +136,10 @@ def _limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[C
         return count(smaller_config(model, sizes).inference_cost(), seq_len)
 
     whole = layer_sizes(model)
-    least = (
-        _scaled(whole, options, 0.0) if options.shape != "found" else [_least(each, options) for each in model.layers]
-    )
+    if options.shape == "found":
+        least = [LayerSizes(*(levels[0] for levels in _levels(each, options))) for each in model.layers]
+    else:
+        least = _scaled(whole, options, 0.0)
     if options.shape == "found" and options.parts == "all":  # one layer stays
         alone = ([LEFT_OUT] * i + [size] + [LEFT_OUT] * (len(least) - i - 1) for i, size in enumerate(least))
         least = min(alone, key=cost)
@@ -162,7 +158,7 @@ def sizes_at_budget(
 
     needs: of every layer, with the most needed parts first; for shape `found`. Raises UserError where no sizes meet it.
     """
-    cost, limit = _limits(model, options, seq_len)
+    cost, limit = cost_limits(model, options, seq_len)
     whole = layer_sizes(model)
     if options.shape == "found":
         return _found(model, options, needs, limit, seq_len)
@@ -197,16 +193,6 @@ def _scaled(whole: Sequence[LayerSizes], options: ShrinkOptions, scale: float) -
     return found
 
 
-class _Choice(NamedTuple):
-    """Sizes of one layer."""
-
-    sizes: LayerSizes
-    cost: float
-    """In what the budget counts."""
-    lost: float
-    """Sum of the scores of what is cut."""
-
-
 def _found(
     model: ModelConfig, options: ShrinkOptions, needs: Sequence[LayerNeed], limit: float, seq_len: int
 ) -> list[LayerSizes]:
@@ -222,28 +208,29 @@ def _found(
 
     def costs_of(layer: LayerConfig) -> list[tuple[LayerSizes, float]]:
         sizes = [LayerSizes(*each) for each in product(*_levels(layer, options))]
-        whole = [(each, cost_of(smaller_layer(layer, each, "layer"))) for each in sizes]
-        return whole if options.parts == "stream" else [(LEFT_OUT, 0.0), *whole]
+        found = [(each, cost_of(smaller_layer(layer, each, "layer"))) for each in sizes]
+        return sorted(found if options.parts == "stream" else [(LEFT_OUT, 0.0), *found], key=lambda each: each[1])
 
-    choices, rows, before, costed = [], [], None, []
+    costed = dict[str, list[tuple[LayerSizes, float]]]()  # most layers equal another one, and counting takes long
+    choices: list[tuple[int, LayerSizes, float, float]] = []
+    """Layer, its sizes, their cost, and the sum of the scores of what is cut."""
     for i, (layer, need) in enumerate(zip(model.layers, needs, strict=True)):
-        if layer != before:  # most layers equal the one before them, and counting takes long
-            before, costed = layer, sorted(costs_of(layer), key=lambda each: each[1])
+        if (key := repr(layer)) not in costed:
+            costed[key] = costs_of(layer)
         best = np.inf
-        for sizes, cost in costed:
-            if (lost := need.lost(sizes)) < best:  # what costs more and loses as much is never chosen
-                best = lost
-                choices.append(_Choice(sizes, cost, lost))
-                rows.append(i)
+        for size, cost in costed[key]:
+            if (loss := need.lost(size)) < best:  # what costs more and loses as much is never chosen
+                best = loss
+                choices.append((i, size, cost, loss))
+    rows, sizes, costs, lost = zip(*choices)
     limit -= count(model.inference_cost(), seq_len) - sum(map(cost_of, model.layers))
     one_each = csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))))
-    costs, lost = (np.array([getattr(choice, name) for choice in choices]) for name in ("cost", "lost"))
-    stays = np.array([choice.sizes != LEFT_OUT for choice in choices], dtype=float)
+    stays = np.array([size != LEFT_OUT for size in sizes], dtype=float)
     answer = milp(
-        lost / max(lost.max(), 1e-300),
+        np.divide(lost, max(*lost, 1e-300)),
         constraints=[
             LinearConstraint(one_each, 1, 1),
-            LinearConstraint(costs[None] / limit, ub=1),
+            LinearConstraint(np.divide([costs], limit), ub=1),
             LinearConstraint(stays[None], 1),
         ],
         integrality=np.ones(len(rows)),
@@ -252,7 +239,7 @@ def _found(
     )
     if answer.x is None:  # the least sizes are among the choices, so that there is an answer
         raise UserError(f"{options.budget}: no sizes were found in {SECONDS} seconds; raise --multiple")
-    return [choice.sizes for choice, is_taken in zip(choices, answer.x.round()) if is_taken]
+    return [size for size, is_taken in zip(sizes, answer.x.round()) if is_taken]
 
 
 def _levels(layer: LayerConfig, options: ShrinkOptions) -> list[Sequence[int]]:
@@ -264,10 +251,6 @@ def _levels(layer: LayerConfig, options: ShrinkOptions) -> list[Sequence[int]]:
     top_k = layer.ffn.top_k if isinstance(layer.ffn, MoEConfig) else 1
     experts = sorted({max(n, top_k) for n in _multiples(whole.n_experts, 1)})
     return [widths, range(1, whole.n_kv_heads + 1), _multiples(whole.n_hidden, options.multiple), experts]
-
-
-def _least(layer: LayerConfig, options: ShrinkOptions) -> LayerSizes:
-    return LayerSizes(*(levels[0] for levels in _levels(layer, options)))
 
 
 def _multiples(n: int, multiple: int) -> list[int]:

@@ -272,7 +272,7 @@ class Outcome(StoredRecord):
     """The best point of a sweep as the best of many, and the mean of each group of a grid."""
     trend: Trend | None = None
     tuning: Tuning | None = None
-    """How the values of each variant were chosen before the comparison."""
+    """Choice of the values of each variant before the comparison."""
     family: Family | None = None
     columns: Sequence[str] | None = None
     """Names of the quantities that the main table shows, in order; None: the usual ones."""

@@ -76,18 +76,16 @@ def _at_equal_loss(found: Outcome) -> list[str]:
     return [f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {words} for the same held-out loss."]
 
 
-def _of_tuning(found: Outcome) -> list[str]:
+def _of_tuning(outcome: Outcome) -> list[str]:
     """Return what the tuning before the comparison cost, and for which variants it ended too early."""
-    if (tuning := found.tuning) is None:
+    if (tuning := outcome.tuning) is None:
         return []
     keys, took = sequence(list(map(clean, tuning.keys_tuned))), duration(tuning.seconds / 3600)
-    cost = f"Each variant was given its best {keys}, which took {counted(tuning.n_runs, 'run')} and {took} to find."
-    ended = [clean(each.name) for each in tuning.variants if each.is_at_limit]
-    verb = "was" if len(ended) == 1 else "were"
-    beyond = (
-        f"{sequence(ended)} {verb} best at the last value that is tried: a better one may lie beyond." if ended else ""
-    )
-    return [cost, *filter(None, [beyond])]
+    found = [f"Each variant was given its best {keys}, which took {counted(tuning.n_runs, 'run')} and {took} to find."]
+    if ended := [clean(each.name) for each in tuning.variants if each.is_at_limit]:
+        verb = "was" if len(ended) == 1 else "were"
+        found.append(f"{sequence(ended)} {verb} best at the last value that is tried: a better one may lie beyond.")
+    return found
 
 
 def _names(group: Sequence[Variant]) -> str:

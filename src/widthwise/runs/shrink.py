@@ -19,7 +19,7 @@ from widthwise.data.loader import HeldOut
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
-from widthwise.growth.choices import ShrinkOptions
+from widthwise.growth.choices import BUDGETS, ShrinkOptions
 from widthwise.growth.need import covariance, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
     LayerSizes,
@@ -40,7 +40,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.memory import give_back_freed
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.shrinking import check_budget, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
+from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
 from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
@@ -74,14 +74,9 @@ def shrink_run(
     """
     if options.budget is None and to is None:
         raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
-    if to is not None:
-        ignored = [
-            name for name in ("params", "flops", "kv_bytes", "shape", "parts", "multiple") if _is_given(options, name)
-        ]
-        if ignored:
-            raise UserError(
-                f"--{ignored[0].replace('_', '-')}: conflicts with --to, which has the sizes of every layer"
-            )
+    for name in (*BUDGETS, "shape", "parts", "multiple"):
+        if to is not None and getattr(options, name) != ShrinkOptions.model_fields[name].default:
+            raise UserError(f"--{name.replace('_', '-')}: conflicts with --to, which has the sizes of every layer")
     if out is not None:
         check_free(Path(out))
     for each in overrides:
@@ -92,7 +87,7 @@ def shrink_run(
     model, recipe, config = _readable(source.model), source.recipe, source.model.config
     check_can_shrink(config)
     if to is None:
-        check_budget(config, options, recipe.seq_len)
+        cost_limits(config, options, recipe.seq_len)
     else:
         smaller_config(config, sizes_like(config, to), to.d_model)
     data = open_data(recipe.data)
@@ -137,10 +132,7 @@ def shrink_run(
         kv_bytes=[config.inference_cost().kv_bytes(), smaller.inference_cost().kv_bytes()],
         layers=[
             LayerCut(
-                d_model=[before.d_model, after.d_model],
-                n_kv_heads=[before.n_kv_heads, after.n_kv_heads],
-                n_hidden=[before.n_hidden, after.n_hidden],
-                n_experts=[before.n_experts, after.n_experts],
+                **{name: [*pair] for name, *pair in zip(LayerSizes._fields, before, after)},
                 lost=lost.lost(after),
                 energy_kept=[energy.get(f"layers.{i}.{part}.norm", 0.0) for part in ("attention", "ffn")],
             )
@@ -232,10 +224,6 @@ def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], 
     small.tie()
     small.progress = torch.ones_like(model.progress)
     return _readable(small)
-
-
-def _is_given(options: ShrinkOptions, name: str) -> bool:
-    return getattr(options, name) != ShrinkOptions.model_fields[name].default
 
 
 def _arrange_stream(

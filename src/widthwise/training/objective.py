@@ -12,7 +12,8 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
-from widthwise.recipe.train_section import TrainConfig, WidthBudgetConfig
+from widthwise.recipe.objective import WidthBudgetConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.step_statistics import ChoiceMeans
 from widthwise.training.teacher import LoadedTeacher
 
