@@ -136,7 +136,7 @@ def findings() -> Iterator[str]:
     yield from (d(HEADS, NUMBER), d(E6, "x"), d(E6, "hourglass"), d(FFN, "dynamic"), d(E6, "dynamic"))
     yield from (few, d(E6, virtual))
     yield f"logits change by at most {largest_change('logits')} of the largest |"
-    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), f"{ci(cut('found'))} at 0.66M, 0.7 of the FLOPs", few)
+    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), f"{ci(cut('found', LARGE_CUT))} at 6.3M, 0.7 of the FLOPs", few)
     yield f"at {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
     yield " to ".join(mean(GROWTH, "scratch", name, form=".2f") for name in ("depth_2x", "width_2x"))
     for section in (ten_times_the_size, sizes_and_tokens, variable_width, inside_the_models, discovered_shapes):
@@ -390,20 +390,29 @@ def growth() -> Iterator[str]:
     yield f"{d(GROWTH, 'depth_2x')} from half the layers, {d(GROWTH, 'width_2x')} from half the width |"
 
 
+LARGE_CUT, SMALL_CUT = "shrinking_6m.json", "shrinking.json"
+
+
 def shrink() -> Iterator[str]:
-    seeds = read_json("shrinking.json")["seeds"]
-    for name in seeds[0]["cuts"]:
-        runs = [seed["cuts"][name] for seed in seeds]
-        flops, *losses = (f"{fmean(run[key] for run in runs):.3f}" for key in ("flops_ratio", "cut", "healed"))
-        scratch = f"{fmean(run['scratch'] for run in runs):.3f}" if "scratch" in runs[0] else ""
-        yield row(name, flops, *losses, "-" if name == "uniform" else ci(cut(name)), scratch)
+    for file, of_scratch in ((LARGE_CUT, ("scratch_healing", "scratch")), (SMALL_CUT, ("scratch",))):
+        seeds = read_json(file)["seeds"]
+        for name in seeds[0]["cuts"]:
+            runs = [seed["cuts"][name] for seed in seeds]
+            losses = [
+                f"{fmean(run[key] for run in runs):.3f}" if key in runs[0] else ""
+                for key in ("flops_ratio", "cut", "healed", *of_scratch)
+            ]
+            difference = "-" if name == "uniform" else ci(cut(name, file))
+            yield row(name, *losses[:3], difference, *losses[3:])
+        if file == LARGE_CUT:
+            yield f"trained from scratch, {ci(cut('found', file, 'scratch'))}; so does that of the x, {ci(cut('x', file, 'scratch'))}"
     yield f"helps both, by about {-cut('uniform, distilled').mean:.2f}"
 
 
-def cut(name: str) -> Estimate:
-    """Return the loss of a cut model after healing, minus that of the uniform cut."""
-    cuts = [seed["cuts"] for seed in read_json("shrinking.json")["seeds"]]
-    return paired([each[name]["healed"] for each in cuts], [each["uniform"]["healed"] for each in cuts])
+def cut(name: str, file: str = SMALL_CUT, key: str = "healed") -> Estimate:
+    """Return the loss of a cut model, minus that of the uniform cut."""
+    cuts = [seed["cuts"] for seed in read_json(file)["seeds"]]
+    return paired([each[name][key] for each in cuts], [each["uniform"][key] for each in cuts])
 
 
 def results() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,8 +40,7 @@ def check_room(n_bytes: int, what: str) -> None:
 def give_back_freed() -> None:
     """Has glibc give freed tensors of 1 MiB or more back to the system. By itself it raises that limit to 32 MiB, and
     the process keeps what lies between smaller things that live. Does nothing with another allocator."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, 2**20)
 
 

@@ -85,6 +85,8 @@ def shrink_run(
     give_back_freed()
     source = _of_run(path, step, overrides) if _is_run(path, step) else _of_folder(path, overrides)
     model, recipe, config = _readable(source.model), source.recipe, source.model.config
+    if out is not None:
+        recipe.check()
     check_can_shrink(config)
     if to is None:
         cost_limits(config, options, recipe.seq_len)
