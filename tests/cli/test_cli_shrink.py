@@ -25,7 +25,7 @@ def test_a_hugging_face_folder_is_cut_in_one_command(small: str, widthwise: Call
     words = ("shrink", "folder", "--to", "base.yaml", "--calibration-batches", 1, "--out", "cut", *data)
     code, out, error = widthwise(*words, "train.validation_tokens=48", "train.steps=2", "schedule.warmup_steps=1")
     assert code == 0, error
-    assert out.startswith("folder at 1.000 of its FLOPs")
+    assert out.startswith("folder is cut to 1.000 of its FLOPs.")
     assert json.loads(Path("cut/shrunk.json").read_text())["agreement"] == 1
     assert widthwise("resume", "cut")[0] == 0
 
