@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from widthwise.experiments.statistics import seed_interval
+from widthwise.experiments.statistics import change_between, seed_interval
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
 
@@ -136,7 +136,7 @@ def findings() -> Iterator[str]:
     yield from (d(HEADS, NUMBER), d(E6, "x"), d(E6, "hourglass"), d(FFN, "dynamic"), d(E6, "dynamic"))
     yield from (few, d(E6, virtual))
     yield f"logits change by at most {largest_change('logits')} of the largest |"
-    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), f"{ci(cut('found'))} at 0.66M, 0.7 of the FLOPs", few)
+    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), f"{ci(cut('found', LARGE_CUT))} at 6.3M, 0.7 of the FLOPs", few)
     yield f"at {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
     yield " to ".join(mean(GROWTH, "scratch", name, form=".2f") for name in ("depth_2x", "width_2x"))
     for section in (ten_times_the_size, sizes_and_tokens, variable_width, inside_the_models, discovered_shapes):
@@ -173,6 +173,9 @@ def sizes_and_tokens() -> Iterator[str]:
     yield f"whose losses are {listed(loss(folder, 'uniform') for folder in folders)}:"
     for name in ("x", "x-head-size", "grown", "hourglass", "virtual-2-3", "dynamic"):
         yield row(*(d(folder, name) for folder in folders))
+
+    changes = (ci(change_between(minus(E1, name), minus(E6, name), are_paired=True)) for name in (*names, "x"))
+    yield "paired by seed: {}, {}, {}, and {} for x".format(*changes)
 
     def by_line(folder: str, name: str) -> float:
         """Return tokens over the uniform model's, whose loss is a line over their logarithm from one length to 4."""
@@ -387,20 +390,29 @@ def growth() -> Iterator[str]:
     yield f"{d(GROWTH, 'depth_2x')} from half the layers, {d(GROWTH, 'width_2x')} from half the width |"
 
 
+LARGE_CUT, SMALL_CUT = "shrinking_6m.json", "shrinking.json"
+
+
 def shrink() -> Iterator[str]:
-    seeds = read_json("shrinking.json")["seeds"]
-    for name in seeds[0]["cuts"]:
-        runs = [seed["cuts"][name] for seed in seeds]
-        flops, *losses = (f"{fmean(run[key] for run in runs):.3f}" for key in ("flops_ratio", "cut", "healed"))
-        scratch = f"{fmean(run['scratch'] for run in runs):.3f}" if "scratch" in runs[0] else ""
-        yield row(name, flops, *losses, "-" if name == "uniform" else ci(cut(name)), scratch)
+    for file, of_scratch in ((LARGE_CUT, ("scratch_healing", "scratch")), (SMALL_CUT, ("scratch",))):
+        seeds = read_json(file)["seeds"]
+        for name in seeds[0]["cuts"]:
+            runs = [seed["cuts"][name] for seed in seeds]
+            losses = [
+                f"{fmean(run[key] for run in runs):.3f}" if key in runs[0] else ""
+                for key in ("flops_ratio", "cut", "healed", *of_scratch)
+            ]
+            difference = "-" if name == "uniform" else ci(cut(name, file))
+            yield row(name, *losses[:3], difference, *losses[3:])
+        if file == LARGE_CUT:
+            yield f"trained from scratch, {ci(cut('found', file, 'scratch'))}; so does that of the x, {ci(cut('x', file, 'scratch'))}"
     yield f"helps both, by about {-cut('uniform, distilled').mean:.2f}"
 
 
-def cut(name: str) -> Estimate:
-    """Return the loss of a cut model after healing, minus that of the uniform cut."""
-    cuts = [seed["cuts"] for seed in read_json("shrinking.json")["seeds"]]
-    return paired([each[name]["healed"] for each in cuts], [each["uniform"]["healed"] for each in cuts])
+def cut(name: str, file: str = SMALL_CUT, key: str = "healed") -> Estimate:
+    """Return the loss of a cut model, minus that of the uniform cut."""
+    cuts = [seed["cuts"] for seed in read_json(file)["seeds"]]
+    return paired([each[name][key] for each in cuts], [each["uniform"][key] for each in cuts])
 
 
 def results() -> Iterator[str]:
@@ -472,7 +484,9 @@ GIVEN = {
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
         (5.50 and 5.52 nats, uniform 5.16; · its start of 0.6 · | 1.5 · slope is -0.0069 · about 0.1 nats ·
         at 0.4 of the steps""",
-    "docs/shrink.md": "0.75 of the depth · cut to 0.7 of its FLOPs",
+    "docs/shrink.md": """
+        0.75 of the depth · cut to 0.7 of its FLOPs · Llama 3.1 8B · | 53.3 GB | 63.9 GB · | 3.80 s | 5.66 s ·
+        | 2.11 h | 3.14 h""",
 }
 """Page -> its numbers without a record: of papers and laws fitted to their points, of recipes, or of log.md alone."""
 FRACTION = re.compile(r"(?<![\w.])[+-]?\d+\.\d+(?!\w|\.\d)")

@@ -10,10 +10,16 @@ from thinned import hard_but
 
 import widthwise
 from widthwise.cli.main import app
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.experiments.compare import read_plan
+from widthwise.growth.choices import ShrinkOptions
+from widthwise.growth.shrink import smaller_config
+from widthwise.recipe.objective import DistillConfig, TeacherSizes
 from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.shrinking import sizes_at_budget
+from widthwise.runs.plan import dry_run
 from widthwise.runs.train import train
+from widthwise.training.devices import Device
 from widthwise.yaml_io import merge, parse_yaml, read_recipe, to_yaml
 
 ROOT = Path(__file__).parent.parent
@@ -84,3 +90,33 @@ def test_readme_names_every_verb_and_only_what_exists() -> None:
 def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (widthwise.__version__, "Apache-2.0")
+
+
+LLAMA_8B = {
+    "vocab_size": 128256,
+    "d_model": 4096,
+    "n_layers": 32,
+    "attention": {"head_dim": 128, "kv_group_size": 4, "rope_base": 5e5},
+    "ffn": {"kind": "swiglu", "d_ff": 14336},
+}
+
+
+def test_costs_of_healing_8b_are_what_the_dry_run_predicts() -> None:
+    text = (ROOT / "docs/shrink.md").read_text()
+    settings = parse_yaml(text.partition("# heal.yaml\n")[2].partition("```")[0], "heal.yaml")
+    recipe = parse(Recipe, {"model": LLAMA_8B, **settings})
+    model, seq_len = recipe.explicit_model, recipe.seq_len
+    sizes = sizes_at_budget(model, ShrinkOptions(flops=0.7, shape="uniform"), seq_len)
+    alone = checked_copy(recipe, "recipe", model=smaller_config(model, sizes))
+    distill = DistillConfig(teacher="runs/llama", sizes=TeacherSizes.of("runs/llama", model, seq_len))
+    taught = checked_copy(alone, "recipe", train=alone.train.model_copy(update={"distill": distill}))
+    found = [dry_run(each, [8], Device.linked("h100")) for each in (alone, taught)]
+    assert f"({found[0].params / 1e9:.2f}G parameters)" in text
+    runs = [(each.deployments[0].memory.total_bytes / 1e9, each.deployments[0].times) for each in found]
+    rows = {
+        "memory of a device": [f"{memory:.1f} GB" for memory, _ in runs],
+        "computation of a step": [f"{times.compute_seconds:.2f} s" for _, times in runs if times],
+        "computation of the run": [f"{24 * times.run_days:.2f} h" for _, times in runs if times],
+    }
+    for name, cells in rows.items():
+        assert f"| {name} | {' | '.join(cells)} |" in text, cells

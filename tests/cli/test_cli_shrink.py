@@ -18,6 +18,18 @@ def test_a_cut_run_trains_on_and_leaves(small: str, widthwise: Callable) -> None
     assert widthwise("export", "cut", "exported")[0] == 0
 
 
+def test_a_hugging_face_folder_is_cut_in_one_command(small: str, widthwise: Callable) -> None:
+    """To the sizes of a recipe, here its own. It heals with the recipe of an import, changed on the command line."""
+    assert widthwise("export", small, "folder")[0] == 0
+    data = ("data.corpus=synthetic", "data.tokenizer=bytes", "seq_len=24", "train.batch_size=2", "train.precision=fp32")
+    words = ("shrink", "folder", "--to", "base.yaml", "--calibration-batches", 1, "--out", "cut", *data)
+    code, out, error = widthwise(*words, "train.validation_tokens=48", "train.steps=2", "schedule.warmup_steps=1")
+    assert code == 0, error
+    assert out.startswith("folder is cut to 1.000 of its FLOPs.")
+    assert json.loads(Path("cut/shrunk.json").read_text())["agreement"] == 1
+    assert widthwise("resume", "cut")[0] == 0
+
+
 def test_a_plan_writes_nothing_and_json_is_the_record(small: str, widthwise: Callable) -> None:
     before = sorted(Path().iterdir())
     code, out, error = widthwise("shrink", small, "--params", 0.9, "--shape", "x", "--plan-only", "--json")
@@ -35,7 +47,7 @@ def test_mistakes_are_one_line(small: str, widthwise: Callable) -> None:
         (("--plan-only", "--flops", 1.5), "1.5"),
         (("--plan-only", "--flops", 0.5, "--params", 0.5), "give one of params, flops, kv_bytes"),
         (("--plan-only", "--flops", 0.001), "no less than"),
-        (("--plan-only", "--to", "wide.yaml"), "d_model: got 48 where it was 32"),
+        (("--plan-only", "--to", "wide.yaml"), "d_model: got 48 where there are 32"),
     ):
         code, _, error = widthwise("shrink", small, *words)
         assert code == 2, (words, error)

@@ -205,8 +205,8 @@ class Data:
     tokenizer: Any = None
 
 
-def held_out(tokens, seq_len: int, batch_size: int = 1, max_tokens: int | None = None) -> HeldOut:
-    return HeldOut(Data(tokens), seq_len, batch_size, max_tokens, "fp32")
+def held_out(tokens, seq_len: int, batch_size: int = 1, max_tokens: int | None = None, skip: int = 0) -> HeldOut:
+    return HeldOut(Data(tokens), seq_len, batch_size, max_tokens, "fp32", skip_tokens=skip)
 
 
 @given(st.integers(1, 996), st.integers(1, 20), st.integers(0, 400) | st.none())
@@ -225,6 +225,24 @@ def test_validation_on_less_than_a_sequence_is_refused(tokens):
     for ask in (HeldOut.check, lambda found: next(found.batches())):
         with pytest.raises(UserError, match="validation_tokens: got 4; must be at least seq_len = 5"):
             ask(held_out(tokens, 5, max_tokens=4))
+
+
+@few
+@given(st.integers(1, 150), st.integers(1, 7), st.integers(0, 60), st.integers(0, 60))
+def test_what_is_skipped_and_what_is_read_behind_it_share_no_target_and_leave_none_out(
+    tokens, mixture, seq_len, batch_size, n_skipped, n_read
+):
+    for source in (tokens, mixture):
+        whole = torch.cat(list(held_out(source, seq_len).batches()))
+        skip, asked = n_skipped * seq_len, (1 + n_read) * seq_len + seq_len // 2
+        behind = held_out(source, seq_len, batch_size, asked, skip)
+        if n_skipped and n_skipped + 1 + n_read > len(whole):
+            with pytest.raises(UserError, match=f"validation_skip: got {skip}, which leaves .* must leave "):
+                behind.check()
+            continue
+        read = torch.cat(list(behind.batches()))
+        assert torch.equal(read, whole[n_skipped : n_skipped + 1 + n_read])
+        assert len(behind.sources) == (0 if source is tokens else behind.n_windows)
 
 
 @few

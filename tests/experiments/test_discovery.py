@@ -12,11 +12,13 @@ from tiny_runs import TINY
 from widthwise.config_io import UserError, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.discover import discover, plan_discovery, rivals
-from widthwise.experiments.growing import sizes_of
 from widthwise.experiments.matching import matched_quantity
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.records.discovery import Curve, DiscoveredShape, Discovery
+from widthwise.reports.tables import text_key, text_words
+from widthwise.run_dir import RunDir
+from widthwise.shape.profile import sizes_of
 from widthwise.training.observer import SilentObserver
 from widthwise.yaml_io import merge
 
@@ -85,6 +87,12 @@ class TestGrowing:
         measured = discovery.found.flops - trained
         # Three parts, in three stages, on two batches each, by models one step larger than those that are trained.
         assert trained < measured < 2 * 3 * trained
+
+    def test_the_record_names_the_text_so_that_searches_on_one_text_can_be_told(self, grown):
+        environment = grown[1].environment
+        assert text_words(environment) == "synthetic, bytes"
+        last = RunDir(grown[0] / "out" / "search" / "stage-3").environment()
+        assert text_key(environment) == text_key(last)
 
     def test_the_same_command_goes_on_and_finds_the_same_and_another_search_is_refused(self, grown):
         folder, discovery = grown

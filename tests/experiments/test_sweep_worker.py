@@ -130,6 +130,17 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if
         run_experiment(plan, copy, COMMAND)
 
 
+def test_finished_and_diverged_runs_of_another_recipe_are_refused_not_reported(done, tmp_path: Path) -> None:
+    _, folder, _ = done
+    copy, changed = Path(shutil.copytree(folder, tmp_path / "copy")), plan_of(tmp_path, SWEEP, seq_len=16)
+    with pytest.raises(UserError, match=r"plain-seed\d: holds a run of another recipe \(seq_len"):
+        run_experiment(changed, copy, COMMAND)
+    for path in copy.glob("runs/*/result.json"):
+        shutil.rmtree(path.parent)
+    with pytest.raises(UserError, match=r"1000000\.0-seed4: holds a run of another recipe \(seq_len"):
+        run_experiment(changed, copy, COMMAND)
+
+
 def small(folder: Path, **section: Any) -> Experiment:
     """Two points of one seed."""
     return plan_of(folder, {"over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4], **section})

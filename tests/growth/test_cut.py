@@ -3,10 +3,12 @@
 import pytest
 import torch
 from growth_cases import (
+    DYNAMIC,
     GPT2,
     GQA,
     HOURGLASS,
     MOE,
+    NARROW,
     ONE_QK_NORM,
     QK_NORM,
     REORDERED,
@@ -20,10 +22,11 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.growth.choices import NewSizes
-from widthwise.growth.need import LayerNeed, energies_kept, layer_needs, measure, order_of_need
+from widthwise.growth.need import LayerNeed, covariance, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.plan import plan_growth
 from widthwise.growth.resizing import resized
 from widthwise.growth.shrink import (
+    LEFT_OUT,
     LayerSizes,
     Order,
     check_can_shrink,
@@ -35,8 +38,10 @@ from widthwise.growth.shrink import (
     sublayers,
     why_not_turned,
 )
+from widthwise.model.axes import Norm, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
+from widthwise.recipe.shrinking import sizes_like
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -53,8 +58,11 @@ KINDS = {
         "residual": {"kind": "plain", "multiplier": 0.4},
     },
     "one_divisor": {"norm": {"scaling": "depth"}},
+    "mixture": MOE,
+    "mixture_reordered": {**MOE, **REORDERED},
+    "narrow": NARROW,
 }
-TURNED = ("llama", "gqa", "qwen", "multiplied", "one_divisor")
+TURNED = ("llama", "gqa", "qwen", "multiplied", "one_divisor", "mixture")
 TOKENS = torch.arange(3 * (SEQ_LEN + 1)).view(3, -1) * 5 % VOCAB_SIZE
 
 
@@ -65,7 +73,7 @@ def drawn(config: ModelConfig) -> Decoder:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    return model
+    return model.eval()
 
 
 @torch.no_grad()
@@ -82,18 +90,25 @@ def orthogonal(n: int) -> Tensor:
 
 
 def shuffled(config: ModelConfig) -> Order:
+    """Another order of everything, in every expert one of its own; of the stream where all layers own all of it."""
     generator = torch.Generator().manual_seed(3)
+
+    def drawn(n: int) -> Tensor:
+        return torch.randperm(n, generator=generator)
+
     sizes = layer_sizes(config)
-    groups, units = ([torch.randperm(n, generator=generator) for n in each] for each in list(zip(*sizes))[1:])
-    return Order(torch.randperm(config.d_model, generator=generator), groups, units)
+    units = [torch.stack([drawn(each.n_hidden) for _ in range(each.n_experts)]) for each in sizes]
+    groups, experts = ([drawn(getattr(each, name)) for each in sizes] for name in ("n_kv_heads", "n_experts"))
+    stream = drawn(config.d_model) if set(config.widths) == {config.d_model} else None
+    return Order(stream, groups, experts, units)
 
 
 def small_from(model: Decoder, sizes: list[LayerSizes], d_model: int | None = None) -> Decoder:
     """Cut the model as it stands, with the energies of what its layers read."""
     smaller = smaller_config(model.config, sizes, d_model)
-    energy = energies_kept(measure(model, [TOKENS]), sizes)
+    energy = energies_kept(measure(model, [TOKENS]), smaller, sizes)
     small = build(smaller, seed=0, dtype=torch.float64)
-    small.set_weights(cut(model, smaller, energy))
+    small.set_weights(cut(model, smaller, sizes, energy))
     return small
 
 
@@ -133,13 +148,13 @@ def test_layers_that_own_part_of_the_stream_are_not_turned() -> None:
 def test_the_covariance_is_diagonal_and_falls_after_turning_to_its_axes() -> None:
     model = drawn(small_model(**GQA))
     fold_gains(model)
-    covariance = torch.as_tensor(measure(model, [TOKENS], with_covariance=True).covariance)
-    reorder(model, Order(torch.linalg.eigh(covariance).eigenvectors.flip(-1)))
-    turned = torch.as_tensor(measure(model, [TOKENS], with_covariance=True).covariance)
+    before = covariance(model, [TOKENS])
+    reorder(model, Order(torch.linalg.eigh(before).eigenvectors.flip(-1)))
+    turned = covariance(model, [TOKENS])
     energy = turned.diag()
     assert difference(turned, energy.diag()) < 1e-12
     assert (energy.diff() <= 0).all()
-    assert float(energy.sum()) == pytest.approx(float(covariance.diag().sum()))
+    assert float(energy.sum()) == pytest.approx(float(before.diag().sum()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,23 +182,74 @@ def test_units_and_groups_that_write_nothing_come_last_and_are_cut_exactly(kind:
     assert sum(p.numel() for p in small.parameters()) == small.config.cost().params < model.config.cost().params
 
 
-@pytest.mark.parametrize("kind", ["llama", "gqa", "gpt2"])
+def test_experts_that_no_token_chooses_and_units_that_write_nothing_come_last_and_are_cut_exactly() -> None:
+    """Of 2 of the logits x, -x, y, -y and 0, 0 is never chosen; in each other expert other units write nothing."""
+    mixture = {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 4, "n_shared_experts": 1}
+    model = drawn(small_model(ffn=mixture))
+    with torch.no_grad():
+        for layer in model.layers:
+            router = layer.ffn.w_router.weight
+            router[2:4] = -router[:2]
+            router[4] = 0
+            for expert, matrix in enumerate(layer.ffn.w_down.weight.unflatten(0, (5, -1))):
+                matrix[:, [expert % 4, (expert + 1) % 4]] = 0
+    before = logits(model)
+    reorder(model, order_of_need(layer_needs(model, measure(model, [TOKENS]), "taylor")))
+    small = small_from(model, [each._replace(n_experts=4, n_hidden=2) for each in layer_sizes(model.config)])
+    assert difference(logits(small), before) < 1e-12
+    assert sum(p.numel() for p in small.parameters()) == small.config.cost().params < model.config.cost().params
+
+
+def test_a_layer_that_writes_nothing_is_left_out_exactly() -> None:
+    model = drawn(small_model())
+    with torch.no_grad():
+        for part in (model.layers[1].attention.w_o, model.layers[1].ffn.w_down):
+            part.weight.zero_()
+    before, (first, _, last) = logits(model), layer_sizes(model.config)
+    small = small_from(model, [first, LEFT_OUT, last])
+    assert small.config.layers == (model.config.layers[0], model.config.layers[2])
+    assert difference(logits(small), before) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["llama", "gqa", "gpt2", "mixture"])
 def test_growth_is_undone_by_the_cut(kind: str) -> None:
     """The grown model has random values wherever they are free; what it grew is what it needs least."""
     old = drawn(small_model(**KINDS[kind]))
     group = old.config.layers[0].attention.n_heads // old.config.layers[0].attention.n_kv_heads
     n_heads = old.config.layers[0].attention.n_heads + group
     wider = {} if kind == "gpt2" else {"d_model": 16}
-    plan = plan_growth(old.config, resized(old.config, NewSizes(d_ff=14, n_heads=n_heads, **wider)))
+    plan = plan_growth(old.config, resized(old.config, NewSizes(d_ff=14, n_heads=n_heads, add_layers=2, **wider)))
     grown = build(plan.new, seed=0, dtype=torch.float64)
     grown.set_weights(plan.weights(dict(old.named_parameters())))
     need = measure(grown, [TOKENS])
     energy = sum(torch.as_tensor(each.energy) for each in need.read.values())
     stream = None if kind == "gpt2" else torch.as_tensor(energy).argsort(descending=True, stable=True)
-    reorder(grown, order_of_need(layer_needs(grown, need, "taylor"))._replace(stream=stream))
-    small = small_from(grown, layer_sizes(old.config), old.config.d_model)
+    needs = layer_needs(grown, need, "taylor")
+    reorder(grown, order_of_need(needs)._replace(stream=stream))
+    sizes = sizes_like(grown.config, old.config, [each.in_order() for each in needs])
+    small = small_from(grown, sizes, old.config.d_model)
     assert [p.shape for p in small.parameters()] == [p.shape for p in old.parameters()]
     assert difference(logits(small), logits(old)) < 1e-12
+
+
+@pytest.mark.parametrize("endpoints", ["slim", "full"])
+def test_the_whole_stream_is_cut_where_layers_are_wider_than_it(endpoints: str) -> None:
+    """Coordinates that the embedding leaves 0 and no layer writes: cut, they leave the function as it is.
+
+    But for the eps of the norms, which stays as it is where the mean is over fewer squares.
+    """
+    model, n_left = drawn(shaped([16, 8, 16], endpoints, norm={"eps": 1e-18})), 10
+    with torch.no_grad():
+        for owner in model.modules():
+            if isinstance(owner, Weight) and not isinstance(owner, Norm):
+                for dim, axes in enumerate(owner.dimensions):
+                    if "d_model" in axes and (owner is model.embedding or axes is owner.out_axes):
+                        owner.weight.movedim(dim, -1)[..., n_left:] = 0
+    sizes = [each._replace(d_model=min(each.d_model, n_left)) for each in layer_sizes(model.config)]
+    small = small_from(model, sizes, n_left)
+    assert {width for layer in small.config.layers for width in layer.widths} == {8, n_left}
+    assert (small.config.d_model, small.config.final_norm_width) == (n_left, n_left)
+    assert difference(logits(small), logits(model)) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["llama", "tied", "reordered"])
@@ -206,29 +272,47 @@ def test_a_narrow_layer_hears_as_much_as_before_and_the_rest_is_carried_past_it(
     assert torch.allclose(small.layers[1].attention.norm.weight, expected, rtol=1e-9)
 
 
-def test_taylor_is_the_slope_of_the_loss_along_each_unit() -> None:
+@pytest.mark.parametrize("kind", ["llama", "mixture", "mixture_reordered"])
+def test_taylor_is_the_slope_of_the_loss_along_each_unit(kind: str) -> None:
     """Against central differences: the loss where one hidden unit of one layer is scaled by 1 + e and 1 - e."""
-    model = drawn(small_model())
+    model = drawn(small_model(**KINDS[kind]))
     needs = layer_needs(model, measure(model, [TOKENS]), "taylor")
-    column, step = model.layers[2].ffn.w_down.weight, 1e-5
+    written, step = model.layers[1].ffn.w_down.weight, 1e-5
+    columns = [column for matrix in written.unflatten(0, (len(needs[1].units), -1)) for column in matrix.unbind(dim=1)]
 
     @torch.no_grad()
-    def loss(unit: int, factor: float) -> float:
-        kept = column[:, unit].clone()
-        column[:, unit] *= factor
+    def loss(column: Tensor, factor: float) -> float:
+        kept = column.clone()
+        column *= factor
         found = model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).objective
-        column[:, unit] = kept
+        column.copy_(kept)
         return float(found)
 
-    slopes = [abs(loss(unit, 1 + step) - loss(unit, 1 - step)) / (2 * step) for unit in range(column.shape[1])]
-    assert needs[2].units.tolist() == pytest.approx(slopes, rel=1e-6)
+    slopes = [abs(loss(column, 1 + step) - loss(column, 1 - step)) / (2 * step) for column in columns]
+    assert needs[1].units.flatten().tolist() == pytest.approx(slopes, rel=1e-5)
+
+
+@pytest.mark.parametrize("score", ["taylor", "activation", "magnitude"])
+def test_a_mixture_of_one_expert_needs_its_units_as_any_feed_forward(score: str) -> None:
+    plain = drawn(small_model())
+    mixture = build(
+        small_model(ffn={"kind": "moe", "n_experts": 1, "top_k": 1, "d_expert": 10}), 0, dtype=torch.float64
+    )
+    router = {name: weight for name, weight in mixture.named_parameters() if "w_router" in name}
+    mixture.set_weights([*plain.named_parameters(), *router.items()])
+    needs = [layer_needs(model, measure(model, [TOKENS]), score) for model in (plain, mixture.eval())]
+    for one, other in zip(*needs, strict=True):
+        assert torch.allclose(one.units, other.units, rtol=1e-9)
+        assert torch.allclose(one.groups, other.groups, rtol=1e-9)
+        assert torch.allclose(one.stream, other.stream, rtol=1e-9)
 
 
 def test_measuring_leaves_the_model_as_it_was() -> None:
     model = drawn(small_model())
     model.embedding.weight.requires_grad_(False)
     before, asked = logits(model), [parameter.requires_grad for parameter in model.parameters()]
-    measure(model, [TOKENS, TOKENS], with_covariance=True)
+    covariance(model, [TOKENS])
+    measure(model, [TOKENS, TOKENS])
     assert torch.equal(logits(model), before)
     assert [parameter.requires_grad for parameter in model.parameters()] == asked
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -236,15 +320,33 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
 
 
 def test_what_is_lost_is_all_that_lies_behind_the_cut() -> None:
-    need = LayerNeed(torch.arange(5.0), torch.tensor([3.0, 1.0]), torch.tensor([7.0, 2.0, 0.5]))
-    assert need.lost(LayerSizes(5, 2, 3)) == 0
-    assert need.lost(LayerSizes(3, 1, 1)) == (3 + 4) + 1 + 2.5
+    units = torch.tensor([[7.0, 2.0, 0.5], [4.0, 1.0, 0.25]])
+    need = LayerNeed(torch.arange(5.0), torch.tensor([3.0, 1.0]), units)
+    assert need.lost(LayerSizes(5, 2, 3, 2)) == 0
+    assert need.lost(LayerSizes(3, 1, 1, 2)) == (3 + 4) + 1 + (2.5 + 1.25)
+    assert need.lost(LayerSizes(5, 2, 2, 1)) == 0.5 + 5.25
+    assert need.lost(LEFT_OUT) == (3 + 1) + (9.5 + 5.25)
 
 
-@pytest.mark.parametrize("changes", [SLOTS, HOURGLASS, MOE, ONE_QK_NORM, {"mtp": {"n_depths": 1}}])
-def test_what_cannot_be_cut_is_refused(changes: dict) -> None:
-    with pytest.raises(UserError, match=r"got|mtp"):
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (SLOTS, "residual.kind: got hyper_connections; only in a plain residual"),
+        (HOURGLASS, "layers.0.ffn.kind: got hourglass; only one row of units whose order does not matter"),
+        (DYNAMIC, "layers.0.ffn.kind: got dynamic; only one row of units whose order does not matter"),
+        (ONE_QK_NORM, "layers.0.attention.qk_norm.over: got all_heads; without some of them it is another norm"),
+        ({"mtp": {"n_depths": 1}}, "mtp: further heads cannot be cut"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_reason(changes: dict, reason: str) -> None:
+    with pytest.raises(UserError, match=f"^{reason}"):
         check_can_shrink(small_model(**changes))
+
+
+def test_a_mixture_keeps_as_many_experts_as_a_token_chooses() -> None:
+    config = small_model(**MOE)
+    with pytest.raises(UserError, match=r"layers.0.ffn.top_k: got 2; there are only n_experts = 1"):
+        smaller_config(config, [each._replace(n_experts=1) for each in layer_sizes(config)])
 
 
 def test_a_cut_adds_nothing() -> None:

@@ -139,7 +139,13 @@ def test_a_commit_of_the_hub_becomes_a_run_that_records_it(
     }
     surroundings = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     surroundings |= {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(offline)}
-    command = [sys.executable, "-c", SCRIPT, json.dumps([("import", *each) for each in commands])]
+    calls = [("import", *each) for each in commands]
+    # The model has 32 tokens, so that there is no text for it; that is known when it has been read.
+    calls.append(
+        ("shrink", "org/llama", "--flops", "0.7", "--out", "x", "data.corpus=synthetic", "data.tokenizer=bytes")
+    )
+    commands["shrink",] = "model.vocab_size: got 32; must be at least 257"
+    command = [sys.executable, "-c", SCRIPT, json.dumps(calls)]
     done = subprocess.run(command, env=surroundings, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for (code, _, err), message in zip(json.loads(done.stdout.splitlines()[-1]), commands.values(), strict=True):
@@ -184,5 +190,5 @@ def test_a_folder_comes_before_a_model_of_that_name(
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, offline: Path) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"huggingface_hub is not installed; run: pip install 'widthwise\[hf\]'"):
+    with pytest.raises(UserError, match=r"^org/llama: is no folder here; .*run: pip install 'widthwise\[hf\]'"):
         import_source("org/llama")

@@ -1,6 +1,6 @@
 """Sizes within a budget: in proportion along a shape, or where least is lost."""
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -10,34 +10,47 @@ from hypothesis import strategies as st
 from widthwise.config_io import UserError, parse
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
-from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config
+from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.shrinking import COUNTS, sizes_at_budget, sizes_like
+from widthwise.recipe.larger import uniform_rule
+from widthwise.recipe.recipe import parse_recipe
+from widthwise.recipe.shrinking import COUNTS, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
+from widthwise.shape.kinds import CurveShape
 from widthwise.shape.template import ModelTemplate
 
 SEQ_LEN = 13
 
 
-def model_of(n_layers: int = 4, d_model: int = 24, d_ff: int = 36) -> ModelConfig:
+def model_of(n_layers: int = 4, d_model: int = 24, d_ff: int = 36, **changes: object) -> ModelConfig:
     data = {
         "vocab_size": 19,
         "d_model": d_model,
         "n_layers": n_layers,
         "attention": {"head_dim": 4, "kv_group_size": 2},
         "ffn": {"kind": "swiglu", "d_ff": d_ff},
+        **changes,
     }
     return parse(ModelTemplate, data, "model").resolve(SEQ_LEN)
+
+
+def mixture(n_experts: int = 5, top_k: int = 2, n_layers: int = 4, d_expert: int = 12) -> ModelConfig:
+    ffn = {"kind": "moe", "n_experts": n_experts, "top_k": top_k, "d_expert": d_expert, "n_shared_experts": 1}
+    return model_of(n_layers=n_layers, ffn=ffn)
 
 
 def needs_of(model: ModelConfig, seed: int) -> list[LayerNeed]:
     """Random needs, the greatest first, as after sorting; some layers need everything more than others."""
     generator = torch.Generator().manual_seed(seed)
 
-    def falling(n: int) -> torch.Tensor:
-        return torch.rand(n, generator=generator, dtype=torch.float64).sort(descending=True).values
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    factors = torch.rand(model.n_layers, generator=generator, dtype=torch.float64)
-    return [LayerNeed(*(falling(n) * float(f) for n in size)) for f, size in zip(factors, layer_sizes(model))]
+    def need(size: LayerSizes) -> LayerNeed:
+        factor, stream = drawn(1), drawn(size.d_model).sort(descending=True).values
+        parts = stream, drawn(size.n_kv_heads), drawn(size.n_experts, size.n_hidden)
+        return LayerNeed(*(factor * part for part in parts)).in_order()
+
+    return [need(size) for size in layer_sizes(model)]
 
 
 def cost(model: ModelConfig, sizes: list[LayerSizes], budget: str) -> float:
@@ -57,7 +70,7 @@ def test_the_budget_is_met_and_no_size_grows(budget: str, shape: str, share: flo
     sizes = sizes_at_budget(model, options, SEQ_LEN, needs_of(model, seed))
     assert cost(model, sizes, budget) <= share * cost(model, layer_sizes(model), budget) * (1 + 1e-9)
     for new, old in zip(sizes, layer_sizes(model), strict=True):
-        assert all(0 < a <= b for a, b in zip(new, old))
+        assert new == LEFT_OUT or all(0 < a <= b for a, b in zip(new, old))
         assert new.d_model % 4 == 0
         assert new.n_hidden % 4 == 0
 
@@ -76,14 +89,15 @@ def test_least_is_lost_of_all_choices_within_the_budget(budget: str, seed: int) 
     model = model_of(n_layers=2, d_model=16, d_ff=16)
     needs, options = needs_of(model, seed), ShrinkOptions(**{budget: 0.7}, multiple=8)
     limit = 0.7 * cost(model, layer_sizes(model), budget)
-    single = [LayerSizes(*each) for each in product((8, 16), (1, 2), (8, 16))]
-    allowed = [pair for pair in product(single, single) if cost(model, list(pair), budget) <= limit]
+    single = [LEFT_OUT, *(LayerSizes(*each) for each in product((8, 16), (1, 2), (8, 16)))]
+    pairs = [list(pair) for pair in product(single, single) if set(pair) != {LEFT_OUT}]
+    allowed = [pair for pair in pairs if cost(model, pair, budget) <= limit]
 
-    def lost(pair: tuple[LayerSizes, ...]) -> float:
+    def lost(pair: list[LayerSizes]) -> float:
         return sum(need.lost(size) for need, size in zip(needs, pair))
 
     found = sizes_at_budget(model, options, SEQ_LEN, needs)
-    assert lost(tuple(found)) == pytest.approx(min(map(lost, allowed)))
+    assert lost(found) == pytest.approx(min(map(lost, allowed)))
 
 
 def test_an_x_is_narrowest_at_three_quarters_and_keeps_its_ends() -> None:
@@ -115,13 +129,124 @@ def test_one_budget_is_given() -> None:
         parse(ShrinkOptions, {"params": 0.5, "flops": 0.5}, "shrink")
 
 
+@pytest.mark.parametrize("shape", ["found", "uniform"])
+def test_a_mixture_keeps_at_least_the_experts_that_a_token_chooses(shape: str) -> None:
+    model = mixture()
+    for share in (0.3, 0.6, 0.9):
+        options = ShrinkOptions(params=share, shape=shape, multiple=4)
+        sizes = sizes_at_budget(model, options, SEQ_LEN, needs_of(model, 1))
+        assert cost(model, sizes, "params") <= share * cost(model, layer_sizes(model), "params")
+        n_experts = {size.n_experts for size in sizes if size != LEFT_OUT}
+        assert n_experts == {5} if shape == "uniform" else n_experts <= {2, 3, 4, 5}
+
+
+def test_experts_and_layers_without_need_go_first() -> None:
+    model = mixture()
+    needs = [LayerNeed(need.stream, need.groups, need.units.clone()) for need in needs_of(model, 0)]
+    for need in needs:
+        need.units[3:] = 0
+    needs[2] = LayerNeed(needs[2].stream, *(torch.zeros_like(part) for part in (needs[2].groups, needs[2].units)))
+    whole = layer_sizes(model)
+    unneeded = [LEFT_OUT if i == 2 else size._replace(n_experts=3) for i, size in enumerate(whole)]
+    share = cost(model, unneeded, "params") / cost(model, whole, "params")
+    options = ShrinkOptions(params=share + 1e-9, multiple=4)
+    assert sizes_at_budget(model, options, SEQ_LEN, needs) == unneeded
+
+
+def test_one_layer_stays_whatever_the_budget() -> None:
+    model = model_of()
+    whole = cost(model, layer_sizes(model), "kv_bytes")
+    one_head = [LEFT_OUT, LayerSizes(8, 1, 8), LEFT_OUT, LEFT_OUT]
+    share = cost(model, one_head, "kv_bytes") / whole
+    sizes = sizes_at_budget(model, ShrinkOptions(kv_bytes=share), SEQ_LEN, needs_of(model, 0))
+    assert sum(size.n_kv_heads for size in sizes) == 1
+
+
+def test_fewer_layers_take_the_places_at_which_least_is_lost() -> None:
+    """Against every choice of places."""
+    model, wanted = model_of(n_layers=5), model_of(n_layers=3, d_ff=20)
+    for seed in range(4):
+        needs = needs_of(model, seed)
+        found = sizes_like(model, wanted, needs)
+        size = layer_sizes(wanted)[0]
+        ways = [[size if i in places else LEFT_OUT for i in range(5)] for places in combinations(range(5), 3)]
+        assert found == min(ways, key=lambda way: sum(need.lost(each) for need, each in zip(needs, way)))
+
+
+def test_fewer_layers_take_only_places_where_they_fit() -> None:
+    shape = {"kind": "explicit", "widths": [24, 8, 16, 24]}
+    model = model_of(shape=shape)
+    wanted = model_of(n_layers=3, shape={**shape, "widths": [24, 16, 24]})
+    for needs in ([], needs_of(model, 0)):
+        assert [size.d_model for size in sizes_like(model, wanted, needs)] == [24, 0, 16, 24]
+    with pytest.raises(UserError, match=r"n_layers: got 3 .* such as layers.0.d_model: got 24 where there are 8"):
+        sizes_like(model, model_of(n_layers=3, shape={**shape, "widths": [24, 24, 24]}))
+
+
 def test_another_model_gives_the_sizes_if_this_one_can_be_cut_to_it() -> None:
     model = model_of()
     assert sizes_like(model, model_of(d_ff=20)) == [size._replace(n_hidden=20) for size in layer_sizes(model)]
     for wanted, message in (
-        (model_of(d_model=16), "d_model: got 16 where it was 24"),
-        (model_of(n_layers=3), "got sizes of 3 layers; the model has 4"),
+        (model_of(d_model=32), "d_model: got 32 where there are 24; a cut adds nothing"),
+        (model_of(n_layers=5), "n_layers: got 5 where there are 4; a cut adds nothing"),
+        (mixture(), "layers.0.ffn.kind: got 'moe' where it was 'swiglu'"),
         (model_of(d_ff=40), "layers.0.n_hidden: got 40 where there are 36; a cut adds nothing"),
     ):
         with pytest.raises(UserError, match=message):
             sizes_like(model, wanted)
+    with pytest.raises(UserError, match=r"layers.0.ffn.top_k: got 1 where it was 2, and a cut leaves it as it is"):
+        sizes_like(mixture(), mixture(top_k=1))
+    assert sizes_like(mixture(), mixture(n_experts=3)) == [
+        size._replace(n_experts=3) for size in layer_sizes(mixture())
+    ]
+
+
+SIZES = [LayerSizes(24, 3, 36), LayerSizes(10, 1, 7), LayerSizes(17, 2, 29), LayerSizes(4, 3, 36)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.builds(LayerSizes, st.integers(1, 24), st.integers(1, 3), st.integers(1, 36), st.just(1)),
+        min_size=4,
+        max_size=4,
+    )
+)
+def test_the_curve_of_a_cut_has_its_layers_at_its_own_widths(sizes: list[LayerSizes]) -> None:
+    model = model_of()
+    curve, rule = curve_of_cut(model, smaller_config(model, sizes)), uniform_rule(model)
+    shape = CurveShape.model_validate({name: tuple(points) for name, points in curve.points.items()})
+    widths = [size.d_model for size in sizes]
+    assert [point * model.d_model for point in curve.widths] == pytest.approx(widths)
+    for size, (attention, ffn) in zip(sizes, shape.layer_parts(rule.attention, rule.ffn, model.d_model, widths)):
+        assert attention.at_width(size.d_model).n_kv_heads == size.n_kv_heads
+        assert ffn.at_width(size.d_model).hidden_widths == (size.n_hidden,)
+
+
+@pytest.mark.parametrize("match", ["params", "flops", "kv_bytes"])
+def test_the_recipe_of_a_cut_costs_what_the_uniform_model_costs_in_its_proportions(match: str) -> None:
+    """A width of hundreds of channels, so that rounding to whole heads moves the cost by less than a hundredth."""
+    data = {
+        "model": {"vocab_size": 19, "d_model": 384, "n_layers": 4, "attention": {"head_dim": 2}},
+        "seq_len": SEQ_LEN,
+    }
+    train = {"optimizer": {"kind": "adamw", "lr": 0.1}, "schedule": {"kind": "constant"}}
+    recipe = parse_recipe({**data, **train, "train": {"steps": 1, "batch_size": 1}}, "recipe").resolved()
+    model = recipe.explicit_model
+    (whole, *_) = layer_sizes(model)
+    sizes = [
+        whole._replace(d_model=384 // n, n_kv_heads=192 // m, n_hidden=128 * m) for n, m in ((1, 2), (3, 3), (2, 6))
+    ]
+    curve = curve_of_cut(model, smaller_config(model, [*sizes, whole]))
+    found = parse_recipe(recipe_of_cut(recipe, model, curve, match), "recipe").explicit_model
+    whole_cost, own_cost = (COUNTS[match](each.inference_cost(), SEQ_LEN) for each in (model, found))
+    assert own_cost == pytest.approx(whole_cost, rel=0.01)
+    ratios = [layer.d_model / found.layers[0].d_model for layer in found.layers]
+    assert ratios == pytest.approx([1, 1 / 3, 1 / 2, 1], rel=0.02)
+
+
+def test_a_curve_needs_a_uniform_model_that_was_cut() -> None:
+    model = model_of()
+    smaller = smaller_config(model, SIZES)
+    with pytest.raises(UserError, match="not all as wide as the embedding"):
+        curve_of_cut(smaller, smaller)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_comparison import cost
-from fake_effects import BASE_TOKENS, DATA, DOUBLING, EFFECTS, comparison_data, difference, write, write_scales
+from fake_effects import BASE_TOKENS, DATA, DOUBLING, EFFECTS, SEEDS, comparison_data, difference, write, write_scales
 
 from widthwise.config_io import UserError
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
@@ -65,6 +65,35 @@ def test_an_effect_changes_sign_or_not_in_whatever_order_the_comparisons_come() 
     for said, cases in expected.items():
         for order in itertools.chain.from_iterable(map(itertools.permutations, cases)):
             assert signs([estimate(mean) for mean in order]) == said
+
+
+def test_effects_change_between_scales_of_one_size_or_of_as_many_tokens_or_else_from_one_to_the_next(
+    tmp_path: Path,
+) -> None:
+    scales = read_scales(write_scales(tmp_path / "grid"))  # 0 and 1 are of one size, 0 and 2 of as many tokens
+    pairs = {(each.before, each.after) for each in scales.changes if each.variant == "turns"}
+    assert pairs == {(0, 1), (0, 2), (1, 3), (2, 3)}
+    for each in scales.changes:
+        at = EFFECTS[each.variant]
+        doublings = [2 * (place % 2) for place in (each.before, each.after)]
+        assert each.change.mean == pytest.approx(at(doublings[1]) - at(doublings[0]))
+    assert {(each.before, each.after) for each in scales.changes if each.variant == "noise"} == {(0, 1), (0, 2)}
+    ladder = [write(tmp_path / str(i), comparison_data(*each)) for i, each in enumerate(((64, 0), (96, 1), (192, 2)))]
+    assert {(each.before, each.after) for each in read_scales(ladder).changes} == {(0, 1), (1, 2)}
+    assert scales.title(scales.changes[0]) == "771k parameters\n5.00M to 20.0M tokens"
+
+
+def test_changes_are_paired_where_seeds_and_text_are_the_same(tmp_path: Path) -> None:
+    other_text = comparison_data(192, 0)
+    other_text["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048"}}
+    small = write(tmp_path / "small", comparison_data(64, 0))
+    for name, large, n_values in (
+        ("same", comparison_data(192, 0), len(SEEDS)),
+        ("seeds", comparison_data(192, 0, seeds=(4, 5, 6)), 0),
+        ("text", other_text, 0),
+    ):
+        changes = read_scales([small, write(tmp_path / name, large)]).changes
+        assert {len(each.change.per_seed) for each in changes} == {n_values}
 
 
 def slopes_of(folder: Path, *data: dict[str, Any]) -> list[float | None]:

@@ -56,6 +56,23 @@ def test_table_and_record_say_every_difference_and_what_they_say_together(files:
     assert "; not measured at 3.79M parameters and 20.0M tokens." in text
 
 
+def test_page_and_record_say_how_an_effect_changes_and_whether_its_interval_excludes_0(
+    files: dict[str, Path],
+) -> None:
+    """Seeds do not differ here, so that only what intervals owe to the text is left: HALF_WIDTH at each scale."""
+    rows = rows_of(section(files["report.html"], "changes-of-effects"))
+    half_width = HALF_WIDTH * math.sqrt(2)
+    mean = EFFECTS["turns"](2) - EFFECTS["turns"](0)
+    ends = f"{signed(mean - half_width, 4)} to {signed(mean + half_width, 4)}"
+    assert rows["turns"][0] == f'{signed(mean, 4)}*<small class="whole">{ends}</small>'
+    assert rows["turns"][1].startswith(f"{signed(0, 4)}<small")
+    assert rows["noise"][2:] == [MISSING] * 2
+    assert "Between scales the effect changes for turns and helps." in files["report.html"].read_text()
+    (change, *_) = json.loads(files["effects.json"].read_text())["changes"]
+    assert (change["variant"], change["before"], change["after"]) == ("turns", 0, 1)
+    assert change["change"]["high"] == pytest.approx(mean + half_width)
+
+
 def test_ratios_of_tokens_have_a_table_if_they_are_there_and_agree_with_what_differences_are_worth(
     folders: list[Path], page: Path, tmp_path: Path
 ) -> None:

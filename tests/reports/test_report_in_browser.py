@@ -15,6 +15,7 @@ from fake_effects import write_scales
 from fake_family import write_family
 from fake_growth import write_grown_run
 from fake_scaling import write_scaling
+from fake_searches import write_searches
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
 from test_explored_in_browser import until
 
@@ -57,6 +58,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
     "evaluation_table.json": _evaluation_table,
     "growth": write_grown_run,
     "effects.json": write_scales,
+    "consensus.json": write_searches,
 }
 """Kind of page -> what writes a folder or several for it; a run shows its growth."""
 

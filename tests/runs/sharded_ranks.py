@@ -26,7 +26,9 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
+from widthwise.recipe.recipe import Recipe
 from widthwise.training.distributed import Group
+from widthwise.training.teacher import LoadedTeacher
 
 N_RANKS = 3
 MESHES = {"3": [[0, 1, 2]], "2": [[0, 1]], "1": [[0], [1], [2]]}
@@ -98,7 +100,13 @@ class OnMesh(Group):
     """Processes of a mesh that need not be all there are, and say nothing to each other."""
 
     def __init__(self, mesh: DeviceMesh):
-        self._mesh = mesh
+        self._mesh, self.rank, self.world_size, self.n_shards = mesh, 0, mesh.size(), mesh.size(1)
+
+    def on_rank_zero(self, work: Any) -> Any:
+        return work()
+
+    def all_gather(self, work: Any) -> Any:
+        return [work()]
 
 
 def sharded(config: ModelConfig, mesh: DeviceMesh, recompute: Any = "none") -> Decoder:
@@ -111,13 +119,20 @@ def sharded(config: ModelConfig, mesh: DeviceMesh, recompute: Any = "none") -> D
     return model
 
 
-def step(model: Decoder, mesh: DeviceMesh, shape: tuple[int, int], n_passes: int, precision: Any = "fp32") -> None:
+def step(
+    model: Decoder,
+    mesh: DeviceMesh,
+    shape: tuple[int, int],
+    n_passes: int,
+    precision: Any = "fp32",
+    teacher: LoadedTeacher | None = None,
+) -> None:
     """The gradients of a step, reduced after the last pass."""
     tokens = torch.zeros(shape, dtype=torch.long)
     for i in range(n_passes):
         OnMesh(mesh).set_gradient_sync(model, is_last=i == n_passes - 1)
         with autocast(torch.device("cpu"), precision):
-            objective = model.loss(tokens, tokens).objective
+            objective = model.loss(tokens, tokens, teacher=teacher and teacher.read(tokens, None, None)).objective
         objective.backward()
 
 
@@ -139,12 +154,14 @@ def most_memory(case: dict[str, Any]) -> int:
     n_devices, n_shards = case["n_devices"], case["n_shards"]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=n_devices)
     mesh = init_device_mesh("cpu", (n_devices // n_shards, n_shards), mesh_dim_names=("replicate", "shard"))
-    model = sharded(parse(ModelConfig, case["model"]), mesh, case["recompute"])
+    recipe = parse(Recipe, case["recipe"])
+    model = sharded(recipe.explicit_model, mesh, recipe.train.activation_checkpointing)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with LiveMemory() as live:
+        teacher = None if recipe.train.distill is None else LoadedTeacher(recipe, None, OnMesh(mesh))
         for _ in range(2):
             live.peak_bytes = 0
-            step(model, mesh, case["shape"], case["n_passes"], case["precision"])
+            step(model, mesh, case["shape"], case["n_passes"], recipe.train.precision, teacher)
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()

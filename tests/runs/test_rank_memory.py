@@ -18,13 +18,18 @@ from widthwise.config_io import to_data
 from widthwise.data.loader import AS_ONE_DOCUMENT, NO_BOUNDARIES, Boundaries
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint, build
+from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.shards import sharded_units
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
 from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.cost import RankMemory
 from widthwise.runs.rank_memory import Layout, ShardedModel
+from widthwise.runs.save import write_first
 from widthwise.training.growth_step import EntryRates
+from widthwise.training.objective import Objective
+from widthwise.training.teacher import LoadedTeacher
+from widthwise.training.train_state import optimizer_step
 
 N_RANKS = 3
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
@@ -41,8 +46,11 @@ STEPS = [
     (8, 8, "fp32", 1, ("model.tie_embeddings=true",)),
     (8, 2, "bf16", 2, ("model.mtp={n_depths: 1}",)),
     (6, 1, "bf16", 2, ("train.activation_checkpointing=layer",)),
+    (8, 2, "bf16", 2, ("train.distill.layers=all",)),
+    (6, 6, "fp32", 1, ("train.distill.weight=1", "model.d_model=32", "model.shape={kind: uniform}")),
 ]
-"""Devices, shards, precision, passes of a step, changes to the model."""
+"""Devices, shards, precision, passes of a step, changes to the recipe; some have a teacher."""
+TEACHER = ("model.vocab_size=2003", "model.d_model=160", "model.shape.widths=[240,80,200]")
 
 
 ADAMW = AdamWConfig(lr=0.1)
@@ -54,6 +62,8 @@ class Real(NamedTuple):
     """What each process held and sent: case -> number of shards -> what."""
     memory: list[int]
     """The most bytes that each of STEPS needed."""
+    recipes: list[Recipe]
+    """Those of STEPS."""
 
 
 def sharded_model(config: ModelConfig, optimizer: Optimizer) -> ShardedModel:
@@ -61,28 +71,42 @@ def sharded_model(config: ModelConfig, optimizer: Optimizer) -> ShardedModel:
     return ShardedModel(blueprint(config), optimizer, device_type="cpu")
 
 
-def recipe_of(n_devices: int, n_shards: int, precision: str, n_passes: int, changes: tuple[str, ...]) -> Recipe:
+def taught_by(teacher: Path, *changes: str) -> Recipe:
+    """A recipe; if the changes say what it learns of a teacher, with one, which has random weights."""
+    if not any("distill" in change for change in changes):
+        return tiny_recipe(*LARGER, *changes)
+    if not teacher.exists():
+        recipe = tiny_recipe(*TEACHER).resolved()
+        write_first(teacher, recipe, build(recipe.explicit_model, seed=1), None, {})
+    return tiny_recipe(*LARGER, f"train.distill.teacher={teacher}", *changes)
+
+
+def recipe_of(
+    teacher: Path, n_devices: int, n_shards: int, precision: str, n_passes: int, changes: tuple[str, ...]
+) -> Recipe:
     batch = (f"train.batch_size={2 * n_devices * n_passes}", "train.micro_batch_size=2", f"train.shards={n_shards}")
-    return tiny_recipe(*LARGER, *batch, f"train.precision={precision}", *changes)
+    return taught_by(teacher, *batch, f"train.precision={precision}", *changes)
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases.json").write_text(json.dumps({name: to_data(case) for name, case in CASES.items()}))
+    recipes = [recipe_of(folder / "teacher", *each) for each in STEPS]
     steps = [
         {
-            "model": to_data(recipe_of(*each).explicit_model),
+            "recipe": to_data(recipe.resolved()),
             "shape": (2, 199),
-            "recompute": recipe_of(*each).train.activation_checkpointing,
-            **dict(zip(("n_devices", "n_shards", "precision", "n_passes"), each)),
+            "n_devices": n_devices,
+            "n_shards": n_shards,
+            "n_passes": n_passes,
         }
-        for each in STEPS
+        for recipe, (n_devices, n_shards, _, n_passes, _) in zip(recipes, STEPS, strict=True)
     ]
     (folder / "steps.json").write_text(json.dumps(steps))
     said_by_script(N_RANKS, SCRIPT, folder, folder=folder)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
-    return Real(ranks, json.loads((folder / "memory.json").read_text()))
+    return Real(ranks, json.loads((folder / "memory.json").read_text()), recipes)
 
 
 @pytest.mark.hard
@@ -130,12 +154,44 @@ def test_a_process_sends_what_was_said(real: Real, case: str, n_shards: int) -> 
 @pytest.mark.hard
 @pytest.mark.parametrize("index", range(len(STEPS)))
 def test_a_step_needs_nearly_the_memory_that_was_said(real: Real, index: int) -> None:
-    n_devices, *_ = STEPS[index]
-    recipe = recipe_of(*STEPS[index])
+    n_devices, recipe = STEPS[index][0], real.recipes[index]
     model = sharded_model(recipe.explicit_model, recipe.optimizer)
     said = model.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, n_devices))
     print(real.memory[index] / said.total_bytes, said)
     assert 0.85 < real.memory[index] / said.total_bytes < 1.05
+
+
+SMALL = ("model.shape={kind: uniform}", "model.d_model=32", "model.n_layers=2", "train.activation_checkpointing=layer")
+TAUGHT = {
+    "predictions": ("train.precision=bf16", "train.distill.weight=0.5"),
+    "states": ("train.distill.layers=all",),
+    "states of layers that run again": (
+        "train.precision=bf16",
+        "train.distill.layers=all",
+        "train.activation_checkpointing=layer",
+    ),
+    "small student": ("train.distill.temperature=2", *SMALL, "train.batch_size=16"),
+}
+"""Of the last the teacher's own pass takes most."""
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_taught_step_needs_nearly_the_memory_that_was_said(tmp_path: Path, name: str) -> None:
+    recipe = taught_by(tmp_path / "teacher", *TAUGHT[name], "train.micro_batch_size=null")
+    model, batch = build(recipe.explicit_model, seed=0), random_tokens(recipe.train.batch_size, recipe.seq_len + 1)
+    model.recompute = RECOMPUTE[recipe.train.activation_checkpointing]
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with LiveMemory() as live:
+        for parameter in model.parameters():
+            live.see(parameter)
+        objective = Objective(recipe.train, model.config, batch.device, LoadedTeacher(recipe))
+        for _ in range(2):
+            live.peak_bytes = 0
+            optimizer_step(model, optimizer, batch, objective, recipe.train)
+    sharded = sharded_model(recipe.explicit_model, recipe.optimizer)
+    said = sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+    assert (said.moment == "teacher") == (name == "small student"), said
+    assert 0.85 < live.peak_bytes / said.total_bytes < 1.05, said
 
 
 @pytest.mark.parametrize("optimizer", ["{kind: adamw, lr: 0.1}", "{kind: muon, lr: 0.1, adamw: {lr: 0.1}}"])

@@ -7,9 +7,9 @@ from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
 from widthwise.growth.choices import ShrinkOptions
-from widthwise.growth.shrink import LayerSizes, layer_sizes
-from widthwise.recipe.recipe import saved_recipe
-from widthwise.records.shrinking import Shrinking
+from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
+from widthwise.recipe.recipe import load_recipe, saved_recipe
+from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run
 from widthwise.runs.shrink import shrink_run
@@ -43,6 +43,11 @@ def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> Non
     assert losses
     assert losses[-1] < found.loss_after
     assert (found.source, found.step) == ("parent", 9)
+    assert found.shape is not None
+    assert [point * 24 for point in found.shape.widths] == pytest.approx(model.widths)
+    recipe = load_recipe(out / "shrunk.yaml")
+    assert recipe.train.steps == 6
+    assert recipe.explicit_model.cost().forward_flops(17) == pytest.approx(found.before.flops_per_token, rel=0.1)
 
 
 def test_the_model_that_was_cut_may_teach_the_smaller_one(parent: Path, tmp_path: Path) -> None:
@@ -71,10 +76,15 @@ def test_the_loss_is_that_of_the_new_run(parent: Path, tmp_path: Path) -> None:
     assert nats is None or nats == pytest.approx(found.loss_after, abs=1e-4)
 
 
-def test_layers_that_own_part_of_the_stream_keep_their_order(finished: Path) -> None:
+def test_layers_that_own_part_of_the_stream_keep_their_order(finished: Path, tmp_path: Path) -> None:
     """The run of the tiny recipe is an x: its heads and units are cut, and its layers get no wider than they were."""
-    found = shrink_run(finished, None, ShrinkOptions(flops=0.8, calibration_batches=1, multiple=4))
+    lines: list[str] = []
+    options = ShrinkOptions(flops=0.8, calibration_batches=1, multiple=4)
+    found = shrink_run(finished, tmp_path / "small", options, say=lines.append)
     assert not found.turned
+    assert found.shape is None
+    assert lines[-1] == "the shape is not kept as a curve: its layers are not all as wide as the embedding"
+    assert not (tmp_path / "small" / "shrunk.yaml").exists()
     assert "d_model" in (found.not_turned or "")
     assert all(after <= before for layer in found.layers for before, after in (layer.d_model, layer.n_hidden))
 
@@ -102,17 +112,55 @@ def test_mistakes_are_said_before_anything_is_written(parent: Path, tmp_path: Pa
 
 def test_the_sizes_of_a_recipe_take_the_place_of_a_budget(parent: Path, tmp_path: Path) -> None:
     sizes = [LayerSizes(24, 3, 96), LayerSizes(8, 1, 40), LayerSizes(20, 2, 33)]
-    found = shrink_run(parent, tmp_path / "out", ShrinkOptions(calibration_batches=1), sizes=sizes)
+    model = saved_recipe(RunDir(parent)).explicit_model
+    to = smaller_config(model, sizes)
+    found = shrink_run(parent, tmp_path / "out", ShrinkOptions(calibration_batches=1), to=to)
     assert layer_sizes(saved_recipe(RunDir(tmp_path / "out")).explicit_model) == sizes
     assert [layer.d_model[1] for layer in found.layers] == [24, 8, 20]
     for options, given, message in (
         (ShrinkOptions(), None, "got no budget"),
-        (ShrinkOptions(flops=0.5), sizes, "--flops: conflicts with --to"),
-        (ShrinkOptions(parts="stream"), sizes, "--parts: conflicts with --to"),
-        (ShrinkOptions(), sizes[:2], "got sizes of 2 layers; the model has 3"),
+        (ShrinkOptions(flops=0.5), to, "--flops: conflicts with --to"),
+        (ShrinkOptions(parts="stream"), to, "--parts: conflicts with --to"),
     ):
         with pytest.raises(UserError, match=message):
-            shrink_run(parent, None, options, sizes=given)
+            shrink_run(parent, None, options, to=given)
+
+
+def test_fewer_layers_in_a_narrower_stream_are_a_run_too(parent: Path, tmp_path: Path) -> None:
+    model = saved_recipe(RunDir(parent)).explicit_model
+    first, _, last = (size._replace(d_model=16) for size in layer_sizes(model))
+    to = smaller_config(model, [first, LEFT_OUT, last], 16)
+    found = shrink_run(parent, tmp_path / "out", ShrinkOptions(calibration_batches=1), ["train.steps=4"], to=to)
+    written = saved_recipe(RunDir(tmp_path / "out")).explicit_model
+    assert (written.d_model, written.widths) == (16, [16, 16])
+    assert list(found.d_model) == [24, 16]
+    sizes = [(layer.d_model[1], layer.n_hidden[1], layer.n_experts[1]) for layer in found.layers]
+    assert sorted(sizes) == [(0, 0, 0), (16, 96, 1), (16, 96, 1)]
+    (left_out,) = (layer for layer in found.layers if layer.d_model[1] == 0)
+    assert list(left_out.energy_kept) == [0, 0]
+    assert resume(tmp_path / "out")["val_loss"] < found.loss_after
+
+
+def test_a_mixture_is_cut_and_heals(tmp_path: Path) -> None:
+    mixture = "model.ffn={kind: moe, n_experts: 4, top_k: 2, d_expert: 16}"
+    train(tiny_recipe(*UNIFORM, mixture), tmp_path / "mixture")
+    options = ShrinkOptions(params=0.6, calibration_batches=1, multiple=4)
+    found = shrink_run(tmp_path / "mixture", tmp_path / "small", options, ["train.steps=4"])
+    assert found.turned
+    assert found.after.params <= 0.6 * found.before.params
+    layers = saved_recipe(RunDir(tmp_path / "small")).explicit_model.layers
+    kept = [layer for layer in found.layers if layer.d_model[1]]
+    assert [[layer.ffn.n_experts, layer.ffn.d_expert] for layer in layers] == [
+        [layer.n_experts[1], layer.n_hidden[1]] for layer in kept
+    ]
+    resume(tmp_path / "small")
+
+
+def test_files_without_experts_and_streams_are_read() -> None:
+    layer = LayerCut.model_validate(
+        {"d_model": [8, 8], "n_kv_heads": [2, 1], "n_hidden": [9, 4], "lost": 0.1, "energy_kept": [1.0, 1.0]}
+    )
+    assert list(layer.n_experts) == [1, 1]
 
 
 def test_the_model_is_not_changed_by_overrides(parent: Path, tmp_path: Path) -> None:

@@ -1,34 +1,49 @@
 """A student learns the predictions of a teacher beside its targets: `train.distill`."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
+from torch import Tensor
 
+from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
-from widthwise.model.decoder import Decoder, build
+from widthwise.growth.choices import ShrinkOptions
+from widthwise.kernels.linear_cross_entropy import Teacher
+from widthwise.model.compiling import compile_layers
+from widthwise.model.decoder import Decoder, build, relative_distance
+from widthwise.model.recompute import RECOMPUTE
+from widthwise.recipe.objective import DistillConfig
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
-from widthwise.recipe.train_section import DistillConfig
 from widthwise.run_dir import RunDir
+from widthwise.runs.conversion import batches_from
 from widthwise.runs.plan import dry_run
+from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
 from widthwise.training.objective import Objective
+from widthwise.training.observer import SilentObserver
+from widthwise.training.teacher import LoadedTeacher, Origin
 from widthwise.training.train_state import StepOutcome, optimizer_step
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
 NARROW = ("model.shape={kind: uniform}", "model.d_model=8", "model.n_layers=2")
+WIDE = ("model.d_model=16",)
+ALIKE = (*WIDE, "model.n_layers=3")
 
 
 def step(
-    model: Decoder, teacher: Path, boundaries: Boundaries = NO_BOUNDARIES, precision: str = "fp32", **distill: float
+    model: Decoder, teacher: Path, boundaries: Boundaries = NO_BOUNDARIES, precision: str = "fp32", **distill: Any
 ) -> StepOutcome:
     config = step_config(4, max_grad_norm=1e9, precision=precision)
     config = config.model_copy(update={"distill": DistillConfig(teacher=str(teacher), **distill)})
-    objective = Objective(config, model.config, BATCH.device)
+    loaded = LoadedTeacher(student(teacher).model_copy(update={"train": config}))
+    objective = Objective(config, model.config, BATCH.device, loaded)
     optimizer = AdamWConfig(lr=0.01).build(model)
     return optimizer_step(model, optimizer, BATCH, objective, config, boundaries=boundaries)
 
@@ -43,7 +58,7 @@ def test_the_gradient_is_that_of_the_divergence_over_any_micro_batches_and_the_l
     model = build(tiny_recipe(*NARROW).explicit_model, seed=1, dtype=torch.float64)
     tokens, targets = BATCH[:, :-1], BATCH[:, 1:]
     with torch.no_grad():
-        theirs = (load_trained(finished).model(tokens).double() / 2).softmax(dim=-1)
+        theirs = (load_trained(finished).model.double()(tokens) / 2).softmax(dim=-1)
     logits = model(tokens)
     loss = -logits.log_softmax(dim=-1).gather(-1, targets[..., None]).mean()
     divergence = (theirs * (theirs.log() - (logits / 2).log_softmax(dim=-1))).sum(dim=-1).mean()
@@ -51,7 +66,7 @@ def test_the_gradient_is_that_of_the_divergence_over_any_micro_batches_and_the_l
     found = step(model, finished, weight=0.3, temperature=2.0)
     torch.testing.assert_close(found.loss, loss.detach(), rtol=1e-12, atol=0)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-7)  # the teacher computes in fp32
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 3e-2)])
@@ -75,9 +90,10 @@ def test_without_weight_a_teacher_changes_no_bit(finished: Path, tmp_path: Path)
     assert outcome(tmp_path / "taught")["model"] == outcome(tmp_path / "alone")["model"]
 
 
-def test_a_resumed_run_is_bitwise_the_uninterrupted_one(finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overrides", [[], [*WIDE, "train.distill.layers=last"]])
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(finished: Path, tmp_path: Path, overrides: list[str]) -> None:
     growing = "growth=[{at_step: 4, model: {n_layers: 3}, rewarmup_steps: 0}]"
-    train(student(finished, growing), tmp_path / "whole")
+    train(student(finished, growing, *overrides), tmp_path / "whole")
     for at in (1, 6):
         run = unfinished_copy(tmp_path / "whole", tmp_path / str(at), at)
         resume(run)
@@ -135,4 +151,137 @@ def test_a_teacher_that_was_trained_on_is_refused_by_a_resume(finished: Path, tm
     run = unfinished_copy(tmp_path / "whole", tmp_path / "run", 4)
     resume(teacher)
     with pytest.raises(UserError, match=r"train\.distill\.teacher: was at step 5 when the run was begun; is at step 9"):
+        resume(run)
+
+
+def coordinates(stream: Any, d_model: int) -> Tensor:
+    """All coordinates of a plain stream: those in use, then what narrow layers have left, nearest last."""
+    return torch.cat((stream.prefix, *reversed(stream.parked)), dim=-1)[..., :d_model]
+
+
+@pytest.mark.parametrize(
+    ("n_states", "recompute", "compiled"), [(1, "none", False), (3, "layer", False), (3, "selective", True)]
+)
+def test_layers_learn_states_by_the_gradient_of_the_relative_square(
+    float64: None, n_states: int, recompute: ActivationCheckpointing, compiled: bool
+) -> None:
+    """Of an x, whose narrow layer carries coordinates past it."""
+    model = build(tiny_recipe().explicit_model, seed=1, dtype=torch.float64)
+    tokens, targets = BATCH[:, :-1], BATCH[:, 1:]
+    generator = torch.Generator().manual_seed(3)
+    states = [torch.randn(*tokens.shape, 16, generator=generator, dtype=torch.float64) for _ in range(n_states)]
+    seen: list[Tensor] = []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda _, inputs, outputs: seen.append(coordinates(outputs[0], 16)))
+    loss = model.loss(tokens, targets).objective
+    ratios = [((h - a) ** 2).sum(-1) / (a**2).sum(-1) for h, a in zip(seen[-n_states:], states, strict=True)]
+    expected = torch.autograd.grad(loss + 0.3 * torch.stack(ratios).mean(), list(model.parameters()))
+    model.recompute = RECOMPUTE[recompute]
+    if compiled:
+        compile_layers(model, backend="eager")
+    nothing = torch.zeros(*tokens.shape, 1), torch.zeros(257, 1)
+    found = model.loss(tokens, targets, teacher=Teacher(*nothing, 1.0, 0.0, 1.0, states, 0.3))
+    for one, other in zip(torch.autograd.grad(found.objective, list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "parent"
+    train(tiny_recipe("model.shape={kind: uniform}", "model.d_model=24"), path)
+    return path
+
+
+def cut_of(parent: Path, out: Path, *overrides: str, flops: float = 1.0, **options: Any) -> Path:
+    options = {"calibration_batches": 1, "multiple": 4, **options}
+    taught = f"train.distill={{teacher: {parent}, layers: all}}"
+    shrink_run(parent, out, ShrinkOptions(flops=flops, **options), [taught, *overrides])
+    return out
+
+
+def states_of(run: Path, tokens: Tensor = BATCH) -> list[Tensor]:
+    found: list[Tensor] = []
+    model = load_trained(run, "cpu").model
+    with torch.no_grad():
+        model.stream(tokens, see=lambda i, stream: found.append(coordinates(stream, model.config.d_model)))
+    return found
+
+
+def states_to_learn(run: Path, tokens: Tensor = BATCH) -> list[Tensor]:
+    return list(LoadedTeacher(saved_recipe(RunDir(run)), RunDir(run)).read(tokens, None, None).states)
+
+
+def distance_on_its_text(run: Path) -> float:
+    (batch,) = batches_from(saved_recipe(RunDir(run)), 0, 1, SilentObserver())
+    pairs = zip(states_of(run, batch), states_to_learn(run, batch), strict=True)
+    return sum(float(relative_distance(*pair)) for pair in pairs)
+
+
+@pytest.mark.parametrize("stream", ["turned", "sorted"])
+def test_a_model_of_which_nothing_was_cut_has_the_states_that_it_is_to_learn(
+    parent: Path, tmp_path: Path, stream: str
+) -> None:
+    run = cut_of(parent, tmp_path / "run", stream=stream)
+    theirs, own = states_to_learn(run), states_of(run)
+    assert len(theirs) == len(own) == 3
+    assert max(float(relative_distance(*pair)) for pair in zip(own, theirs)) < 1e-12
+    for layer, state in enumerate(states_of(parent)):
+        assert float(relative_distance(own[layer], state)) > 0.1
+        torch.testing.assert_close(state.norm(dim=-1), own[layer].norm(dim=-1))
+
+
+def test_of_layers_and_coordinates_that_were_cut_off_the_rest_learns(parent: Path, tmp_path: Path) -> None:
+    """The first layer what the third, the next one kept, has read; the last what the last has written."""
+    run = cut_of(parent, tmp_path / "run")
+    origin, theirs = Origin.read(run), states_of(parent)
+    assert origin is not None
+    origin._replace(stream=origin.stream[:, :16], layers=torch.tensor([0, 2])).write(run)
+    smaller = tiny_recipe("model.shape={kind: uniform}", "model.n_layers=2", f"train.distill={{teacher: {parent}}}")
+    recipe = smaller.model_copy(update={"train": saved_recipe(RunDir(run)).train})
+    found = LoadedTeacher(recipe, RunDir(run)).read(BATCH, None, None).states
+    for state, whole in zip(found, theirs[1:], strict=True):
+        torch.testing.assert_close(state, whole @ origin.stream[:, :16])
+
+
+def test_a_cut_run_that_learns_states_resumes_bitwise_and_comes_nearer(parent: Path, tmp_path: Path) -> None:
+    settings = (
+        "optimizer.lr=0.001",
+        "train.activation_checkpointing=layer",
+        "train.distill.weight=1",
+        "train.distill.layers_weight=10",
+    )
+    run = cut_of(parent, tmp_path / "run", *settings, flops=0.6)
+    before = distance_on_its_text(run)
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    resume(whole)
+    stopped = unfinished_copy(whole, tmp_path / "stopped", 4)
+    resume(stopped)
+    assert outcome(stopped) == outcome(whole)
+    assert distance_on_its_text(whole) < before
+
+
+def test_states_that_nothing_relates_are_refused(finished: Path, parent: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.distill\.layers: got last; the model has 8 coordinates .* and 16 are"):
+        train(student(finished, "train.distill.layers=last"), tmp_path / "run")
+    with pytest.raises(UserError, match=r"train\.distill\.layers: got all; the model has 2 layers, and 3 are known"):
+        train(student(finished, *WIDE, "train.distill.layers=all"), tmp_path / "run")
+    growing = "growth=[{at_step: 4, model: {n_layers: 5}}]"
+    with pytest.raises(UserError, match=r"got all; the model has 5 layers, and 3 are known"):
+        train(student(finished, *ALIKE, growing, "train.distill.layers=all"), tmp_path / "run")
+    assert not RunDir(tmp_path / "run").exists
+    with pytest.raises(UserError, match=r"layers_weight: got 2.0; has nothing to weigh"):
+        student(finished, "train.distill.layers_weight=2")
+
+
+def test_the_states_of_another_teacher_than_the_one_that_was_cut_are_refused(parent: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    train(tiny_recipe("model.shape={kind: uniform}", "model.d_model=24", "train.seed=4"), other)
+    run = cut_of(parent, tmp_path / "run", f"train.distill.teacher={other}")
+    with pytest.raises(UserError, match=r"got all; .*run was not cut out of .*other.*step_00000009"):
+        resume(run)
+    (run / "origin.safetensors").unlink()
+    with pytest.raises(UserError, match=r"got all; .*run began with weights that were not cut out of the teacher"):
+        resume(run)
+    (run / "origin.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match=r"origin\.safetensors: cannot be read"):
         resume(run)

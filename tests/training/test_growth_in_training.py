@@ -11,7 +11,7 @@ from tiny_runs import Listener, outcome, step_config, tiny_recipe, unfinished_co
 
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
-from widthwise.recipe.train_section import WidthBudgetConfig
+from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained

@@ -6,8 +6,8 @@ from widthwise.config_io import UserError
 from widthwise.model.config import pflops_days
 from widthwise.model.decoder import build
 from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.objective import NestedConfig
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.train_section import NestedConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training.objective import Objective

@@ -4,8 +4,8 @@ from thinned import in_turn
 from tiny_runs import step_config, tiny_recipe
 
 from widthwise.model.decoder import build
+from widthwise.recipe.objective import NestedConfig, WidthBudgetConfig
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.train_section import NestedConfig, WidthBudgetConfig
 from widthwise.training.objective import Objective
 from widthwise.training.step_statistics import ChoiceMeans
 from widthwise.training.train_state import optimizer_step

@@ -4,8 +4,9 @@ from tiny_runs import step_config, tiny_recipe
 
 from widthwise.config_io import UserError, parse
 from widthwise.model.decoder import build
+from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.train_section import TrainConfig, WidthBudgetConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training.objective import Objective, WidthBudget

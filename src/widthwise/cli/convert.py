@@ -12,7 +12,6 @@ from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.growth.choices import GrowOptions, Multiples, NewSizes, ShrinkOptions
-from widthwise.reports.shrinking import shrinking_answer, shrinking_table
 
 if TYPE_CHECKING:
     from widthwise.runs.conversion import Intention
@@ -92,34 +91,32 @@ def pad(
 
 
 def shrink(
-    run: RunArgument,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Run, Hugging Face folder, or org/name of the hub.")],
     options: ShrinkOptions,
     overrides: Changes = None,
-    to: Annotated[Path | None, typer.Option(help="Recipe with the sizes of every layer, in place of a budget.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Recipe whose model has the sizes, in place of a budget.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
     step: StepOption = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Measure and say what would be cut.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Cut the parts of a run's model that it needs least, down to a budget; `resume` heals what is left by training.
+    """Cut the parts of a model that it needs least, down to a budget; `resume` heals what is left by training.
 
-    Changes are made in the recipe of the run: data and steps of healing, say.
+    Changes are made in the recipe of the run, or in that of an import: data and steps of healing, say.
 
-    Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`
+    Example: `widthwise shrink runs/small --flops 0.7 --out runs/smaller train.steps=200`, or `widthwise shrink
+    models/Llama-3.2-1B --flops 0.7 --out runs/smaller data.path=data/mine`
     """
     from widthwise.recipe.recipe import load_recipe
-    from widthwise.recipe.shrinking import sizes_like
+    from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
     from widthwise.runs.shrink import shrink_run
-    from widthwise.runs.trained import RunCheckpoint
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
-    target, sizes = None if plan_only else out, None
-    if to is not None:
-        sizes = sizes_like(RunCheckpoint.of(run, step).model, load_recipe(to).explicit_model)
-    found = shrink_run(run, target, options, overrides or (), step, sizes, remark)
+    target, wanted = None if plan_only else out, None if to is None else load_recipe(to).explicit_model
+    found = shrink_run(source, target, options, overrides or (), step, wanted, remark)
     written = [] if target is None else [target]
-    say_result(found, as_json, shrinking_answer(found), [shrinking_table(found)], written)
+    say_result(found, as_json, shrinking_answer(found), [cut_table(found), shrinking_table(found)], written)
     if target is not None and not as_json:
         say_next("widthwise", "resume", target)
     elif not as_json:

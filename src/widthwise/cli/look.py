@@ -239,8 +239,8 @@ def report(
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
 
-    DIR is one folder of a comparison, discovery, sweep, family, fit, analysis or evaluation; several comparisons or run
-    directories have a common report.
+    DIR is one folder of a comparison, discovery, sweep, family, fit, analysis or evaluation; several comparisons,
+    discoveries or run directories have a common report.
 
     Example: `widthwise report runs/quickstart --figures pdf`
     """
@@ -275,7 +275,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds runs or experiments.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """List runs: which are running, finished, ready, stopped, failed or waiting, their steps, losses, rate, age and size.
+    """List runs: which are running, finished, ready, stopped, failed or waiting; steps, losses, rate, age and size.
 
     Example: `widthwise runs runs/quickstart`
     """

@@ -208,8 +208,9 @@ def _part_table(found: Plan) -> Table:
     memory = found.memory
     rows.append([f"at the peak ({memory.moment})", "", *(bytes_of(getattr(memory, key)) for key in keys)])
     header = ["", "params", "weights", "gradients", "optimizer", "in bf16", "activations"]
-    more = memory.root_bytes + memory.buffer_bytes
-    note = f"at the peak also {si(more)}B of logits and other buffers; predicted, not measured"
+    teacher = f" and {si(memory.teacher_bytes)}B of the teacher" if memory.teacher_bytes else ""
+    more = f"{si(memory.root_bytes + memory.buffer_bytes)}B of logits and other buffers{teacher}"
+    note = f"at the peak also {more}; predicted, not measured"
     caption = f"memory of a device, passes of {counted(found.micro_batch_size, 'sequence')}"
     return Table(caption, header, rows, note=note)
 

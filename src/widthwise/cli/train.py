@@ -34,6 +34,7 @@ MEMORY = {
     "weights in bf16": "cast_weight_bytes",
     "activations": "activation_bytes",
     "buffers of layers or loss": "buffer_bytes",
+    "teacher": "teacher_bytes",
     "memory of a device": "total_bytes",
 }
 """Row -> its field."""

@@ -205,6 +205,8 @@ class HeldOut:
     precision: Precision
     boundaries: Boundaries = NO_BOUNDARIES
     """Documents in a window, as the model is told of them."""
+    skip_tokens: int = 0
+    """Target tokens left out at the start."""
 
     def check(self) -> None:
         """Raises UserError if the text holds not even one window: before a long training, not after it."""
@@ -212,19 +214,29 @@ class HeldOut:
 
     @property
     def n_windows(self) -> int:
-        """Windows of one pass over all. Raises UserError if there is not even one."""
-        n_windows = self._windows.n_windows
-        if self.max_tokens is None:
-            return n_windows
-        if self.max_tokens < self.seq_len:
+        """Windows of one pass over all. Raises UserError if there is not even one, or behind what is skipped not as
+        many as are asked for."""
+        n_windows = self._windows.n_windows - self._n_skipped
+        if self.max_tokens is not None and self.max_tokens < self.seq_len:
             got = f"train.validation_tokens: got {self.max_tokens}"
             raise UserError(f"{got}; must be at least seq_len = {self.seq_len}")
-        return min(n_windows, self.max_tokens // self.seq_len)
+        n_asked = max(1, n_windows) if self.max_tokens is None else self.max_tokens // self.seq_len
+        if self._n_skipped and n_windows < n_asked:
+            left, asked = (n * self.seq_len for n in (max(0, n_windows), n_asked))
+            raise UserError(
+                f"train.validation_skip: got {self.skip_tokens}, which leaves {left} tokens of the held-out text; "
+                f"must leave {asked}: hold out more, or give fewer train.validation_tokens"
+            )
+        return min(n_windows, n_asked)
+
+    @property
+    def _n_skipped(self) -> int:
+        return self.skip_tokens // self.seq_len
 
     @property
     def sources(self) -> list[str]:
         """The source of each window of a mixture, in order; empty where there is only one."""
-        return [name for row in range(self.n_windows) if (name := self._windows.source_of(row)) is not None]
+        return [name for row in self._rows if (name := self._windows.source_of(row)) is not None]
 
     def means_by_source(self, values: Sequence[float]) -> dict[str, float]:
         """The mean over the windows of each source that has some; empty where there is only one. values: per window."""
@@ -235,10 +247,13 @@ class HeldOut:
 
     def batches(self, max_tokens: int | None = None) -> Iterator["Tensor"]:
         """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below that of `self.max_tokens`."""
-        n_windows = self.n_windows if max_tokens is None else min(self.n_windows, max_tokens // self.seq_len)
-        for first in range(0, n_windows, self.batch_size):
-            rows = np.arange(first, min(first + self.batch_size, n_windows), dtype=np.uint64)
-            yield _tensor(self._windows.read(rows))
+        rows = self._rows if max_tokens is None else self._rows[: max_tokens // self.seq_len]
+        for first in range(0, len(rows), self.batch_size):
+            yield _tensor(self._windows.read(np.array(rows[first : first + self.batch_size], dtype=np.uint64)))
+
+    @property
+    def _rows(self) -> range:
+        return range(self._n_skipped, self._n_skipped + self.n_windows)
 
     @cached_property
     def _windows(self) -> Windows:

@@ -21,6 +21,7 @@ from widthwise.experiments.matching import (
     matched_ratio,
 )
 from widthwise.experiments.statistics import TrendConfig
+from widthwise.experiments.tuning import TuneConfig, Tuner
 from widthwise.files import listed
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -39,6 +40,8 @@ class CompareConfig(Config):
     the parameters, and of a variant that misses them the feed-forward, if it can be adjusted."""
     trend: TrendConfig | None = None
     """Fits a line of the losses over the logarithm of a quantity."""
+    tune: TuneConfig | None = None
+    """Gives each variant the best of several values of its own, found in shorter runs before the comparison."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":
@@ -49,6 +52,8 @@ class CompareConfig(Config):
                 raise ValueError(f"trend.variants: got {name!r}; {nearest_hint(name, self.variants)}")
         if self.match is not None:
             self.match.check_names(self.variants, next(iter(self.variants)))
+        if self.tune and (both := sorted({*self.seeds} & {*self.tune.seeds})):
+            raise ValueError(f"tune.seeds: got {both[0]}, which is reported too; must have none of {list(self.seeds)}")
         return self
 
     @property
@@ -119,6 +124,7 @@ def read_plan(
         baseline=baseline,
         section=config,
         trend=config.trend,
+        tune=config.tune,
         refused=refused,
     )
     if tolerance is not None:
@@ -138,6 +144,8 @@ def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:
     base = next(iter(recipes))
     check_matched(recipes, base, recipes[base], plan.match, advice, tolerance, refused=plan.refused.values())
     trend_values(plan)  # raises where no line can be fitted
+    if plan.tune is not None:
+        Tuner(plan).sweep()
 
 
 def trend_values(plan: Experiment) -> dict[str, float]:

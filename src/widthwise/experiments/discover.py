@@ -15,8 +15,9 @@ from widthwise.files import read_text, write_atomic
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.recipe.train_section import Seeds
-from widthwise.records.discovery import DISCOVERED, DiscoveredShape, Discovery
+from widthwise.records.discovery import DISCOVERED, Curve, DiscoveredShape, Discovery
 from widthwise.records.run import changes_in_words
+from widthwise.run_dir import RunDir
 from widthwise.shape.kinds import Match
 from widthwise.shape.profile import along
 from widthwise.shape.template import ModelTemplate
@@ -87,8 +88,7 @@ def plan_discovery(
 def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str | None = None) -> Discovery:
     """Search, or resume the search, and write discovery.json, the found recipe (discovered.yaml) and that of its
     comparison with rivals (rivals.yaml). Raises UserError if the folder holds another search."""
-    from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
-    from widthwise.runs.speed import chosen_precision
+    from widthwise.runs.speed import chosen_precision  # needs torch, which a recipe's schema does not
 
     config, data, search = plan.config, plan.data, plan.search
     base = search.base.settled(partial(chosen_precision, folder, observer))
@@ -110,7 +110,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
         budget=search.budget,
         seed=base.train.seed,
         command=command,
-        environment=environment(),
+        environment=RunDir(folder / "search" / "stage-1").environment(),
         found=found,
         comparison=COMPARISON,
     )
@@ -149,22 +149,16 @@ def rivals(found: DiscoveredShape, search: GrowingSearch) -> dict[str, dict[str,
     n_layers, shape = search.template.n_layers, {"match": search.match, "rounding": "balanced"}
     variants: dict[str, dict[str, Any]] = {"uniform": {}}
     variants |= {kind: {"model": {"shape": {"kind": kind, **shape}}} for kind in ("x", "diamond")}
-    curve, even = (
-        {name: points for name, points in each.to_data().items() if points}
-        for each in (found.curve, found.curve.even())
-    )
-    curves = {DISCOVERED: curve}
-    if any(abs(even[name][0] - 1) > 0.1 for name in even if name != "widths"):
+    points, even = found.curve.points, found.curve.even()
+    curves = {DISCOVERED: found.curve}
+    if any(abs(each[0] - 1) > 0.1 for name, each in even.points.items() if name != "widths"):
         curves["even"] = even
-    curves["reversed"] = {name: points[::-1] for name, points in curve.items()}
-    rows = list(zip(*(along(points, n_layers) for points in curve.values()), strict=True))
+    curves["reversed"] = Curve.model_validate({name: each[::-1] for name, each in points.items()})
+    rows = list(zip(*(along(each, n_layers).tolist() for each in points.values()), strict=True))
     orders, generator = [rows, rows[::-1]], np.random.default_rng(search.base.train.seed)
     for _ in range(N_TRIES):
         drawn = [rows[place] for place in generator.permutation(n_layers)]
         if drawn not in orders and len(orders) < 2 + N_PERMUTED:
             orders.append(drawn)
-            curves[f"permuted_{len(orders) - 2}"] = dict(zip(curve, zip(*drawn)))
-    for name, own in curves.items():
-        points = {size: [round(float(point), 4) for point in each] for size, each in own.items()}
-        variants[name] = {"model": {"shape": {"kind": "curve", **shape, **points}}}
-    return variants
+            curves[f"permuted_{len(orders) - 2}"] = Curve.model_validate(dict(zip(points, zip(*drawn))))
+    return variants | {name: {"model": {"shape": own.section(search.match)}} for name, own in curves.items()}

@@ -16,10 +16,12 @@ from widthwise.experiments.matching import Adjustment, Matched, check_trainable
 from widthwise.experiments.statistics import TrendConfig
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
+from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep import SweepSpace
+    from widthwise.experiments.tuning import TuneConfig
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
@@ -70,6 +72,10 @@ class Experiment:
     section: Config | None = None
     """The section of the recipe that describes the experiment; None for several recipes."""
     trend: TrendConfig | None = None
+    tune: "TuneConfig | None" = None
+    """Values to tune before points are trained."""
+    tuning: Tuning | None = None
+    """The values found by tuning, and their cost."""
     axes: Mapping[str, Mapping[str, Any]] | None = None
     """Group -> recipe key -> its values, or a range as a mapping; None for points given by name."""
     space: "SweepSpace | None" = None

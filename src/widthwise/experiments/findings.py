@@ -65,6 +65,7 @@ class Findings:
             study=None if plan.axes is None else self._study_record(points, n_done),
             judged=[] if plan.axes is None or plan.baseline_group is not None else list(self._judged(points)),
             trend=trend,
+            tuning=plan.tuning,
         )
 
     def _study_record(self, points: Sequence[Variant | OpenPoint], n_done: int) -> StudyRecord:

@@ -23,6 +23,7 @@ from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number
 from widthwise.run_dir import RunDir
 from widthwise.shape.kinds import CurveShape, ExplicitShape, Match
+from widthwise.shape.profile import sizes_of
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer
 
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
     from widthwise.runs.trained import RunCheckpoint
 
 PartName = Literal["width", "attention", "hidden"]
-
-
-def sizes_of(layer: LayerConfig) -> LayerSizes:
-    """Return the sizes of a layer that a search varies."""
-    attention = layer.attention.n_heads * layer.attention.head_dim
-    return LayerSizes(width=layer.d_model, attention=attention, hidden=sum(layer.ffn.hidden_widths))
 
 
 @dataclass(frozen=True)
@@ -230,13 +225,8 @@ class GrowingSearch:
         return OF_MODELS[self.match].of_cost(cost_summary(model, self.base.seq_len))
 
     def curve(self, layers: Sequence[LayerSizes]) -> Curve:
-        """Return sizes of layers as points: widths over that of the uniform model, the others over what the recipe's
-        rules give at that width."""
-        uniform = sizes_of(template_layer(self.template))
-        widths = [each.width / self.template.d_model for each in layers]
-        attention = [each.attention / uniform.attention / width for each, width in zip(layers, widths)]
-        hidden = [each.hidden / uniform.hidden / width for each, width in zip(layers, widths)]
-        return Curve(widths=widths, attention=attention, hidden=hidden)
+        """Return sizes of layers relative to those of the uniform model."""
+        return Curve.of(layers, sizes_of(template_layer(self.template)))
 
     def find(self, folder: Path, observer: Observer) -> DiscoveredShape:
         """Train and grow stage by stage. Stages that were trained before are not trained again."""

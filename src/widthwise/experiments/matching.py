@@ -24,7 +24,7 @@ train for different numbers of steps; if a model grows, each phase counts with i
 LARGEST_MISMATCH = 0.01
 """Largest allowed relative difference of a variant's matched quantity to the baseline's."""
 
-HELD_OUT = ("data", "seq_len", "validation", "train.validation_tokens")
+HELD_OUT = ("data", "seq_len", "validation", "train.validation_tokens", "train.validation_skip")
 """Settings that determine the held-out windows, and the further texts and tasks."""
 SHARED = (*HELD_OUT, "train.steps", "train.batch_size", "train.precision")
 """Settings that all runs of a comparison share."""

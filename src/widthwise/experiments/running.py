@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -14,21 +14,24 @@ from widthwise.computing import Precision
 from widthwise.config_io import UserError
 from widthwise.experiments.experiment import Experiment, run_path, seeded
 from widthwise.experiments.findings import Findings
-from widthwise.experiments.jobs import Jobs, Run, process_group
+from widthwise.experiments.jobs import Jobs, ProcessGroup, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
 from widthwise.experiments.scheduler import RunWork, Schedule, train_all
 from widthwise.experiments.study import StorageAway, Study
+from widthwise.experiments.tuning import TUNING, Tuner
 from widthwise.files import missing_folders, remove_unused, write_first
-from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.outcome import Outcome
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir, RunFailed
+from widthwise.runs.data_identity import DataIdentity, identity_of, recorded_identity
 from widthwise.runs.environment import command_line
-from widthwise.runs.listing import stop_message
+from widthwise.runs.listing import listed_run, stop_message
 from widthwise.runs.speed import chosen_precision, step_seconds
 from widthwise.training.launch import RankLocalError, is_launched
 from widthwise.training.observer import Observer, SilentObserver
+from widthwise.yaml_io import to_yaml
 
 PRECISION = "precision"
 """File that holds the choice for `precision: auto` in an experiment."""
@@ -68,14 +71,26 @@ def run_experiment(
     if held != plan.kind:
         raise UserError(f"{folder}: holds the outcome of a {held}; choose another folder for a {plan.kind}")
 
+    choose, kind = cache(partial(_one_precision, folder, shown)), "comparison" if plan.axes is None else "sweep"
+
+    def trained(
+        plan: Experiment, folder: Path, study: Study | None = None, before: _ExperimentSchedule | None = None
+    ) -> _ExperimentSchedule:
+        schedule = _ExperimentSchedule(plan, folder, command, shown, choose, study)
+        if before is not None:
+            schedule.follow(before)
+        train_all(schedule, group, at_a_time, kind, waits)
+        return schedule
+
     def work() -> Outcome:
-        if at_a_time.n > 1 or plan.axes is not None:
+        if at_a_time.n > 1 or plan.axes is not None or plan.tune is not None:
             group.check_data(plan.reference, shown)
-        choose = cache(partial(_one_precision, folder, shown))
         study = None if plan.space is None else ending.enter_context(Study(plan, folder, storage_url, study_name))
-        schedule = _ExperimentSchedule(plan.settled(choose), folder, command, shown, choose, study)
-        train_all(schedule, group, at_a_time, "comparison" if plan.axes is None else "sweep", waits)
-        return schedule.write()
+        settled = plan.settled(choose)
+        if plan.tune is not None:
+            _write_planned(settled, folder, command)
+            settled = _tuned(settled, folder / TUNING, trained, group, shown)
+        return trained(settled, folder, study).write()
 
     made = missing_folders(folder)
     try:
@@ -83,6 +98,60 @@ def run_experiment(
             return group.do(work)
     finally:
         remove_unused(made, {PlannedRuns.file_name, PRECISION})
+
+
+def _tuned(
+    plan: Experiment,
+    folder: Path,
+    train: Callable[..., "_ExperimentSchedule"],
+    group: ProcessGroup,
+    observer: Observer,
+) -> Experiment:
+    """Return the comparison with the best values of each variant, whose grid is extended until they lie inside.
+
+    Raises UserError for a run that failed otherwise than by diverging, or that saw other data than the comparison will.
+    """
+    tuner = Tuner(plan)
+    try:
+        group.check_data(tuner.sweep().reference, observer)
+    except UserError as error:
+        raise UserError(f"compare.tune: {error}") from None
+    schedule = None
+    while True:
+        schedule = train(sweep := tuner.sweep(), folder, before=schedule)
+        for point, reason in schedule.failures.items():
+            if not any(stop_message(RunDir(folder / run_path(point, seed))) for seed in sweep.seeds):
+                raise UserError(f"{folder}: {point}: {reason}")
+        found = schedule.write()
+        if not (further := tuner.extend(found)):
+            break
+        observer.message(f"tuning: best at an end of the values tried, so also {', '.join(further)}")
+    data = identity_of(group.data_cache.open(plan.reference.data, observer.preparing))
+    return tuner.tuned(found, **_costs(sweep, folder, data))
+
+
+def _costs(sweep: Experiment, folder: Path, data: DataIdentity) -> dict[str, Any]:
+    """Return the cost of all runs, those that diverged included. Raises UserError for a run on other data."""
+    runs = {key: RunDir(folder / run_path(*key)) for key in sweep.order}
+    begun = {key: run for key, run in runs.items() if run.exists}  # the next seed of what has diverged is not
+    tokens, seconds = 0, 0.0
+    for (name, _), run in begun.items():
+        if (own := recorded_identity(run)) != data:
+            was, is_now = own.compared(data)
+            raise UserError(f"{run.path}: was trained on other data ({was}) than is compared on ({is_now}); remove it")
+        result, listed = run.result(), listed_run(run.path)
+        n_tokens = (listed.step or 0) * sweep.recipes[name].tokens_per_step
+        of_diverged = n_tokens / (listed.tokens_per_second or math.inf)
+        tokens, seconds = tokens + n_tokens, seconds + (of_diverged if result is None else finite(result.wall_seconds))
+    return {"n_runs": len(begun), "tokens": tokens, "seconds": seconds}
+
+
+def _write_planned(plan: Experiment, folder: Path, command: str) -> None:
+    planned = [
+        PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
+        for name, seed in plan.order
+    ]
+    PlannedRuns(title=plan.title, command=command, baseline=plan.baseline, runs=planned).write(folder)
 
 
 def jobs_of(plan: Experiment, asked: int | None) -> Jobs:
@@ -111,15 +180,17 @@ class _ExperimentSchedule(Schedule):
     ):
         """Also write planned.json. choose: the precision of recipes that say `auto`. study: that of a search."""
         self._plan, self._folder, self._choose, self._study = plan, folder, choose, study
-        self._findings, self._failures = Findings(plan, folder, command, study), dict[str, str]()
+        self._findings, self.failures = Findings(plan, folder, command, study), dict[str, str]()
         n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
         runs = [self._run(name, plan.recipes[name], seed) for name, seed in plan.order]
         super().__init__(runs, observer, [RunWork.of(plan.reference)] * n_unknown)
-        planned = [
-            PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
-            for name, seed in plan.order
-        ]
-        PlannedRuns(title=plan.title, command=command, baseline=plan.baseline, runs=planned).write(folder)
+        _write_planned(plan, folder, command)
+
+    def follow(self, before: "_ExperimentSchedule") -> None:
+        """Leave out the points that an earlier schedule has trained or given up."""
+        self.failures |= before.failures
+        for name in before._plan.points:
+            self.drop(name)
 
     def _run(self, name: str, recipe: Recipe, seed: int) -> Run:
         return Run(self._folder / run_path(name, seed), seeded(recipe, seed), name)
@@ -143,9 +214,12 @@ class _ExperimentSchedule(Schedule):
         return run
 
     def may_begin(self, run: Run) -> bool:
-        """Return False for a run of a sweep that has diverged: it would diverge again."""
-        if self._plan.axes is None or (reason := stop_message(RunDir(run.path))) is None:
+        """Return False for a run of a sweep that has diverged: it would diverge again. Raises UserError if it is one of
+        another recipe."""
+        held = RunDir(run.path)
+        if self._plan.axes is None or (reason := stop_message(held)) is None:
             return True
+        held.check_recipe(to_yaml(run.recipe.resolved()), to_yaml(saved_recipe(held)))
         self._fail(run.point, f"{run.path}: {reason}", is_final=True)
         return False
 
@@ -164,43 +238,48 @@ class _ExperimentSchedule(Schedule):
 
     def failed(self, run: Run, error: BaseException) -> None:
         is_of_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, (StorageAway, RankLocalError))
-        if self._plan.axes is None or not is_of_point:
+        # A finished run that is refused is one of another recipe, whose result would stand for this point's.
+        if self._plan.axes is None or not is_of_point or RunDir(run.path).has_result:
             raise error
-        if run.point not in self._failures:
+        if run.point not in self.failures:
             self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))
-            self.observer.message(f"failed: {self._failures[run.point]}")
+            self.observer.message(f"failed: {self.failures[run.point]}")
             self.write()
 
     def _fail(self, point: str, reason: str, is_final: bool) -> None:
-        self._failures[point] = reason.replace(f"{self._folder}/", "")
+        self.failures[point] = reason.replace(f"{self._folder}/", "")
         self.drop(point)
         if self._study is not None:
-            self._study.fail(point, self._failures[point], is_final)
+            self._study.fail(point, self.failures[point], is_final)
 
     def write(self) -> Outcome:
         """Return the results so far, and write their file."""
-        found = self._findings.outcome(self._failures)
+        found = self._findings.outcome(self.failures)
         found.write(self._folder)
         return found
 
 
 def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None:
-    """Return the seconds of training that the unfinished runs take here, from a measured step of each of their points.
+    """Return the seconds of training that the unfinished runs take here, from a measured step of each point of a
+    comparison, and of one in each group of its tuning, whose steps are alike.
 
     None if nothing is left, if steps are too long to be tried, on a GPU and under torchrun.
     """
     left = [key for key in plan.order if not RunDir(folder / run_path(*key)).has_result]
-    recipes = [(plan.recipes[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
-    largest = max((recipe.training_flops / recipe.train.steps for recipe, _ in recipes), default=0)
+    points = [(plan.points[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
+    largest = max((point.recipe.training_flops / point.recipe.train.steps for point, _ in points), default=0)
     if not 0 < largest <= TRIED_FLOPS or torch.cuda.is_available() or is_launched():
         return None
-    chosen = cache(partial(chosen_precision, folder))
+    chosen, measured = cache(partial(chosen_precision, folder)), dict[str, float]()
     with jobs.threads():
         seconds = 0.0
-        for recipe, n_runs in recipes:
-            train = recipe.train
+        for point, n_runs in points:
+            recipe, train = point.recipe, point.recipe.train
             n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
             # A forward pass takes a third of a step.
             n_steps = train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
-            seconds += n_runs * n_steps * step_seconds(recipe.settled(chosen))
+            model = point.name if plan.axes is None else point.group
+            if model not in measured:
+                measured[model] = step_seconds(recipe.settled(chosen))
+            seconds += n_runs * n_steps * measured[model]
         return seconds / jobs.n

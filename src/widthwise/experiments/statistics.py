@@ -8,7 +8,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, nearest_hint
-from widthwise.evaluation.estimate import students_t
+from widthwise.evaluation.estimate import SampleEstimate, mean_of, students_t
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
 from widthwise.records.outcome import Trend, TrendPoint
@@ -59,6 +59,34 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: i
     means = np.einsum("rs,sw,rw->r", seed_weights, differences, window_weights, optimize=True)
     standard_error = means.std() * np.sqrt(n_seeds / (n_seeds - 1)) if n_seeds > 1 else float("nan")
     return _interval(float(differences.mean()), standard_error, differences.mean(axis=1).tolist(), confidence)
+
+
+def change_between(before: Estimate, after: Estimate, are_paired: bool, confidence: float = CONFIDENCE) -> Estimate:
+    """Return after - before of two differences of losses, with Student's t interval; none with fewer than FEWEST_SEEDS
+    seeds.
+
+    are_paired: both have the same seeds on the same text, so that what a seed does to both cancels: the variance is
+    that of the changes over seeds, and what the two intervals owe to the held-out text beyond their seeds, as if it
+    were independent, which makes it rather too large. Otherwise all is independent, with the degrees of freedom of
+    Welch and Satterthwaite, and there is no value per seed.
+    """
+    pair, n_seeds = (before, after), min(len(before.per_seed), len(after.per_seed))
+    if n_seeds < FEWEST_SEEDS:
+        return Estimate(mean=finite(after.mean) - finite(before.mean))
+    samples = []
+    for each in pair:
+        df, width = len(each.per_seed) - 1, finite(each.high) - finite(each.low)
+        samples.append(SampleEstimate(finite(each.mean), width / 2 / students_t(df, confidence), df))
+    mean = samples[1].value - samples[0].value
+    if not are_paired:
+        apart = mean_of(samples).scaled(2)
+        half_width = students_t(apart.df, confidence) * apart.stderr
+        return Estimate(mean=mean, low=mean - half_width, high=mean + half_width)
+    per_seed = np.array([[finite(value) for value in each.per_seed] for each in pair])
+    of_text = np.square([each.stderr for each in samples]) - per_seed.var(axis=1, ddof=1) / n_seeds
+    changes = np.diff(per_seed, axis=0)[0]
+    variance = changes.var(ddof=1) / n_seeds + np.maximum(of_text, 0).sum()
+    return _interval(mean, float(np.sqrt(variance)), changes.tolist(), confidence)
 
 
 def verdict(difference: Estimate) -> Verdict:

@@ -248,6 +248,8 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
         raise UserError(f"{path}: has no sweep section; name what to vary there or with --over")
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
+    if "tune" in section:
+        raise UserError(f"{path}: sweep.tune: is only of compare; a sweep shows every value of a key under over")
     config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
     space = SweepSpace(title, config, data)
     return Experiment(

@@ -107,12 +107,13 @@ class ShrinkOptions(Config):
     kv_bytes: float | None = Field(default=None, gt=0, le=1)
     """Bytes of the KV cache per token, as a share."""
     shape: Literal["found", "x", "uniform"] = "found"
-    """Cut each layer where least is lost, or in proportion: less towards a narrow layer at 0.75 of the depth, or all
-    layers alike."""
+    """Cut each layer where least is lost, down to nothing of it; or in proportion, with all layers and experts: less
+    towards a narrow layer at 0.75 of the depth, or all layers alike."""
     parts: Literal["all", "stream"] = "all"
-    """Cut heads and hidden units too, or only what layers read and write of the stream."""
+    """Cut heads, hidden units, experts and layers too, or only what layers read and write of the stream."""
     score: Score = "taylor"
-    """Judge heads and hidden units by the loss to first order, by their activation, or by their weights."""
+    """Judge heads, hidden units, and experts and layers by theirs, by the loss to first order, by activation, or by
+    weights."""
     stream: Literal["turned", "sorted"] = "turned"
     """Turn the stream so that its leading coordinates hold most, where that leaves the function as it is; or sort its
     coordinates."""

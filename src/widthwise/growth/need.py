@@ -1,18 +1,30 @@
 """The need that a model has of its parts, measured on text: what the cut of `growth.shrink` goes by."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad, silu
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.growth.choices import Score
-from widthwise.growth.shrink import LayerSizes, Order, readers, sublayers
+from widthwise.growth.shrink import LEFT_OUT, LayerSizes, Order, layers_kept, readers, sublayers
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.axes import Linear, Norm
-from widthwise.model.decoder import Decoder
+from widthwise.model.config import ModelConfig
+from widthwise.model.context import LayerCache
+from widthwise.model.decoder import Decoder, parameter_shapes
+from widthwise.model.ffn.moe_module import MoE
+from widthwise.model.recompute import Recompute
 
 
 @dataclass
@@ -30,16 +42,57 @@ class Entries:
 
     def add(self, x: Tensor) -> None:
         """x: (..., n); its gradient is added when it is known."""
-        rows = x.detach().flatten(0, -2).double()
+        parts = _parts(x)
+        for rows in parts:
+            self._add_rows(rows.double())
+        self.n_batches += 1
+        if x.requires_grad:
+            x.register_hook(lambda gradient: self._add_gradient(parts, gradient))
+
+    def add_normed(self, x: Tensor) -> None:
+        """x: (..., n), of which every row counts over its root mean square."""
+        for rows in _parts(x):
+            wide = rows.double()
+            self._add_rows(wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30))
+
+    def _add_rows(self, rows: Tensor) -> None:
         self.energy += rows.square().sum(dim=0)
         self.size += rows.abs().sum(dim=0)
         self.n_tokens += len(rows)
-        self.n_batches += 1
-        if x.requires_grad:
-            x.register_hook(lambda gradient: self._add_gradient(rows, gradient))
 
-    def _add_gradient(self, rows: Tensor, gradient: Tensor) -> None:
-        self.taylor += (rows * gradient.flatten(0, -2).double()).sum(dim=0).abs()
+    def _add_gradient(self, parts: Sequence[Tensor], gradient: Tensor) -> None:
+        slopes = ((rows.double() * slope).sum(dim=0) for rows, slope in zip(parts, _parts(gradient)))
+        self.taylor += sum(slopes, torch.zeros(())).abs()
+
+    def add_experts(self, moe: MoE, x: Tensor, logits: Tensor, update: Tensor) -> None:
+        """Add the hidden units of all experts, each times the weight of its expert at a token, and 0 where not chosen.
+
+        x: (..., d_model), what the router reads, logits: (..., n_experts), what it says, update: (..., d_out).
+        """
+        x, logits, parts = x.detach().flatten(0, -2), logits.detach().flatten(0, -2), []
+        weights, chosen = moe.choose(logits.double())
+        matrices = (
+            each.weight.detach().unflatten(0, (moe.config.n_experts, -1)) for each in (moe.w_gate, moe.w_up, moe.w_down)
+        )
+        for expert, (gate, up, down) in enumerate(zip(*matrices)):
+            token, choice = (chosen == expert).nonzero(as_tuple=True)
+            hidden = silu(x[token] @ gate.T) * (x[token] @ up.T) * weights[token, choice, None]
+            parts.append((token, hidden.double(), down))
+        self.size += torch.cat([hidden.abs().sum(dim=0) for _, hidden, _ in parts])
+        self.n_tokens += len(x)
+        self.n_batches += 1
+
+        def add_gradient(gradient: Tensor) -> None:
+            of_update = gradient.flatten(0, -2)
+            sums = [(hidden * (of_update[token] @ down)).sum(dim=0) for token, hidden, down in parts]
+            self.taylor += torch.cat(sums).abs()
+
+        update.register_hook(add_gradient)
+
+
+def _parts(x: Tensor) -> Sequence[Tensor]:
+    """(..., n) -> rows of n, few enough to be worked on in float64 without much memory."""
+    return x.detach().flatten(0, -2).split(64)
 
 
 @dataclass
@@ -49,23 +102,79 @@ class Need:
 
     read: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     inner: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
-    """Attended values of all heads, (n_heads * v_head_dim,), or hidden units."""
+    """Attended values of all heads, (n_heads * v_head_dim,), or hidden units, (n_experts * n_hidden,)."""
     written: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     normed: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     """By the name of its norm: what that measures, of each token over its root mean square."""
-    covariance: Tensor | float = 0.0
-    """float64 (d_model, d_model): of all that is read, summed over sublayers and tokens; 0 where not asked for."""
 
 
 def writer(sublayer: nn.Module) -> Linear:
-    """Return the one matrix that writes what a sublayer makes to the stream."""
-    (found,) = (each for each in sublayer.modules() if isinstance(each, Linear) and list(each.out_axes) == ["d_model"])
-    return found
+    """Return the matrix that writes what a sublayer makes to the stream: of a mixture, that of the routed experts."""
+    return next(each for each in sublayer.modules() if isinstance(each, Linear) and each.writes_stream)
 
 
-def measure(
-    model: Decoder, batches: Iterable[Tensor], with_covariance: bool = False, boundaries: Boundaries = NO_BOUNDARIES
-) -> Need:
+def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[RemovableHandle]:
+    """Add whatever a mixture does from now on, whose matrices a kernel reads, until the hooks returned are removed."""
+    routed: list[tuple[Tensor, Tensor]] = []
+
+    def route(_: nn.Module, inputs: tuple[Tensor, ...], logits: Any) -> None:
+        routed[:] = [(inputs[0], logits)]
+
+    def leave(update: Tensor) -> None:
+        if torch.is_grad_enabled():  # the second of the two passes
+            written.add(update)
+            inner.add_experts(moe, *routed[0], update)
+
+    norm, hooks = moe.norm, [moe.w_router.register_forward_hook(route)]
+    if isinstance(norm, Norm) and norm.is_after:
+        return [*hooks, norm.register_forward_pre_hook(lambda _, inputs: leave(inputs[0]))]
+    return [*hooks, moe.register_forward_hook(lambda _, inputs, made: leave(made[0]))]
+
+
+@dataclass(frozen=True)
+class _TwoPasses(Recompute):
+    """Every layer runs without gradients, keeping its inputs alone, and in the backward pass again with them; hooks can
+    tell by the gradients which of the two passes they are in."""
+
+    def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: LayerCache | None = None) -> Any:
+        stream, context = inputs
+        leaves, structure = tree_flatten(stream)
+        found: list[Any] = []
+
+        def call(*leaves: Tensor) -> tuple[Tensor, ...]:
+            made, choices = layer(tree_unflatten(leaves, structure), context, cache)
+            outputs, made_structure = tree_flatten(made)
+            found[:] = made_structure, choices
+            return tuple(outputs)
+
+        outputs = checkpoint(call, *leaves, use_reentrant=True, preserve_rng_state=False)
+        return tree_unflatten(outputs, found[0]), found[1]
+
+
+@contextmanager
+def _hooked(model: Decoder) -> Iterator[Callable[[RemovableHandle], object]]:
+    """The model with hooks, which are removed at the end, and no gradients of its weights. Yields what takes a hook."""
+    asked, recompute = [parameter.requires_grad for parameter in model.parameters()], model.recompute
+    with ExitStack() as hooks:
+        try:
+            model.requires_grad_(False)
+            yield hooks.enter_context
+        finally:
+            model.recompute = recompute
+            for parameter, was in zip(model.parameters(), asked):
+                parameter.requires_grad_(was)
+
+
+def _objective(model: Decoder, batch: Tensor, boundaries: Boundaries) -> Tensor:
+    """Return the loss of a batch, integers (B, T + 1)."""
+    rows = batch.to(model.embedding.weight.device)
+    tokens = rows[:, :-1]
+    documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+    with autocast(rows.device, "bf16" if model.embedding.weight.dtype == torch.bfloat16 else "fp32"):
+        return model.loss(tokens, rows[:, 1:], documents=documents, positions=positions).objective
+
+
+def measure(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = NO_BOUNDARIES) -> Need:
     """Run a model over batches, integers (B, T + 1), and return what its parts do there.
 
     boundaries: what the model is told of the documents in a row. The model is left as it was.
@@ -74,56 +183,57 @@ def measure(
 
     def observing(take: Callable[[Tensor], None], output: bool = False) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], *outputs: Tensor) -> None:
-            take(outputs[0] if output else inputs[0])
+            if torch.is_grad_enabled():  # the second of the two passes, which alone has gradients
+                take(outputs[0] if output else inputs[0])
 
         return hook
 
-    def correlate(x: Tensor) -> None:
-        rows = x.detach().flatten(0, -2).double()
-        need.covariance = need.covariance + rows.T @ rows
-
-    def normed(entries: Entries) -> Callable[[Tensor], None]:
-        def take(x: Tensor) -> None:
-            wide = x.detach().double()
-            entries.add(wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30))
-
-        return take
-
-    asked = [parameter.requires_grad for parameter in model.parameters()]
-    embedding = model.embedding.weight
-    with ExitStack() as undone:
-        undone.callback(lambda: [each.requires_grad_(was) for each, was in zip(model.parameters(), asked)])
-        model.requires_grad_(False)
-        embedding.requires_grad_(True)  # so that activations have gradients, and no matrix has
+    with _hooked(model) as add:
+        model.recompute = _TwoPasses(every=1)
+        add(model.embedding.register_forward_hook(lambda *given: given[-1].detach().requires_grad_()))
+        for name, part in {**sublayers(model), "exit": model.exit}.items():
+            if isinstance(part.norm, Norm):
+                add(part.norm.register_forward_pre_hook(observing(need.normed[f"{name}.norm"].add_normed)))
         for name, sublayer in sublayers(model).items():
             first, last = readers(sublayer)[0], writer(sublayer)
-            added = [
-                first.register_forward_pre_hook(observing(need.read[name].add)),
-                last.register_forward_pre_hook(observing(need.inner[name].add)),
-                last.register_forward_hook(observing(need.written[name].add, output=True)),
-            ]
-            if isinstance(sublayer.norm, Norm):
-                taken = normed(need.normed[f"{name}.norm"])
-                added.append(sublayer.norm.register_forward_pre_hook(observing(taken)))
-            if with_covariance:
-                added.append(first.register_forward_pre_hook(observing(correlate)))
-            for hook in added:
-                undone.callback(hook.remove)
+            add(first.register_forward_pre_hook(observing(need.read[name].add)))
+            if isinstance(sublayer, MoE):
+                for hook in experts_observed(sublayer, need.inner[name], need.written[name]):
+                    add(hook)
+                continue
+            add(last.register_forward_pre_hook(observing(need.inner[name].add)))
+            add(last.register_forward_hook(observing(need.written[name].add, output=True)))
         for batch in batches:
-            rows = batch.to(embedding.device)
-            tokens = rows[:, :-1]
-            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
-            found = model.loss(tokens, rows[:, 1:], documents=documents, positions=positions)
-            torch.autograd.grad(found.objective, embedding)
+            _objective(model, batch, boundaries).backward()
     return need
 
 
+@torch.no_grad()
+def covariance(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = NO_BOUNDARIES) -> Tensor:
+    """Return float64 (d_model, d_model): the products of all coordinates that are read of the stream of a model whose
+    sublayers read all of it, summed over sublayers and tokens of batches, integers (B, T + 1)."""
+    found = torch.zeros((model.config.d_model,) * 2, dtype=torch.float64, device=model.embedding.weight.device)
+
+    def correlate(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows = inputs[0].flatten(0, -2).double()
+        found.addmm_(rows.T, rows)
+
+    with _hooked(model) as add:
+        for sublayer in sublayers(model).values():
+            add(readers(sublayer)[0].register_forward_pre_hook(correlate))
+        for batch in batches:
+            _objective(model, batch, boundaries)
+    return found
+
+
 def column_scores(entries: Entries, matrix: Linear, score: Score) -> Tensor:
-    """Return float64 (n,): the need of each entry that a matrix reads."""
-    norms = matrix.weight.detach().double().norm(dim=0)
+    """Return float64 (n_experts, n): the need of each entry that a matrix, or that of each expert, reads."""
+    by_expert = matrix.weight.detach().unflatten(0, (matrix.out_axes.get("n_experts", 1), -1))
+    shape = len(by_expert), by_expert.shape[-1]
     if score == "taylor":
-        return torch.as_tensor(entries.taylor) / entries.n_batches
-    return norms if score == "magnitude" else torch.as_tensor(entries.size) / entries.n_tokens * norms
+        return torch.as_tensor(entries.taylor).view(shape) / entries.n_batches
+    norms = torch.linalg.vector_norm(by_expert, dim=1, dtype=torch.float64)
+    return norms if score == "magnitude" else torch.as_tensor(entries.size).view(shape) / entries.n_tokens * norms
 
 
 @dataclass(frozen=True)
@@ -135,12 +245,39 @@ class LayerNeed:
     groups: Tensor
     """(n_kv_heads,)"""
     units: Tensor
-    """(n_hidden,)"""
+    """(n_experts, n_hidden)"""
 
     def lost(self, sizes: LayerSizes) -> float:
-        """Return the sum over all that is cut behind the leading parts."""
-        cut = (self.stream[sizes.d_model :], self.groups[sizes.n_kv_heads :], self.units[sizes.n_hidden :])
-        return float(sum(part.sum() for part in cut))
+        """Return the sum over all that is cut behind the leading parts.
+
+        A layer that is left out loses what it makes, its groups and units; that it reads nothing loses no more.
+        """
+        stream, groups, units = self._sums
+        read = stream[-1] - stream[sizes.d_model] if sizes != LEFT_OUT else 0.0
+        made = groups[-1] - groups[sizes.n_kv_heads] + units[-1, -1] - units[sizes.n_experts, sizes.n_hidden]
+        return float(read + made)
+
+    @cached_property
+    def _sums(self) -> list[np.ndarray]:
+        """Sums over so many leading parts: (d_model + 1,), (n_kv_heads + 1,), (n_experts + 1, n_hidden + 1)."""
+        found = []
+        for part in (self.stream, self.groups, self.units):
+            sums = pad(part.double(), (1, 0) * part.dim())
+            for dim in range(part.dim()):
+                sums = sums.cumsum(dim)
+            found.append(sums.numpy())
+        return found
+
+    def order(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the order in which the most needed come first: of groups, experts, and units of experts so placed."""
+        experts = self.units.sum(dim=1).argsort(descending=True, stable=True)
+        groups, units = (each.argsort(descending=True, stable=True) for each in (self.groups, self.units[experts]))
+        return groups, experts, units
+
+    def in_order(self) -> "LayerNeed":
+        """Return the need of the layer in its order of need."""
+        groups, experts, units = self.order()
+        return LayerNeed(self.stream, self.groups[groups], self.units[experts].gather(1, units))
 
 
 def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
@@ -156,22 +293,27 @@ def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
         heads = column_scores(need.inner[names[0]], writer(attention), score)
         groups = heads.view(config.attention.n_kv_heads, -1).sum(dim=1)
         units = column_scores(need.inner[names[1]], writer(ffn), score)
-        found.append(LayerNeed(stream, groups, units))
+        found.append(LayerNeed(stream, groups.cpu(), units.cpu()))
     return found
 
 
 def order_of_need(needs: Sequence[LayerNeed]) -> Order:
-    """Return the order in which each layer's most needed groups and units come first."""
-    return Order(
-        groups=[each.groups.argsort(descending=True, stable=True).cpu() for each in needs],
-        units=[each.units.argsort(descending=True, stable=True).cpu() for each in needs],
-    )
+    """Return the order in which each layer's most needed groups, experts and units come first."""
+    groups, experts, units = zip(*(each.order() for each in needs))
+    return Order(None, groups, experts, units)
 
 
-def energies_kept(need: Need, sizes: Sequence[LayerSizes]) -> dict[str, float]:
-    """Return by norm the share of the squares of what it measures in the coordinates that its layer keeps."""
-    found = {}
-    for name, entries in need.normed.items():
-        energy = torch.as_tensor(entries.energy)
-        found[name] = float(energy[: sizes[int(name.split(".")[1])].d_model].sum() / energy.sum())
+def energies_kept(need: Need, smaller: ModelConfig, sizes: Sequence[LayerSizes]) -> dict[str, float]:
+    """Return by norm the share of the squares of what it measures in the coordinates that it keeps.
+
+    smaller: the model of these sizes. Norms go by their names in the model that is cut; those of layers that are left
+    out are not among them.
+    """
+    found, kept = {}, layers_kept(sizes)
+    for name, shape in parameter_shapes(smaller).items():
+        norm = kept.old_name(name.removesuffix(".weight"))
+        if norm in need.normed:
+            energy = torch.as_tensor(need.normed[norm].energy)
+            total = energy.sum()
+            found[norm] = float(energy[: shape[0]].sum() / total) if total > 0 else 1.0
     return found

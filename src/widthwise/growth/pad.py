@@ -108,11 +108,9 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
             index = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
             for leaf, weight in attention.named_modules():
                 if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
-                    # Rows and columns of a matrix, or the entries of a vector.
-                    axes = (weight.out_axes, weight.in_axes)[: weight.weight.ndim]
                     maps = tuple(
                         product([AxisMap.of(n, index.get(axis, range(n)), zero=True) for axis, n in each.items()])
-                        for each in axes
+                        for each in weight.dimensions
                     )
                     source = f"{name}.{leaf}.weight"
                     tensors[source] = TensorPlan(source, maps)

@@ -27,16 +27,13 @@ from widthwise.growth.tensor_plan import (
     TensorPlan,
 )
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import Control, Embedding, Experts, LayerNorm, Linear, Norm, Vector, Weight
+from widthwise.model.axes import Control, Experts, LayerNorm, Linear, Norm, Table, Vector, Weight
 from widthwise.model.cost import Axes
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.moe_module import MoE
-from widthwise.model.input_tables_module import LearnedPositions
 from widthwise.model.residual.hyper_connections_module import HyperConnection
 
-TABLES = (Embedding, LearnedPositions)
-"""Lookup tables: rows are their in_axes, columns their out_axes; in all other weights rows are out_axes."""
 ZEROS = {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")}
 """(matrix, axis) whose new entries are 0. Zero keys leave the scores unchanged whatever the new query coordinates are;
 zero columns of w_o ignore new heads and new value coordinates. The other factor is free, so both have a gradient."""
@@ -91,21 +88,17 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan:
 def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
     """Return the maps of rows and columns, or of the entries of a vector."""
 
-    def flattened(role: str, old: Axes, new: Axes) -> AxisMap:
+    def flattened(old: Axes, new: Axes) -> AxisMap:
         if isinstance(owner.parent, MoE) and not isinstance(owner.old_parent, MoE):
             # A dense matrix is that of a mixture of one expert.
             dense = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
             old = {name: dense.get(name, 1) for name in new}
         if isinstance(owner.new, Linear) and "d_widened" in new:
             return _widened(owner, stream)
+        role = "gain" if isinstance(owner.new, Norm) else "out" if new is owner.new.out_axes else "in"
         return product([_axis(owner, name, old[name], new[name], role, stream) for name in new])
 
-    is_gain = isinstance(owner.new, Norm) and not isinstance(owner.new, Vector)
-    out = flattened("gain" if is_gain else "out", owner.old.out_axes, owner.new.out_axes)
-    if isinstance(owner.new, (Vector, Norm)):
-        return (out,)
-    in_ = flattened("in", owner.old.in_axes, owner.new.in_axes)
-    return (in_, out) if isinstance(owner.new, TABLES) else (out, in_)
+    return tuple(flattened(*each) for each in zip(owner.old.dimensions, owner.new.dimensions, strict=True))
 
 
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
@@ -116,7 +109,7 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
         coordinates = stream.slot if name == "slot_width" else stream
         if role == "in":
             return coordinates.read(n_old, n_new)
-        is_table = name == "stream_width" or (name == "d_model" and isinstance(owner.new, TABLES))
+        is_table = name == "stream_width" or (name == "d_model" and isinstance(owner.new, Table))
         written = (coordinates.table if is_table else coordinates.written)(n_old, n_new)
         # New coordinates hold 0, so that gains are free there; biases of a LayerNorm must be 0.
         is_norm_bias = owner.name.endswith(".bias") and isinstance(getattr(owner.parent, owner.leaf), LayerNorm)

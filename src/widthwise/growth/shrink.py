@@ -1,12 +1,13 @@
 """A smaller model out of a trained one: parts brought into an order of need, then the last ones cut off.
 
-Hidden units, groups of heads and coordinates of a plain stream may stand in any order, and under RMS norms whose gains
-are folded into the matrices behind them the stream may be turned by any orthogonal matrix: neither changes the
-function. So all that is lost is lost by the cut, which keeps the leading entries of every axis.
+Hidden units, experts, groups of heads and coordinates of a plain stream may stand in any order, and under RMS norms
+whose gains are folded into the matrices behind them the stream may be turned by any orthogonal matrix: neither changes
+the function. So all that is lost is lost by the cut, which keeps the leading entries of every axis. Layers stay in
+their order; one without entries is left out, and the stream passes it by.
 
 A layer narrower than the stream reads and writes its first coordinates; the rest is carried past it (arXiv:2606.18246),
 so that later layers lose nothing of it. SliceGPT (arXiv:2401.15024) turns the stream in the same way and cuts the same
-coordinates out of all layers.
+coordinates out of all layers, as does a cut of the whole stream here.
 """
 
 import math
@@ -17,23 +18,31 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at
-from widthwise.growth.correspondence import AxisMap, product
-from widthwise.growth.rules import TABLES
-from widthwise.model.axes import Norm, Vector, Weight
+from widthwise.growth.correspondence import Correspondence
+from widthwise.model.axes import Norm, Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.cost import Axes
 from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import PrefixLayout
 
+ROWS_AT_ONCE = 2048
+"""Rows that are turned in float64 at a time."""
+
 
 class LayerSizes(NamedTuple):
-    """The sizes of one layer that a cut can reduce."""
+    """The sizes of one layer that a cut can reduce; all are 0 in a layer that is left out."""
 
     d_model: int
     n_kv_heads: int
     """Groups of query heads, which are kept or cut whole."""
     n_hidden: int
+    """Hidden units, in a mixture those of each expert."""
+    n_experts: int = 1
+    """Experts among which a mixture chooses; any other feed-forward is one of one."""
+
+
+LEFT_OUT = LayerSizes(0, 0, 0, 0)
 
 
 class Order(NamedTuple):
@@ -44,24 +53,34 @@ class Order(NamedTuple):
     is."""
     groups: Sequence[Tensor] = ()
     """int64 (n_kv_heads,) for each layer; empty: as they are."""
+    experts: Sequence[Tensor] = ()
+    """int64 (n_experts,) for each layer; empty: as they are."""
     units: Sequence[Tensor] = ()
-    """int64 (n_hidden,) for each layer; empty: as they are."""
+    """int64 (n_experts, n_hidden) for each layer, of the expert at each new place; empty: as they are."""
 
 
-def hidden_field(layer: LayerConfig) -> str:
-    """Return the field that counts hidden units. Raises UserError where their order matters, or there are several."""
-    fields = layer.ffn.hidden_axes
-    if list(fields.values()) != ["d_ff"] or not layer.ffn.bakes_with_one_eps:
-        raise UserError(f"ffn.kind: got {layer.ffn.kind}; only feed-forwards of one row of like units are cut")
-    return next(iter(fields))
+def ffn_fields(layer: LayerConfig) -> dict[str, str]:
+    """Return the fields of `LayerSizes` that a feed-forward has, and its own names for them.
+
+    Raises UserError where the order of hidden units matters, or there are several rows of them.
+    """
+    ffn = layer.ffn
+    if isinstance(ffn, MoEConfig):
+        return {"n_hidden": "d_expert", "n_experts": "n_experts"}
+    if len(ffn.hidden_axes) != 1 or not ffn.bakes_with_one_eps:
+        raise UserError(f"ffn.kind: got {ffn.kind}; only one row of units whose order does not matter can be cut")
+    return {"n_hidden": next(iter(ffn.hidden_axes))}
+
+
+def layer_size(layer: LayerConfig) -> LayerSizes:
+    """Return the sizes of a layer."""
+    of_ffn = {name: getattr(layer.ffn, field) for name, field in ffn_fields(layer).items()}
+    return LayerSizes(layer.d_model, layer.attention.n_kv_heads, **of_ffn)
 
 
 def layer_sizes(model: ModelConfig) -> list[LayerSizes]:
     """Return the sizes of every layer, first to last."""
-    return [
-        LayerSizes(layer.d_model, layer.attention.n_kv_heads, getattr(layer.ffn, hidden_field(layer)))
-        for layer in model.layers
-    ]
+    return [layer_size(layer) for layer in model.layers]
 
 
 def check_can_shrink(model: ModelConfig) -> None:
@@ -69,13 +88,14 @@ def check_can_shrink(model: ModelConfig) -> None:
     layout = model.residual.layout
     if not (isinstance(layout, PrefixLayout) and layout.resize == "carry"):
         raise UserError(
-            f"residual.kind: got {model.residual.kind}; only models of a plain residual with resize carry are cut"
+            f"residual.kind: got {model.residual.kind}; only in a plain residual with resize carry does what a layer "
+            "no longer reads pass it by unchanged"
         )
     if model.mtp is not None:
         raise UserError("mtp: further heads cannot be cut; the model without them can be exported and imported")
     for where, layer in model.named_layers():
         with mistakes_at(where):
-            hidden_field(layer)
+            ffn_fields(layer)
         if layer.attention.qk_norm is not None and layer.attention.qk_norm.over == "all_heads":
             raise UserError(f"{where}.attention.qk_norm.over: got all_heads; without some of them it is another norm")
 
@@ -138,14 +158,20 @@ def reorder(model: Decoder, order: Order) -> None:
         places = {} if turn is not None or order.stream is None else {"d_model": order.stream}
         if (layer := _layer_of(name)) is not None:
             places |= _places_in_layer(model.config.layers[layer], order, layer)
-        weight = owner.weight
-        for dim, axes in enumerate(dimensions(owner)):
-            maps = [AxisMap.of(n, places.get(axis, torch.arange(n))) for axis, n in axes.items()]
-            index = product(maps).index.to(weight.device)
-            weight = weight.index_select(dim, index)
-            if turn is not None and list(axes) == ["d_model"] and not isinstance(owner, Norm):
-                weight = (weight.movedim(dim, -1).double() @ turn.to(weight.device)).movedim(-1, dim)
-        owner.weight.copy_(weight)
+        weight, names = by_axis(owner), [axis for axes in owner.dimensions for axis in axes]
+        for axis, place in places.items():
+            for dim in (dim for dim, name in enumerate(names) if name == axis):
+                rows = place.to(weight.device).view(-1, place.shape[-1])
+                if len(rows) == 1:
+                    weight.copy_(weight.index_select(dim, rows[0]))
+                else:  # each expert has an order of its own
+                    shape = {"n_experts": len(rows), axis: rows.shape[1]}
+                    weight.copy_(weight.take_along_dim(rows.view([shape.get(name, 1) for name in names]), dim))
+        if turn is not None and not isinstance(owner, Norm):
+            for dim in (dim for dim, name in enumerate(names) if name == "d_model"):
+                turned = torch.atleast_2d(weight.movedim(dim, -1))
+                for rows in turned.split(max(1, ROWS_AT_ONCE // math.prod(turned.shape[1:-1]))):  # float64 takes room
+                    rows.copy_(rows.double() @ turn.to(weight.device))
 
 
 def _places_in_layer(layer: LayerConfig, order: Order, index: int) -> dict[str, Tensor]:
@@ -153,8 +179,10 @@ def _places_in_layer(layer: LayerConfig, order: Order, index: int) -> dict[str, 
     if order.groups:
         groups, size = order.groups[index], layer.attention.n_heads // layer.attention.n_kv_heads
         places = {"n_kv_heads": groups, "n_heads": (groups[:, None] * size + torch.arange(size)).flatten()}
-    if order.units:
-        places["d_ff"] = order.units[index]
+    if order.experts:
+        places["n_experts"] = order.experts[index]
+    if order.units:  # after the experts, since they are those at the new places
+        places[layer.ffn.hidden_axes[ffn_fields(layer)["n_hidden"]]] = order.units[index]
     return places
 
 
@@ -163,31 +191,35 @@ def _layer_of(name: str) -> int | None:
     return int(path[1]) if path[0] == "layers" else None
 
 
-def dimensions(owner: Weight) -> tuple[Axes, ...]:
-    """Return the named axes of each dimension of a weight."""
-    if isinstance(owner, (Vector, Norm)):
-        return (owner.out_axes,)
-    return (owner.in_axes, owner.out_axes) if isinstance(owner, TABLES) else (owner.out_axes, owner.in_axes)
+def by_axis(owner: Weight) -> Tensor:
+    """Return a view of a weight that has a dimension for each of its named axes."""
+    return owner.weight.detach().view([n for axes in owner.dimensions for n in axes.values()])
 
 
-def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str) -> LayerConfig:
-    """Return a layer with these sizes. Raises UserError for one that is larger than it was. where: its path."""
-    attention, field = layer.attention, hidden_field(layer)
-    before = LayerSizes(layer.d_model, attention.n_kv_heads, getattr(layer.ffn, field))
-    for name, n_new, n_old in zip(LayerSizes._fields, size, before):
-        if n_new > n_old:
-            raise UserError(f"{where}.{name}: got {n_new} where there are {n_old}; a cut adds nothing")
+def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str, d_model: int | None = None) -> LayerConfig:
+    """Return a layer with these sizes. Raises UserError for one that is larger than it was. where: its path.
+
+    d_model: what a slim end reads or writes at most.
+    """
+    attention = layer.attention
+    for name, n_new, n_old in zip(LayerSizes._fields, size, layer_size(layer)):
+        check_not_more(f"{where}.{name}", n_new, n_old)
     n_heads = attention.n_heads // attention.n_kv_heads * size.n_kv_heads
-    changes = {name: min(getattr(layer, name), size.d_model) for name in ("d_in", "d_model", "d_out")}
+    slim = min(size.d_model, d_model or size.d_model)
+    changes = {
+        name: size.d_model if reach == layer.d_model else min(reach, slim)
+        for name, reach in zip(("d_model", "d_in", "d_out"), layer.widths)
+    }
     norms = {
         name: getattr(layer, name).model_copy(update={"norm_dim": size.d_model, "stat_width": None})
         for name in ("attention_norm", "ffn_norm")
         if size.d_model < layer.d_model
     }
     heads = {"n_heads": n_heads, "n_kv_heads": size.n_kv_heads}
+    of_ffn = {field: getattr(size, name) for name, field in ffn_fields(layer).items()}
     parts = {
         "attention": checked_copy(attention, f"{where}.attention", **heads),
-        "ffn": checked_copy(layer.ffn, f"{where}.ffn", **{field: size.n_hidden}),
+        "ffn": checked_copy(layer.ffn, f"{where}.ffn", **of_ffn),
     }
     return checked_copy(layer, where, **changes, **norms, **parts)
 
@@ -198,37 +230,52 @@ def smaller_config(model: ModelConfig, sizes: Sequence[LayerSizes], d_model: int
     Raises UserError for sizes that are larger than they were, and for a model that cannot be cut.
     """
     check_can_shrink(model)
-    if len(sizes) != model.n_layers:
-        raise UserError(f"n_layers: got sizes of {len(sizes)} layers; the model has {model.n_layers}, and all stay")
     d_model = d_model or model.d_model
+    check_not_more("d_model", d_model, model.d_model)
     layers = tuple(
-        smaller_layer(layer, size._replace(d_model=min(size.d_model, d_model)), f"layers.{i}")
+        smaller_layer(layer, size, f"layers.{i}", d_model)
         for i, (layer, size) in enumerate(zip(model.layers, sizes, strict=True))
+        if size != LEFT_OUT
     )
     width, final = min(model.final_norm_width, d_model), model.final_norm
     if width < model.final_norm_width:
-        final = final.model_copy(update={"norm_dim": width})
+        final = final.model_copy(update={"norm_dim": width, "stat_width": None})
     return checked_copy(model, "model", d_model=d_model, layers=layers, final_norm=final, final_norm_width=width)
 
 
-def cut(model: Decoder, smaller: ModelConfig, energy_kept: Mapping[str, float]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the smaller model: the leading entries of every axis.
+def check_not_more(name: str, n_new: int, n_old: int) -> None:
+    """Raise UserError if a size becomes larger."""
+    if n_new > n_old:
+        raise UserError(f"{name}: got {n_new} where there are {n_old}; a cut adds nothing")
 
-    energy_kept: by norm, the share of the squares of its input that lie in the coordinates that it still reads; its
-    gain then makes its output as large as it was. 1 where not given.
+
+def layers_kept(sizes: Sequence[LayerSizes]) -> Correspondence:
+    """Return which layers of the model those of the smaller one are."""
+    return Correspondence(tuple(i for i, size in enumerate(sizes) if size != LEFT_OUT))
+
+
+def cut(
+    model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], energy_kept: Mapping[str, float]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of the smaller model of these sizes: the leading entries of every axis.
+
+    energy_kept: by norm of the model, the share of the squares of its input that lie in the coordinates that it still
+    reads; its gain then makes its output as large as it was. 1 where not given.
     """
-    old = dict(model.named_modules())
+    old, kept = dict(model.named_modules()), layers_kept(sizes)
     seen: set[int] = set()
     for name, owner in blueprint(smaller).named_modules():
         if not isinstance(owner, Weight) or id(owner.weight) in seen:
             continue
         seen.add(id(owner.weight))
-        before = old[name]
+        source = kept.old_name(name)
+        assert source is not None
+        before = old[source]
         assert isinstance(before, Weight)
-        weight = before.weight.detach()
-        for dim, (axes, kept) in enumerate(zip(dimensions(before), dimensions(owner), strict=True)):
-            index = product([AxisMap.of(n, torch.arange(kept[axis])) for axis, n in axes.items()]).index
-            weight = weight.index_select(dim, index.to(weight.device))
-        if isinstance(owner, Norm) and isinstance(before, Norm) and owner.norm_dim != before.norm_dim:
-            weight = weight * math.sqrt(energy_kept.get(name, 1.0) * before.norm_dim / owner.norm_dim)
+        weight, leading = by_axis(before), [slice(n) for axes in owner.dimensions for n in axes.values()]
+        if before.weight.shape != owner.weight.shape:  # a copy, so that what is cut off can be freed
+            weight = weight[tuple(leading)].clone(memory_format=torch.contiguous_format)
+        weight = weight.view(owner.weight.shape)
+        if isinstance(owner, Norm) and isinstance(before, Norm):
+            weight = weight * math.sqrt(energy_kept.get(source, 1.0) * before.norm_dim / owner.norm_dim)
         yield f"{name}.weight", weight

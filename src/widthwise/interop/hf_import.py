@@ -43,7 +43,7 @@ class ImportedModel:
     model_type: str
     config: ModelConfig
     weights: dict[str, Tensor]
-    """Tensors by our names, tied ones once, in the types they are stored in."""
+    """Tensors by our names, tied ones once, in the types they are stored in; mapped files where they can be."""
     n_positions: int
     """The longest context the model was made for, in tokens."""
     token_ids: dict[str, int | list[int]]
@@ -52,6 +52,11 @@ class ImportedModel:
     """The tokenizer.json, if there is one."""
     eos: str | None
     """Its end-of-text token, if the folder names one."""
+
+    def take_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every weight and let go of it, so that no more than one lies in memory."""
+        for name in list(self.weights):
+            yield name, self.weights.pop(name)
 
 
 def import_hf(folder: Path | str) -> ImportedModel:

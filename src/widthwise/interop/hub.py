@@ -30,6 +30,17 @@ class ImportSource(NamedTuple):
     """Hash of the commit on the hub; None for a local folder."""
 
 
+def hub_name(source: Path | str) -> str | None:
+    """Return the org/name of `hf://org/name`, or of `org/name` if there is no such folder; None for a local folder.
+
+    Raises UserError where `hf:` is followed by anything else.
+    """
+    found = re.fullmatch(r"(hf:/+)?(\w[\w.-]*/[\w.-]+)", str(source))  # a Path has one slash of two
+    if found is None and str(source).startswith("hf:/"):
+        raise UserError(f"{source}: is no model of the hub; allowed: hf://org/name")
+    return None if found is None or (found[1] is None and Path(source).exists()) else found[2]
+
+
 def import_source(source: Path | str, revision: str | None = None) -> ImportSource:
     """Return a local folder, or that of a model of the hub: `hf://org/name`, or `org/name` if there is no such folder.
 
@@ -37,18 +48,18 @@ def import_source(source: Path | str, revision: str | None = None) -> ImportSour
     newest commit of the revision in the cache is taken. revision: branch, tag or commit. Raises UserError without the
     extra, and if the model cannot be fetched or holds no safetensors.
     """
-    found = re.fullmatch(r"(hf:/+)?(\w[\w.-]*/[\w.-]+)", str(source))  # a Path has one slash of two
-    if found is None and str(source).startswith("hf:/"):
-        raise UserError(f"{source}: is no model of the hub; allowed: hf://org/name")
-    if found is None or (found[1] is None and Path(source).exists()):
+    name = hub_name(source)
+    if name is None:
         if revision is not None:
             raise UserError(
                 f"--revision: got {revision}; {source} is no org/name of the hub, which alone has revisions"
             )
         return ImportSource(Path(source), Path(source).resolve().name, None)
-    name = found[2]
     shown = name if revision is None else f"{name} at {revision}"
-    hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
+    try:
+        hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
+    except UserError as error:
+        raise UserError(f"{shown}: is no folder here; for models of the hub, {error}") from None
     if not sys.stderr.isatty():
         utils.disable_progress_bars()
     try:

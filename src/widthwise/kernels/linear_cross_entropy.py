@@ -3,6 +3,7 @@
 This pays on every device: with a vocabulary of 100,263, the logits of 4,096 tokens are 1.6 GB in fp32.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,10 @@ MIN_ROWS = 256
 
 
 class Teacher(NamedTuple):
-    """Predictions of another model to learn beside the targets. No gradient goes into them."""
+    """Predictions of another model to learn beside the targets. No gradient goes into them.
+
+    The last two fields are for the layers in front of the head; the head leaves them alone.
+    """
 
     hidden: Tensor
     """(..., d_teacher), what the teacher's head reads at the student's positions."""
@@ -29,6 +33,9 @@ class Teacher(NamedTuple):
     share: float
     """The share of the objective that the teacher has, from 0 to 1."""
     temperature: float
+    states: Sequence[Tensor] = ()
+    """(..., n_coordinates) each: hidden states to learn behind the student's last layers, as many as there are."""
+    states_weight: float = 1.0
 
 
 def reference_linear_cross_entropy(
@@ -89,7 +96,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = hidden.new_empty(len(hidden), dtype=wide)
         log_normaliser, objective = torch.empty_like(loss), loss if teacher is None else torch.empty_like(loss)
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
-        grad_weight = torch.zeros_like(weight) if with_gradient else None
+        grad_weight = torch.zeros_like(weight) if with_gradient and ctx.needs_input_grad[1] else None
         n_rows = rows_per_chunk(hidden.device.type, len(weight))
         share, by_logits = 0.0 if teacher is None else teacher.share, None
         teacher_weight = None if teacher is None else teacher.weight.to(teacher.hidden.dtype)
@@ -107,7 +114,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 taught = linear(teacher.hidden[rows], teacher_weight).to(wide).mul_(teacher.multiplier)
                 divergence, by_logits = _divergence(logits, taught, teacher.temperature)
                 objective[rows] = torch.lerp(loss[rows], divergence, share)
-            if grad_hidden is not None and grad_weight is not None:
+            if grad_hidden is not None:
                 # d loss / d logits = softmax - onehot; the z-loss adds 2 z log_normaliser softmax.
                 if z_coefficient or share:
                     probs.mul_(1 - share + 2 * z_coefficient * log_normaliser[rows, None])
@@ -116,17 +123,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad.add_(by_logits, alpha=share)
                 grad = grad.to(hidden.dtype)
                 torch.mm(grad, compute_weight, out=grad_hidden[rows])
-                grad_weight += grad.T @ hidden[rows]
-        if grad_hidden is not None and grad_weight is not None:
+                if grad_weight is not None:
+                    grad_weight += grad.T @ hidden[rows]
+        if grad_hidden is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
             ctx.scale = multiplier / max(1, len(hidden))
         ctx.mark_non_differentiable(loss, log_normaliser)
         return (objective + z_coefficient * log_normaliser.square()).mean(), loss, log_normaliser
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
-        grad_hidden, grad_weight = (own * (grad * ctx.scale) for own in ctx.saved_tensors)
+        grad_hidden, grad_weight = (None if own is None else own * (grad * ctx.scale) for own in ctx.saved_tensors)
         return grad_hidden, grad_weight, None, None, None, None, None
 
 

@@ -21,12 +21,17 @@ Start = float | Callable[[Tensor, torch.Generator], None] | None
 
 
 class Weight(nn.Module):
-    """A module with one parameter, `weight`, whose axes have names."""
+    """A module with one parameter, `weight`, whose axes have names; a vector has one mapping for in and out."""
 
-    def __init__(self, in_axes: Axes, out_axes: Axes, shape: tuple[int, ...], start: Start):
+    def __init__(self, in_axes: Axes, out_axes: Axes, start: Start):
         super().__init__()
         self.in_axes, self.out_axes, self.start = in_axes, out_axes, start
-        self.weight = nn.Parameter(torch.empty(shape))
+        self.weight = nn.Parameter(torch.empty([size(axes) for axes in self.dimensions]))
+
+    @property
+    def dimensions(self) -> tuple[Axes, ...]:
+        """The named axes of each dimension of the weight: of rows and columns, or of the entries of a vector."""
+        return (self.out_axes,) if self.in_axes is self.out_axes else (self.out_axes, self.in_axes)
 
     def extra_repr(self) -> str:
         return f"{self.in_axes}" if self.in_axes is self.out_axes else f"{self.in_axes} -> {self.out_axes}"
@@ -39,7 +44,7 @@ class Linear(Weight):
     """
 
     def __init__(self, in_axes: Axes, out_axes: Axes, start: Start = None, has_bias: bool = False):
-        super().__init__(in_axes, out_axes, (size(out_axes), size(in_axes)), start)
+        super().__init__(in_axes, out_axes, start)
         self.bias = Vector(out_axes, start=0.0) if has_bias else None
 
     @property
@@ -76,11 +81,19 @@ class Experts(Linear):
     """The matrices of several experts, stacked along the rows."""
 
 
-class Embedding(Weight):
+class Table(Weight):
+    """A lookup table: rows are its in_axes, columns its out_axes."""
+
+    @property
+    def dimensions(self) -> tuple[Axes, ...]:
+        return (self.in_axes, self.out_axes)
+
+
+class Embedding(Table):
     """One row per token of the vocabulary."""
 
     def __init__(self, vocab_size: int, out_axes: Axes):
-        super().__init__({"vocab_size": vocab_size}, out_axes, (vocab_size, size(out_axes)), start=None)
+        super().__init__({"vocab_size": vocab_size}, out_axes, start=None)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: integers (...) -> (..., size(out_axes))."""
@@ -94,7 +107,7 @@ class Vector(Weight):
     """
 
     def __init__(self, axes: Axes, start: Start):
-        super().__init__(axes, axes, (size(axes),), start)
+        super().__init__(axes, axes, start)
 
     def forward(self) -> Tensor:
         """The entries, (size(axes),)."""
@@ -121,7 +134,7 @@ class Norm(Weight):
     def __init__(
         self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None, output_multiplier: float = 1.0
     ):
-        super().__init__(axes, axes, (size(axes),), start=1.0)
+        super().__init__(axes, axes, start=1.0)
         self.eps, self.norm_dim, self.stat_width, self.output_multiplier = eps, norm_dim, stat_width, output_multiplier
 
     def before(self, x: Tensor) -> Tensor:

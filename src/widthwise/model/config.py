@@ -109,9 +109,14 @@ class ModelConfig(Config):
         return [self.d_model, *(layer.d_out for layer in self.layers[:-1])]
 
     @property
+    def n_coordinates(self) -> int:
+        """Coordinates of the stream for those who read all of it: those of all slots."""
+        return math.prod(self.residual.slot_shape(self.d_model))
+
+    @property
     def stream_width(self) -> int:
         """Coordinates of the stream: of all slots, or of the widest layer where layers write a prefix of one vector."""
-        return max(math.prod(self.residual.slot_shape(self.d_model)), *self.widths)
+        return max(self.n_coordinates, *self.widths)
 
     def layer_costs(self) -> list[dict[str, Cost]]:
         """Cost of every layer by part; a layer equal to the one before it is not counted anew, which takes long."""

@@ -1,13 +1,13 @@
 """The decoder: embedding, layers, norm, head, and further heads for later tokens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.kernels.attention import visible
-from widthwise.kernels.dispatch import compute_dtype
+from widthwise.kernels.dispatch import compute_dtype, widened
 from widthwise.kernels.linear_cross_entropy import Teacher, linear_cross_entropy
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, Linear
@@ -20,6 +20,9 @@ from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.residual.interface import Stream
+
+See = Callable[[int, Stream], None]
+"""Called behind each layer, with its index and the stream."""
 
 
 class Loss(NamedTuple):
@@ -42,7 +45,7 @@ class Decoder(nn.Module):
     """A language model. Build with `build`; made directly, its weights are uninitialised."""
 
     progress: Tensor
-    """How far training has come, from 0 to 1, for schedules inside the model; set by the training loop."""
+    """Progress of training, from 0 to 1, for schedules inside the model; set by the training loop."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -128,6 +131,7 @@ class Decoder(nn.Module):
         is_real: Tensor | None = None,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
+        see: See | None = None,
     ) -> Stream:
         """Return the residual's stream after the last layer. tokens: integers (B, T).
 
@@ -140,20 +144,22 @@ class Decoder(nn.Module):
         context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
         before = None if cache is None else cache.last_tokens(self.n_tokens_before)
         entered = self.embed(tokens, context.positions, before, context.documents)
-        stream, _ = self._run_layers(entered, context, cache)
+        stream, _ = self._run_layers(entered, context, cache, see)
         if cache is not None:
             cache.remember(tokens)
             cache.advance(tokens.shape[1], is_real)
         return stream
 
     def _run_layers(
-        self, stream: Stream, context: PassContext, cache: KVCache | None = None
+        self, stream: Stream, context: PassContext, cache: KVCache | None = None, see: See | None = None
     ) -> tuple[Stream, tuple[Choices, ...]]:
         choices = []
         for i, layer in enumerate(self.layers):
             cached = None if cache is None else cache.layers[i]
             stream, chosen = self.recompute.run(i, layer, stream, context, cache=cached)
             choices.append(chosen)
+            if see is not None:
+                see(i, stream)
         return stream, tuple(choices)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
@@ -178,17 +184,26 @@ class Decoder(nn.Module):
 
         width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
         see `stream`; every target counts, also one of another document than its token. teacher: what the predictions
-        learn beside the targets; the further heads learn from targets alone.
+        learn beside the targets, and the layers, whose mean `relative_distance` from its states joins the objective;
+        the further heads learn from targets alone.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
         entered = self.embed(tokens, context.positions, documents=context.documents)
-        stream, choices = self._run_layers(entered, context)
+        aims, distances = () if teacher is None else teacher.states, list[Tensor]()
+
+        def compare(layer: int, stream: Stream) -> None:
+            if (place := layer - len(self.layers) + len(aims)) >= 0:
+                distances.append(relative_distance(self.slots(stream).flatten(-2), aims[place]))
+
+        stream, choices = self._run_layers(entered, context, see=compare)
         hidden = self.exit(stream)
         head = self.head.weight, targets, self.config.logit_multiplier
         objective, losses, log_normalisers = linear_cross_entropy(hidden, *head, z_coefficient, teacher)
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)
+        if teacher is not None and distances:
+            objective = objective + teacher.states_weight * torch.stack(distances).mean()
         if self.config.mtp is None:
             return Loss(objective, losses, log_normalisers, choices)
         further, mtp_losses = self._mtp_losses(entered, stream, targets, context)
@@ -282,6 +297,12 @@ class Decoder(nn.Module):
             # would keep its own.
             mask = torch.zeros_like(mask, dtype=compute_dtype(self.embedding.weight)).masked_fill_(~mask, -torch.inf)
         return PassContext(tokens, tables, mask, self.progress, forced, start, positions, documents)
+
+
+def relative_distance(states: Tensor, aims: Tensor) -> Tensor:
+    """Return the mean over positions of |states - aims|^2 / |aims|^2, a scalar in fp32 or wider. Both: (..., n)."""
+    aims = widened(aims)
+    return ((widened(states) - aims).square().sum(dim=-1) / aims.square().sum(dim=-1)).mean()
 
 
 def blueprint(config: ModelConfig) -> Decoder:

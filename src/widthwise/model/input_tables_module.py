@@ -7,16 +7,15 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Embedding, Weight
+from widthwise.model.axes import Embedding, Table
 from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
 
 
-class LearnedPositions(Weight):
+class LearnedPositions(Table):
     """One row per position."""
 
     def __init__(self, config: LearnedPositionsConfig, width: int):
-        n_positions = config.n_positions
-        super().__init__({"n_positions": n_positions}, {"d_model": width}, (n_positions, width), start=None)
+        super().__init__({"n_positions": config.n_positions}, {"d_model": width}, start=None)
 
     @property
     def n_positions(self) -> int:
@@ -37,7 +36,7 @@ class NGramTable(Embedding):
     """One row for all n-grams of one hash. It starts at 0, so that the model starts as the one without."""
 
     def __init__(self, n_rows: int, width: int):
-        Weight.__init__(self, {"n_rows": n_rows}, {"d_model": width}, (n_rows, width), start=0.0)
+        Table.__init__(self, {"n_rows": n_rows}, {"d_model": width}, start=0.0)
 
 
 class NGrams(nn.Module):

@@ -1,6 +1,8 @@
 """Available memory, and the errors raised when it is not enough."""
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +10,8 @@ import torch
 
 from widthwise.config_io import UserError
 
+M_MMAP_THRESHOLD = -3
+"""The parameter's number in glibc's malloc.h."""
 ALLOCATION_FAILURES = ("can't allocate memory", "overflow")
 """Words of the plain RuntimeError that torch raises on a CPU: the system refused, or the size overflows an address."""
 
@@ -31,6 +35,13 @@ def check_room(n_bytes: int, what: str) -> None:
     """Raises UserError `what` where the machine does not have so many bytes, used or not, swap included."""
     if n_bytes > _meminfo("MemTotal") + _meminfo("SwapTotal", default=0):
         raise UserError(what)
+
+
+def give_back_freed() -> None:
+    """Has glibc give freed tensors of 1 MiB or more back to the system. By itself it raises that limit to 32 MiB, and
+    the process keeps what lies between smaller things that live. Does nothing with another allocator."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 2**20)
 
 
 def free_memory() -> int:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Control, Embedding, Experts, Linear, Norm, Scale, UnscaledLinear, Vector
+from widthwise.model.axes import Control, Experts, Linear, Norm, Scale, Table, UnscaledLinear, Vector
 from widthwise.model.decoder import Decoder
-from widthwise.model.input_tables_module import LearnedPositions
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def grouped_parameters(
     coefficients. scaled: parameter -> `multiplied_by`, where it is not 1. lr_factors: part of the model ->
     `own_lr_factor` of its parameters. Raises ValueError where a key of these names none, or two a parameter's rate.
     """
-    tables, others = (Embedding, LearnedPositions), (Control, Experts, UnscaledLinear)
+    tables, others = Table, (Control, Experts, UnscaledLinear)
     decaying = {tables: decays_embedding, Norm: decays_gains, Scale: decays_scales, Vector: False}
     members: dict[tuple[str, float, bool, bool, float, float], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding

@@ -60,7 +60,11 @@ def _shared(template: type[Config], config: Config) -> dict[str, Any]:
 
 def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
     """Return the narrowest model of a shape in which no layer is narrower than those of a uniform model."""
-    data = to_data(_rule(model)) | {"shape": shape_section(request)}
+    try:
+        rule = uniform_rule(model)
+    except UserError as error:
+        raise UserError(f"--to-shape: {NO_RULE} ({error})") from None
+    data = to_data(rule) | {"shape": shape_section(request)}
     template = parse(ModelTemplate, data, "--to-shape")
     for d_model in range(model.d_model, WIDEST + 1, template.attention.quantum):
         found = template.model_copy(update={"d_model": d_model}).resolve(SEQ_LEN)
@@ -71,42 +75,41 @@ def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
     )
 
 
-def _rule(model: ModelConfig) -> ModelTemplate:
+def uniform_rule(model: ModelConfig) -> ModelTemplate:
     """Return the rule that the layers of a uniform model follow, in which all heads have one size.
 
-    It need not give the constants that growth keeps. Raises UserError if they follow none.
+    It need not give the constants that growth keeps. Raises UserError with the reason if they follow none.
     """
     layer, norm = model.layers[0], model.layers[-1].attention_norm
     attention, d_model = layer.attention, layer.d_model
     ffn = next(each for each in FEED_FORWARDS.templates if kind_of(each) == layer.ffn.kind)
+    if {*model.widths} != {model.d_model}:
+        raise UserError("its layers are not all as wide as the embedding")
     if not issubclass(ffn, HiddenWidthTemplate):
-        raise UserError(f"--to-shape: {NO_RULE} (the hidden width of a {layer.ffn.kind} is no ratio)")
+        raise UserError(f"the hidden width of a {layer.ffn.kind} is no ratio")
     scales = [name for name, scale in SCALES.items() if math.isclose(scale(attention.head_dim), attention.scale)]
     ratio = attention.n_heads * attention.head_dim / d_model
-    try:
-        data = _shared(ModelTemplate, model) | {
-            "n_layers": model.n_layers,
-            "layers": {},
-            "attention": {
-                **{key: value for key, value in _shared(AttentionTemplate, attention).items() if key not in OF_WIDTH},
-                **dict(zip(["scale"], scales)),
-                "kv_group_size": attention.n_heads // attention.n_kv_heads,
-                "ratio": None if ratio == 1 else ratio,
-            },
-            "ffn": _shared(ffn, layer.ffn) | {ffn.hidden_key: None, "ratio": layer.ffn.hidden_widths[0] / d_model},
-            "norm": {
-                **_shared(NormTemplate, layer.attention_norm),
-                "placement": layer.norm_placement,
-                "scaling": "none" if norm.output_multiplier == 1 else "depth",
-            },
-            "mtp": model.mtp and _shared(MTPOptions, model.mtp),
-        }
-        rule, same = parse(ModelTemplate, data, "the model"), Correspondence.same(model)
-        found, wanted = (to_data(grown_config(model, each, same)) for each in (rule.resolve(SEQ_LEN), model))
-    except UserError as error:
-        raise UserError(f"--to-shape: {NO_RULE} ({error})") from None
+    data = _shared(ModelTemplate, model) | {
+        "n_layers": model.n_layers,
+        "layers": {},
+        "attention": {
+            **{key: value for key, value in _shared(AttentionTemplate, attention).items() if key not in OF_WIDTH},
+            **dict(zip(["scale"], scales)),
+            "kv_group_size": attention.n_heads // attention.n_kv_heads,
+            "ratio": None if ratio == 1 else ratio,
+        },
+        "ffn": _shared(ffn, layer.ffn) | {ffn.hidden_key: None, "ratio": layer.ffn.hidden_widths[0] / d_model},
+        "norm": {
+            **_shared(NormTemplate, layer.attention_norm),
+            "placement": layer.norm_placement,
+            "scaling": "none" if norm.output_multiplier == 1 else "depth",
+        },
+        "mtp": model.mtp and _shared(MTPOptions, model.mtp),
+    }
+    rule, same = parse(ModelTemplate, data, "the model"), Correspondence.same(model)
+    found, wanted = (to_data(grown_config(model, each, same)) for each in (rule.resolve(SEQ_LEN), model))
     if found != wanted:
-        raise UserError(f"--to-shape: {NO_RULE} (it has its own {next(differences(wanted, found))[0]})")
+        raise UserError(f"it has its own {next(differences(wanted, found))[0]}")
     return rule
 
 

@@ -15,9 +15,10 @@ from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import chooses_width
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases
+from widthwise.recipe.objective import TeacherSizes
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.schedule import ENDLESS, FlopBudget, Schedule
-from widthwise.recipe.train_section import TeacherSizes, TrainConfig, ValidationConfig
+from widthwise.recipe.train_section import TrainConfig, ValidationConfig
 from widthwise.run_dir import RunDir
 from widthwise.shape.template import ModelSection
 from widthwise.sizes import NTokens
@@ -66,13 +67,7 @@ class Recipe(Config):
                 f"train.distill.teacher: {distill.teacher} reads {model.positions.n_positions} tokens; must be at "
                 f"least seq_len = {self.seq_len}"
             )
-        sizes = TeacherSizes(
-            teacher=distill.teacher,
-            seq_len=self.seq_len,
-            vocab_size=model.vocab_size,
-            params=int(model.cost().params),
-            flops_per_token=model.inference_cost().forward_flops(self.seq_len),
-        )
+        sizes = TeacherSizes.of(distill.teacher, model, self.seq_len)
         train = self.train.model_copy(update={"distill": distill.model_copy(update={"sizes": sizes})})
         return self.model_copy(update={"train": train})
 
@@ -186,7 +181,8 @@ class Recipe(Config):
         train = self.train
         n_windows = min(train.sequences_per_pass, train.batch_size // n_processes)
         boundaries = self.data.boundaries(data)
-        return HeldOut(data, self.seq_len, n_windows, train.validation_tokens, train.settled_precision, boundaries)
+        limits = train.validation_tokens, train.settled_precision, boundaries, train.validation_skip
+        return HeldOut(data, self.seq_len, n_windows, *limits)
 
     @property
     def tokens_per_step(self) -> int:

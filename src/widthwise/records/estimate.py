@@ -78,8 +78,19 @@ class Validations(Record):
         return self.n_fewest >= self.n_needed
 
 
+class EffectChange(Record):
+    """The change of a variant's difference to the baseline from one comparison to another."""
+
+    variant: str
+    before: int
+    """Index in `Effects.comparisons`, from 0; `after` alike."""
+    after: int
+    change: Estimate
+    """In nats; by seed if paired, otherwise the two are independent."""
+
+
 class Effects(StoredRecord):
-    """The comparisons that a page of effects was made from, so that it can be made anew."""
+    """The comparisons that a page of effects was made from, so that it can be made anew, and its findings."""
 
     file_name: ClassVar[str] = "effects.json"
 
@@ -89,3 +100,5 @@ class Effects(StoredRecord):
     """Folders of the comparisons from that of this file, from small to large."""
     sentence: str
     """The finding on each variant, a line each."""
+    changes: Sequence[EffectChange] = ()
+    """Between neighbouring sizes and lengths of training."""

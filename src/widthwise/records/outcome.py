@@ -202,6 +202,48 @@ class Family(Record):
     controls: Sequence[FamilyControl] = ()
 
 
+class Tried(Record):
+    """Values with which a variant was tuned."""
+
+    factors: Mapping[str, Number]
+    """Recipe key -> factor of the variant's own value."""
+    values: Mapping[str, Number]
+    """Recipe key -> value."""
+    val_loss: Known
+    """Mean over the seeds of tuning; None: a run diverged."""
+
+
+class TunedVariant(Record):
+    """The tuning of one variant."""
+
+    name: str
+    chosen: Mapping[str, Number]
+    """Recipe key -> the value with the lowest loss, with which it was compared."""
+    is_at_limit: bool
+    """True if one of them is the last that may be tried, so that a better one may lie beyond."""
+    tried: Sequence[Tried] = pydantic.Field(min_length=1)
+    """In the order of values."""
+
+
+class Tuning(Record):
+    """The choice of each variant's values before a comparison, and its cost."""
+
+    steps: float
+    """Share of the steps of a reported run."""
+    seeds: Sequence[int]
+    n_runs: int
+    tokens: int
+    """Training tokens of all runs."""
+    seconds: float
+    """Training time of all runs, one after another."""
+    variants: Sequence[TunedVariant] = pydantic.Field(min_length=1)
+
+    @property
+    def keys_tuned(self) -> list[str]:
+        """The recipe keys, which are the same for all variants."""
+        return list(self.variants[0].chosen)
+
+
 class Outcome(StoredRecord):
     """The results of an experiment: of a comparison when all runs have finished, of a sweep as points finish."""
 
@@ -229,6 +271,8 @@ class Outcome(StoredRecord):
     judged: Sequence[Judged] = ()
     """The best point of a sweep as the best of many, and the mean of each group of a grid."""
     trend: Trend | None = None
+    tuning: Tuning | None = None
+    """Choice of the values of each variant before the comparison."""
     family: Family | None = None
     columns: Sequence[str] | None = None
     """Names of the quantities that the main table shows, in order; None: the usual ones."""

@@ -15,6 +15,7 @@ from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
 from widthwise.records.evaluation import Evaluation, TaskResult
 from widthwise.records.record import Known, Number, Record, StoredRecord
+from widthwise.records.shrinking import Shrinking
 
 Descent = Literal["grown", "baked", "padded"]
 """Event that opens the records of a run made by a command from the state of another run."""
@@ -133,6 +134,8 @@ class Run:
     growths: Sequence[GrowthRecord] = ()
     certificate: Certificate | None = None
     """Certificate of the last growth by a command."""
+    shrinking: Shrinking | None = None
+    """The cut by which the run was made."""
     evaluations: Sequence[Evaluation] = ()
     """Results of `widthwise eval`, by step."""
     samples: Sequence[Mapping[str, Any]] = ()

@@ -4,15 +4,22 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from widthwise.records.certificate import ModelSize
+from widthwise.records.discovery import Curve
 from widthwise.records.record import Record, StoredRecord
+
+SHRUNK = "shrunk"
+"""The stem of the files with the record, and with the recipe of its shape."""
 
 
 class LayerCut(Record):
-    """One layer; each size as [before, after]."""
+    """One layer; each size as [before, after], with 0 after for one that was left out."""
 
     d_model: Sequence[int]
     n_kv_heads: Sequence[int]
     n_hidden: Sequence[int]
+    """Hidden units, in a mixture those of each expert."""
+    n_experts: Sequence[int] = (1, 1)
+    """Experts among which a mixture chooses; any other feed-forward is one of one."""
     lost: float
     """Sum of the scores of what was cut; in nats for those of `taylor`."""
     energy_kept: Sequence[float]
@@ -22,7 +29,7 @@ class LayerCut(Record):
 class Shrinking(StoredRecord):
     """The cut of one run."""
 
-    file_name: ClassVar[str] = "shrunk.json"
+    file_name: ClassVar[str] = f"{SHRUNK}.json"
 
     source: str
     """Name of the run that was cut."""
@@ -46,4 +53,9 @@ class Shrinking(StoredRecord):
     after: ModelSize
     kv_bytes: Sequence[float]
     """Per token, before and after."""
+    d_model: Sequence[int] = ()
+    """Width of embedding and head, before and after; empty in files from before it could be cut."""
     layers: Sequence[LayerCut]
+    shape: Curve | None = None
+    """Sizes after the cut relative to the model that was cut; None where that was not uniform, or a curve does not hold
+    them, and in files of older versions."""

@@ -7,7 +7,7 @@ from widthwise.records.estimate import FEWEST_SEEDS, NO_VERDICT, TIE_MARGIN, Est
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports.formats import capital, clean, counted, fixed, sequence
+from widthwise.reports.formats import capital, clean, counted, duration, fixed, sequence
 
 
 def answer(found: Outcome) -> list[str]:
@@ -16,7 +16,8 @@ def answer(found: Outcome) -> list[str]:
         return _of_sweep(found)
     if found.kind == "ladder":
         return _of_ladder(found)
-    return [*_of_family(found), *_beside_baseline(found), *_of_trend(found), *_at_equal_loss(found)]
+    beside = [*_of_family(found), *_beside_baseline(found), *_of_trend(found), *_at_equal_loss(found)]
+    return [*beside, *_of_tuning(found)]
 
 
 def _beside_baseline(found: Outcome) -> list[str]:
@@ -73,6 +74,18 @@ def _at_equal_loss(found: Outcome) -> list[str]:
         return []
     words = clean(found.baseline_words or "")
     return [f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {words} for the same held-out loss."]
+
+
+def _of_tuning(outcome: Outcome) -> list[str]:
+    """Return what the tuning before the comparison cost, and for which variants it ended too early."""
+    if (tuning := outcome.tuning) is None:
+        return []
+    keys, took = sequence(list(map(clean, tuning.keys_tuned))), duration(tuning.seconds / 3600)
+    found = [f"Each variant was given its best {keys}, which took {counted(tuning.n_runs, 'run')} and {took} to find."]
+    if ended := [clean(each.name) for each in tuning.variants if each.is_at_limit]:
+        verb = "was" if len(ended) == 1 else "were"
+        found.append(f"{sequence(ended)} {verb} best at the last value that is tried: a better one may lie beyond.")
+    return found
 
 
 def _names(group: Sequence[Variant]) -> str:

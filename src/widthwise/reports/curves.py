@@ -14,7 +14,7 @@ from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports import charts
 from widthwise.reports.charts import MUTED, Figure, Plot, Style
-from widthwise.reports.formats import clean, fixed, si
+from widthwise.reports.formats import capital, clean, fixed, si
 from widthwise.reports.table import Table
 from widthwise.reports.tables import by_row
 
@@ -193,6 +193,24 @@ def curve_figure(
     label = charts.described(f"{subject} over {x_title}. Last mean value of each line:", last)
     label += f" A model grew at {', '.join(map(si, growths))}." if growths else ""
     return Figure(key, title, label, alt.layer(*layers), own)
+
+
+def profile_figures(
+    key: str,
+    titles: Mapping[str, str],
+    profiles: Mapping[str, Mapping[str, Sequence[float]]],
+    looks: Mapping[str, Style],
+    y_title: str,
+) -> list[Figure]:
+    """Return a figure of each size of the layers along the depth. titles: size -> title; profiles: line -> size ->
+    (n_layers,) values."""
+    found = []
+    for size, title in titles.items():
+        lines = {name: np.array([finite(each) for each in own[size]]) for name, own in profiles.items()}
+        curves = {name: Curve(np.arange(1.0, 1 + len(values)), values) for name, values in lines.items()}
+        x_title = "layer (1 reads the tokens)"
+        found.append(curve_figure(f"{key}-{size}", capital(title), curves, looks, x_title, y_title, level=0.0))
+    return [figure for figure in found if figure is not None]
 
 
 def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:

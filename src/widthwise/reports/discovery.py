@@ -18,8 +18,8 @@ from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
 from widthwise.reports import answers
 from widthwise.reports.charts import Figure, styles
-from widthwise.reports.curves import Curve, curve_figure
-from widthwise.reports.formats import capital, clean, counted, fixed, ratio, sequence, shown, si, with_interval
+from widthwise.reports.curves import profile_figures
+from widthwise.reports.formats import clean, counted, fixed, ratio, sequence, shown, si, with_interval
 from widthwise.reports.page import Code, Link, Page, in_words, note, section
 from widthwise.reports.table import Table
 from widthwise.reports.tables import environment_table, settings_table
@@ -90,22 +90,17 @@ def answer(discovery: Discovery) -> str:
     return f"Of {len(layers)} layers, {'; '.join(parts)}." if parts else f"All {len(layers)} layers are about alike."
 
 
-def _profile_figures(discovery: Discovery) -> list[Figure | None]:
+def _profile_figures(discovery: Discovery) -> list[Figure]:
     """Return a figure of each size: layers at a few moments of the search, from the first to the last."""
     stages = discovery.found.stages
-    last, figures = len(stages) - 1, []
+    last = len(stages) - 1
     numbers = np.unique(np.linspace(0, last, min(N_LINES, last + 1)).round().astype(int))
     names = {number: "found" if number == last else f"after step {stages[number].step:,}" for number in numbers}
-    layers = np.arange(1.0, 1 + len(stages[-1].layers))
-    for key, title in SIZES.items():
-        curves = {
-            name: Curve(layers, np.array([finite(each[key]) for each in stages[number].layers]))
-            for number, name in names.items()
-        }
-        looks, name = styles(names.values()), f"profile-{key}"
-        x_title, y_title = "layer (1 reads the tokens)", "channels"
-        figures.append(curve_figure(name, capital(title), curves, looks, x_title, y_title, level=0.0))
-    return figures
+    profiles = {
+        name: {size: [layer[size] for layer in stages[number].layers] for size in SIZES}
+        for number, name in names.items()
+    }
+    return profile_figures("profile", SIZES, profiles, styles(profiles), "channels")
 
 
 def sizes_table(discovery: Discovery) -> Table:

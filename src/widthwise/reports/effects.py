@@ -1,7 +1,5 @@
 """The page of several comparisons: which effects change sign; with CSV, LaTeX and `effects.json`."""
 
-import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,8 @@ from widthwise.reports.formats import (
     shorten,
     signed,
 )
-from widthwise.reports.page import Code, Page, Text, note, section
-from widthwise.reports.scales import Scales, described, sentences, sign, signs, words, worth
+from widthwise.reports.page import Code, Page, Text, made_anew, note, section
+from widthwise.reports.scales import Scales, described, sentences, side, sign, signs, words, worth
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
 from widthwise.reports.tables import text_key, text_words
 
@@ -46,6 +44,7 @@ def effects_page(scales: Scales) -> Page:
     groups = {
         found: [clean(each.name) for each in scales.effects if signs(each.measured) == found] for found in PHRASES
     }
+    changed = dict.fromkeys(clean(each.variant) for each in scales.changes if side(each.change))
     start = "Does the effect" if len(names) == 1 else "Which effects"
     at_equal_loss = {
         effect.name: [found and found.tokens_ratio for found in map(_equal_loss, effect.variants)]
@@ -69,7 +68,12 @@ def effects_page(scales: Scales) -> Page:
     return Page(
         "effects",
         f"{counted(len(scales.each), 'comparison')} with {baseline}",
-        [phrase.format(sequence(groups[found])) for found, phrase in PHRASES.items() if groups[found]],
+        [
+            *(phrase.format(sequence(groups[found])) for found, phrase in PHRASES.items() if groups[found]),
+            f"Between scales the effect changes for {sequence([*changed])}."
+            if changed
+            else "No effect is seen to change between two scales.",
+        ],
         lead=f"{start} of {sequence(names)} beside {baseline} change sign with the size of the model or the tokens it "
         "is trained on?",
         first=effect_figures(scales),
@@ -80,6 +84,7 @@ def effects_page(scales: Scales) -> Page:
                 effect_table(scales),
                 note("signs", "several-texts" * (len(texts) > 1)),
             ),
+            section("Changes of effects", change_table(scales), note("changes")),
             section(
                 "Tokens at equal loss",
                 _ratio_table(f"{equal_loss}; below 1 a variant needs fewer", scales, at_equal_loss),
@@ -140,9 +145,9 @@ def effect_figures(scales: Scales) -> list[Figure]:
 
 def effects_record(scales: Scales, out: Path) -> Effects:
     """Return the record from which the page in `out` can be made anew."""
-    comparisons = [Path(os.path.relpath(scale.folder, out)).as_posix() for scale in scales.each]
-    command = shlex.join(["widthwise", "report", *comparisons, "--out", "."])
-    return Effects(command=command, comparisons=comparisons, sentence="\n".join(sentences(scales)))
+    comparisons, command = made_anew([scale.folder for scale in scales.each], out)
+    sentence = "\n".join(sentences(scales))
+    return Effects(command=command, comparisons=comparisons, sentence=sentence, changes=scales.changes)
 
 
 def effect_table(scales: Scales) -> Table:
@@ -156,6 +161,19 @@ def effect_table(scales: Scales) -> Table:
         "interval; *: it excludes 0, with three seeds or more"
     )
     return Table(caption, ["Variant", *_titles(scales), SIGN], rows, words={SIGN})
+
+
+def change_table(scales: Scales) -> Table | None:
+    """Return the change of every effect between scales, with its interval; None where no two have a variant."""
+    cells = dict[str, dict[str, str]]()
+    for each in scales.changes:
+        title = f"{scales.title(each)}\n{'paired' if each.change.per_seed else 'independent'}"
+        cells.setdefault(title, {})[each.variant] = _cell(each.change, 4, True, "*" * abs(side(each.change)))
+    names = dict.fromkeys(each.variant for each in scales.changes)
+    rows = [[clean(name), *(own.get(name, MISSING) for own in cells.values())] for name in names]
+    level = f"with its {percentage(scales.confidence)} interval; *: it excludes 0"
+    caption = f"Change of the difference to {clean(scales.baseline)} in nats, {level}"
+    return Table(caption, ["Variant", *cells], rows) if rows else None
 
 
 def _ratio_table(caption: str, scales: Scales, ratios: Mapping[str, Sequence[Estimate | None]]) -> Table | None:

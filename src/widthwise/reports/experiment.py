@@ -6,23 +6,26 @@ from pathlib import Path
 
 from widthwise.records.discovery import Search
 from widthwise.records.estimate import Estimate
-from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Trend, Variant
+from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Trend, Tuning, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.run import ListedRun, PlannedRuns, Run, RunResult
+from widthwise.reports import charts, main_table, tables
 from widthwise.reports import experiment_figures as figures
-from widthwise.reports import main_table, tables
 from widthwise.reports.answers import answer, badges, question
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Style, styles
 from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_table, over_seeds
 from widthwise.reports.formats import (
     MISSING,
+    TIMES,
     capital,
     clean,
     counted,
+    duration,
     fixed,
     interval,
     percentage,
     plain,
+    sequence,
     shorten,
     shown,
     si,
@@ -97,6 +100,7 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
             else None,
             _equal_loss_section(found, _compared_styles(found, looks, of_groups)),
             _trend_section(found, looks),
+            _tuning_section(found, looks),
             growth_section({each.name: here[each.name] for each in _grown(found) if each.name in here}, looks),
             section(
                 "Loss curves",
@@ -307,6 +311,50 @@ def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> 
 
 def _ends(ratio: Estimate) -> list[str]:
     return [fixed(ratio.mean, 3), interval(ratio, 3) or MISSING]
+
+
+def tuning_table(found: Outcome) -> Table | None:
+    """Return for each variant the values it was given, and the loss at every factor that was tried."""
+    if (tuning := found.tuning) is None:
+        return None
+    keys = sequence(list(map(clean, tuning.keys_tuned)))
+    factors = sorted({tuple(tried.factors.values()) for each in tuning.variants for tried in each.tried})
+    rows = []
+    for each in tuning.variants:
+        losses = {
+            tuple(tried.factors.values()): ("diverged" if tried.val_loss is None else fixed(tried.val_loss, 4))
+            + "*" * (tried.values == each.chosen)
+            for tried in each.tried
+        }
+        chosen = ", ".join(map(plain, each.chosen.values()))
+        rows.append([clean(each.name), chosen, *(losses.get(place, MISSING) for place in factors)])
+    header = ["Variant", keys, *(" ".join(f"{TIMES}{tick(factor)}" for factor in place) for place in factors)]
+    caption = f"Held-out loss at factors of each variant's own {keys}; * the lowest"
+    return Table(caption, header, rows, note=_tuning_cost(tuning))
+
+
+def _tuning_cost(tuning: Tuning) -> str:
+    seeds = f"{counted(len(tuning.seeds), 'seed')} ({', '.join(map(str, tuning.seeds))})"
+    cost = f"{si(tuning.tokens)} tokens, {duration(tuning.seconds / 3600)}"
+    return f"{counted(tuning.n_runs, 'run')} of {percentage(tuning.steps)} of the steps, {seeds}: {cost}."
+
+
+def _tuning_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+    if (tuning := found.tuning) is None:
+        return None
+    drawn = []
+    for number, key in enumerate(tuning.keys_tuned):
+        line = "" if len(tuning.keys_tuned) == 1 else None
+        points = [
+            figures.Point(each.name, each.name, tried.values[key], Estimate(mean=tried.val_loss), line)
+            for each in tuning.variants
+            for tried in each.tried
+        ]
+        words, across = (clean(key), "held-out loss"), charts.x("x", clean(key), None, True, format=".4~g")
+        title = f"Held-out loss by {words[0]}, before the comparison"
+        drawn.append(figures.point_figure(f"tuning-{number}", title, points, looks, across, words))
+    told = Text([_tuning_cost(tuning), *note("tuning").lines])
+    return section("Tuning", *drawn, tuning_table(found), told)
 
 
 def _trend_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:

@@ -8,7 +8,9 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,6 +88,12 @@ def in_words(sentences: Iterable[str]) -> Text:
 def note(*names: str, **values: object) -> Text:
     """Return the notes of these names from notes.yaml, with values put in; "" is left out."""
     return Text([_NOTES[name].format(**values) for name in names if name])
+
+
+def made_anew(folders: Sequence[Path], out: Path) -> tuple[list[str], str]:
+    """Return folders by their paths from `out`, and the command that makes their common page there anew."""
+    paths = [Path(os.path.relpath(folder, out)).as_posix() for folder in folders]
+    return paths, shlex.join(["widthwise", "report", *paths, "--out", "."])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from widthwise.files import read_json
 from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
 from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run, RunResult
+from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import MISSING, clean, duration, fixed, si
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunDir
@@ -21,7 +22,6 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
     folder = RunDir(path)
     config_yaml = folder.config_yaml()
     result, metrics = folder.result(), folder.metrics()
-    certificate = folder.path / "certificate.json"
     return Run(
         path=shown_as or str(path),
         config_yaml=config_yaml,
@@ -29,7 +29,8 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
         metrics=metrics,
         result=result,
         growths=_growths(metrics, result, f"{path}/metrics.jsonl"),
-        certificate=Certificate.read(folder.path) if certificate.is_file() else None,
+        certificate=Certificate.read(folder.path) if (folder.path / Certificate.file_name).is_file() else None,
+        shrinking=Shrinking.read(folder.path) if (folder.path / Shrinking.file_name).is_file() else None,
         evaluations=_evaluations(folder.path / "evaluations"),
         samples=folder.samples_file.records(),
     )

@@ -16,11 +16,11 @@ from widthwise.reports.growth import growth_answers, growth_question, growth_sec
 from widthwise.reports.page import Code, Page, Part, Text, note, section
 from widthwise.reports.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
+from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
 from widthwise.reports.table import Table
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
 _CURVES = (
-    ("validation", "loss", "Held-out loss", True),
     ("train", "loss", "Training loss", True),
     ("validation", "width_fraction", "Mean width fraction of tokens", False),
     ("train", "width_price", "Price of width", False),
@@ -54,21 +54,24 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     """
     runs = [read_run(Path(path)) for path in paths]
     named = _distinct_names(runs)
-    looks = styles(named)
+    looks = styles([*named, BEFORE], baseline=BEFORE)
     costs = {name: run.cost for name, run in named.items() if run.cost is not None}
     results = {name: run.result for name, run in named.items() if run.result}
     listed = listed_runs(named)
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
+    cut = cut_section(named, looks)
+    profiles = [part for part in cut.parts if isinstance(part, Figure)] if cut and len(runs) == 1 else []
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
     return Page(
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        growth_answers(named) or _answers(results),
-        lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {growth_question(named)}",
+        [*cut_answers(named), *growth_answers(named)] or _answers(results),
+        lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {QUESTION if cut else growth_question(named)}",
         badges=["doubtful last loss: see Results"] if any(each.doubts for each in results.values()) else [],
-        first=curves[:2],
+        first=[*curves[:1], *profiles] if profiles else curves[:2],
         sections=(
+            cut,
             section(
                 "Results",
                 progress_table(listed),
@@ -148,9 +151,11 @@ def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
 
 def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Figure | None]:
     def over_steps(key: str, title: str, curves: Mapping[str, Curve], crop: bool = True) -> Figure | None:
-        grown = growth_steps(named[name] for name in curves)
+        grown = growth_steps(named[name] for name in curves if name in named)
         return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop, grown)
 
+    crop = all(run.shrinking is None for run in named.values())
+    yield over_steps("validation-loss", "Held-out loss", held_out_curves(named), crop)
     for event, key, title, crop in _CURVES:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
     heads = {name: further_heads(run) for name, run in named.items()}

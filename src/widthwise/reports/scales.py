@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Literal
 
 from widthwise.config_io import UserError
-from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, Estimate
+from widthwise.experiments.statistics import change_between
+from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, EffectChange, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.record import finite
 from widthwise.reports.formats import clean, counted, percentage, si, tick, with_interval
@@ -31,6 +32,11 @@ class Scale:
     def variants(self) -> dict[str, Variant]:
         """Those that are compared with the baseline, by name."""
         return {each.name: each for each in self.comparison.variants if each.difference is not None}
+
+    @property
+    def draws(self) -> tuple[Sequence[int], str]:
+        """Its seeds and their text; equal ones are paired."""
+        return self.comparison.seeds, text_key(self.comparison.environment)
 
     @property
     def seeds(self) -> str:
@@ -87,9 +93,31 @@ class Scales:
         """Tokens -> their name, ascending."""
         return _distinct_names([scale.tokens for scale in self.each])
 
+    @cached_property
+    def changes(self) -> list[EffectChange]:
+        """Those between any two scales of one size or of as many tokens; without any, from each scale to the next."""
+        pairs = list(combinations(enumerate(self.each), 2))
+        alike = [(a, b) for a, b in pairs if a[1].params == b[1].params or a[1].tokens == b[1].tokens]
+        found = []
+        for (i, before), (j, after) in alike or pairwise(enumerate(self.each)):
+            are_paired = before.draws == after.draws
+            for effect in self.effects:
+                one, other = effect.differences[i], effect.differences[j]
+                if one is not None and other is not None:
+                    change = change_between(one, other, are_paired, self.confidence)
+                    found.append(EffectChange(variant=effect.name, before=i, after=j, change=change))
+        return found
+
     def name(self, scale: Scale) -> str:
         """Return a name such as `658k parameters and 5.24M tokens`."""
         return f"{self.sizes[scale.params]} parameters and {self.lengths[scale.tokens]} tokens"
+
+    def title(self, change: EffectChange) -> str:
+        """Return between what it is, a line each: `1.05M to 6.29M parameters`, `983k tokens`."""
+        ends = (self.each[change.before], self.each[change.after])
+        sizes = dict.fromkeys(self.sizes[each.params] for each in ends)
+        lengths = dict.fromkeys(self.lengths[each.tokens] for each in ends)
+        return f"{' to '.join(sizes)} parameters\n{' to '.join(lengths)} tokens"
 
 
 def _distinct_names(values: Sequence[int]) -> dict[int, str]:
@@ -151,9 +179,14 @@ def sign(difference: Estimate) -> int:
 
     0 also with fewer seeds than a verdict takes, whatever the interval.
     """
-    if difference.low is None or difference.high is None or len(difference.per_seed) < FEWEST_SEEDS:
+    return 0 if len(difference.per_seed) < FEWEST_SEEDS else side(difference)
+
+
+def side(estimate: Estimate, level: float = 0.0) -> int:
+    """Return -1 or 1 where all of its interval lies below or above a level; otherwise 0."""
+    if estimate.low is None or estimate.high is None:
         return 0
-    return (difference.low > 0) - (difference.high < 0)
+    return (estimate.low > level) - (estimate.high < level)
 
 
 def signs(differences: Sequence[Estimate]) -> Signs:

@@ -1,32 +1,111 @@
-"""A cut as an answer and a table: what `shrink` prints."""
+"""A cut on the terminal and on the page of its run: what it cost and saved, and the sizes of every layer."""
 
-from widthwise.records.shrinking import LayerCut, Shrinking
-from widthwise.reports.formats import signed
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from widthwise.records.run import Run
+from widthwise.records.shrinking import SHRUNK, Shrinking
+from widthwise.reports.charts import Style
+from widthwise.reports.curves import Curve, by_step, profile_figures
+from widthwise.reports.formats import clean, fixed, ratio, shorten, si, signed
+from widthwise.reports.page import Code, Part, Section, note, section
 from widthwise.reports.table import Table
+
+SIZES = {"d_model": "d_model", "n_kv_heads": "KV heads", "n_hidden": "hidden units", "n_experts": "experts"}
+"""Field of `LayerCut` -> its title."""
+BEFORE = "before the cut"
+"""Name of a line."""
+QUESTION = "What did the cut cost, and what does training give back?"
 
 
 def shrinking_answer(found: Shrinking) -> list[str]:
-    """Return what the cut cost and saved, a sentence each."""
-    before, after = found.before, found.after
-    flops, params = after.flops_per_token / before.flops_per_token, after.params / before.params
+    """Return what the cut saved and cost before any healing, a sentence each."""
+    share = found.after.flops_per_token / found.before.flops_per_token
     lines = [
-        f"{found.source} at {flops:.3f} of its FLOPs and {params:.3f} of its parameters: before any healing the "
-        f"held-out loss changes by {signed(found.loss_after - found.loss_before, 4)} nats, to {found.loss_after:.4f}.",
-        f"The most likely token stays the same at {found.agreement:.1%} of {found.n_tokens:,} positions.",
+        f"{clean(found.source)} is cut to {share:.3f} of its FLOPs.",
+        f"The held-out loss changes by {signed(found.loss_after - found.loss_before, 4)} nats before any healing.",
+        f"The most likely token stays the same at {found.agreement:.1%} of positions.",
     ]
     if found.not_turned is not None:
         lines.append(f"The stream was not turned: {found.not_turned}.")
     return lines
 
 
+def cut_answers(runs: Mapping[str, Run]) -> list[str]:
+    """Return the sentences on every run that was cut, and how its loss has changed since."""
+    found = []
+    for name, run in runs.items():
+        if (cut := run.shrinking) is not None:
+            start = "" if len(runs) == 1 else f"{shorten(name, 60)}: "
+            found += [start + line for line in shrinking_answer(cut)]
+            if not (healing := by_step(run, "validation", "loss")).is_empty:
+                change, when = healing.last - cut.loss_before, "After healing" if run.result else "So far in healing"
+                end = f"{fixed(abs(change), 4)} nats {'below' if change < 0 else 'above'} that before the cut"
+                found.append(f"{start}{when} it is {end}.")
+    return found
+
+
+def cut_section(runs: Mapping[str, Run], looks: Mapping[str, Style]) -> Section | None:
+    """Return figures and tables of every run that was cut; None if none was."""
+    parts = (part for i, (name, run) in enumerate(runs.items()) for part in _parts(f"cut-{i}", name, run, looks))
+    return section("Cut", note("cut"), *parts)
+
+
+def _parts(key: str, name: str, run: Run, looks: Mapping[str, Style]) -> Iterator[Part]:
+    if (cut := run.shrinking) is None:
+        return
+    yield cut_table(cut, run)
+    yield shrinking_table(cut)
+    lines = {BEFORE: 0, name: 1}
+    profiles = {line: {size: [layer[size][i] for layer in cut.layers] for size in SIZES} for line, i in lines.items()}
+    changed = {size: f"every layer's {SIZES[size]}" for size in SIZES if profiles[BEFORE][size] != profiles[name][size]}
+    yield from profile_figures(key, changed, profiles, looks, "size")
+    if (recipe := Path(run.path) / f"{SHRUNK}.yaml").is_file():
+        yield Code(recipe.read_text(), f"Recipe of a model of this shape, {clean(run.path)}/{recipe.name}")
+
+
+def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:
+    """Return the held-out loss of runs over the step; of those that were cut also that right behind the cut, and, if
+    they have the same, that before it."""
+    curves = {name: by_step(run, "validation", "loss") for name, run in runs.items()}
+    cuts = {name: run.shrinking for name, run in runs.items() if run.shrinking and not curves[name].is_empty}
+    for name, cut in cuts.items():
+        curves[name] = Curve(np.append(0.0, curves[name].x), np.append(cut.loss_after, curves[name].y))
+    if len(losses := {cut.loss_before for cut in cuts.values()}) == 1:
+        ends = np.array([0.0, max(curves[name].x[-1] for name in cuts)])
+        curves[BEFORE] = Curve(ends, np.repeat([*losses], 2))
+    return curves
+
+
+def cut_table(found: Shrinking, run: Run | None = None) -> Table:
+    """Return loss, agreement and costs before and after the cut. run: that was made, with the loss since."""
+    losses = {"held-out loss": found.loss_after}
+    if run is not None and not (healing := by_step(run, "validation", "loss")).is_empty:
+        losses[f"held-out loss after {healing.x[-1]:,.0f} steps of healing"] = healing.last
+    before = fixed(found.loss_before, 4)
+    rows = [[name, before, fixed(loss, 4), signed(loss - found.loss_before, 4)] for name, loss in losses.items()]
+    rows.append([f"same most likely token, of {found.n_tokens:,} positions", "", f"{found.agreement:.1%}", ""])
+    costs = {
+        "parameters": (found.before.params, found.after.params),
+        "forward FLOPs per token": (found.before.flops_per_token, found.after.flops_per_token),
+        "KV bytes per token": found.kv_bytes,
+    }
+    rows += [[title, si(old), si(new), ratio(new / old)] for title, (old, new) in costs.items()]
+    header = ["", "before", "after", "change"]
+    return Table(f"What the cut of {clean(found.source)} cost and saved", header, rows, sortable=False)
+
+
 def shrinking_table(found: Shrinking) -> Table:
     """Return the sizes of every layer before and after the cut, and what of each was lost."""
-    rows = [[str(i), *_cells(layer)] for i, layer in enumerate(found.layers, start=1)]
-    header = ["layer", "d_model", "KV heads", "hidden units", "energy kept\n(attention, FFN)", "score lost"]
-    return Table(f"layers of {found.source} before and after the cut", header, rows)
-
-
-def _cells(layer: LayerCut) -> list[str]:
-    sizes = (layer.d_model, layer.n_kv_heads, layer.n_hidden)
-    changes = [f"{before} → {after}" if before != after else str(before) for before, after in sizes]
-    return [*changes, " ".join(f"{share:.3f}" for share in layer.energy_kept), f"{layer.lost:.2g}"]
+    # Most models have one expert, and some one key-value head, in every layer.
+    sizes = {size: title for size, title in SIZES.items() if any(layer[size][0] > 1 for layer in found.layers)}
+    rows = []
+    for number, layer in enumerate(found.layers, start=1):
+        pairs = (layer[key] for key in sizes)
+        changes = [f"{before} → {after}" if before != after else str(before) for before, after in pairs]
+        energy = " ".join(f"{share:.3f}" for share in layer.energy_kept)
+        rows.append([str(number), *changes, energy, f"{layer.lost:.2g}"])
+    header = ["layer", *sizes.values(), "energy kept\n(attention, FFN)", "score lost"]
+    return Table(f"Layers of {clean(found.source)} before and after the cut", header, rows)

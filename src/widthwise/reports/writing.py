@@ -7,13 +7,14 @@ from pathlib import Path
 from widthwise.config_io import UserError
 from widthwise.files import listed
 from widthwise.records.analysis import Analysis
-from widthwise.records.discovery import Discovery
+from widthwise.records.discovery import Consensus, Discovery
 from widthwise.records.estimate import Effects
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
 from widthwise.records.scaling import ScalingLaws
 from widthwise.reports.analysis import analysis_page
 from widthwise.reports.charts import FileKind
+from widthwise.reports.consensus import consensus_page, read_searches
 from widthwise.reports.discovery import discovery_page
 from widthwise.reports.effects import effects_page
 from widthwise.reports.evaluation import evaluation_page
@@ -33,10 +34,23 @@ PAGES: Mapping[str, Callable[[Path, Columns], Page]] = {
     Discovery.file_name: lambda folder, columns: discovery_page(folder, Discovery.read(folder)),
     EvaluationTable.file_name: lambda folder, columns: evaluation_page(EvaluationTable.read(folder)),
     Effects.file_name: lambda folder, columns: effects_page(
-        read_scales([Path(os.path.normpath(folder / each)) for each in Effects.read(folder).comparisons])
+        read_scales(_from_folder(folder, Effects.read(folder).comparisons))
+    ),
+    Consensus.file_name: lambda folder, columns: consensus_page(
+        read_searches(_from_folder(folder, Consensus.read(folder).searches))
     ),
 }
 """File that tells what a folder holds -> what makes its report."""
+TOGETHER: Mapping[str, tuple[str, str, Callable[[Sequence[Path]], Page]]] = {
+    Outcome.file_name: ("comparisons", Effects.file_name, lambda folders: effects_page(read_scales(folders))),
+    Discovery.file_name: ("searches", Consensus.file_name, lambda folders: consensus_page(read_searches(folders))),
+}
+"""File of each of several folders -> their name, the file of their common report, and what makes it."""
+
+
+def _from_folder(folder: Path, others: Sequence[str]) -> list[Path]:
+    """Return folders that a record names by their paths from its own."""
+    return [Path(os.path.normpath(folder / each)) for each in others]
 
 
 def write_report(
@@ -46,14 +60,15 @@ def write_report(
     columns: Sequence[str] | None = None,
     refresh_seconds: int | None = None,
 ) -> list[Path]:
-    """Write the report that fits what `paths` hold: one folder of PAGES, or several runs or comparisons.
+    """Write the report that fits what `paths` hold: one folder of PAGES, or several runs, comparisons or
+    searches.
 
     `out` is the folder to write into; without it the report goes beside what it describes, and several need it.
     figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. columns:
     names of the quantities of the main table of a comparison, sweep or family; by default the usual ones.
     refresh_seconds: after so long a page of what has not finished loads itself again; None: never. Returns the files
-    written, the page first. Raises UserError for a path that is neither, or that is broken, for comparisons that do
-    not go together, and for columns that there are not.
+    written, the page first. Raises UserError for a path that is neither, or that is broken, for comparisons or
+    searches that do not go together, and for columns that there are not.
     """
     described = listed(paths)
     page = _page(described, None if out is None else Path(out), columns, refresh_seconds)
@@ -100,16 +115,16 @@ def _page(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_sec
         return PAGES[found[paths[0]]](paths[0], columns)
     if len(paths) == 1:
         return runs_page(paths, refresh_seconds)
-    are_comparisons = [found.get(path) == Outcome.file_name for path in paths]
-    if found and not all(are_comparisons):
-        held = next((name for name in found.values() if name != Outcome.file_name), Outcome.file_name)
-        raise UserError(
-            f"report: got {len(paths)} paths, one with {held}; give that one alone, or only runs, or only comparisons"
-        )
+    together = TOGETHER.get(found.get(paths[0], ""))
+    if len({found.get(path) for path in paths}) > 1 or (found and together is None):
+        other = next((name for name in found.values() if name != Outcome.file_name), Outcome.file_name)
+        only = "only runs, or only comparisons, or only searches"
+        raise UserError(f"report: got {len(paths)} paths, one with {other}; give that one alone, or {only}")
     if out is None:
-        kind = "comparisons" if found else "runs"
+        kind = "runs" if together is None else together[0]
         raise UserError(f"report: got {len(paths)} {kind}; name the folder for their common report with --out")
-    if found:
-        check_kind(out, Effects.file_name)
-        return effects_page(read_scales(paths))
-    return runs_page(paths, refresh_seconds)
+    if together is None:
+        return runs_page(paths, refresh_seconds)
+    _, record, common_page = together
+    check_kind(out, record)
+    return common_page(paths)

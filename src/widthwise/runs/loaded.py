@@ -59,7 +59,7 @@ def read_own_model(path: Path, device: torch.device | str | None = None) -> Load
     tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
     _check_known(tokenizer, tokenizer_path, imported.config.vocab_size)
     model = build(imported.config, seed=0, device=device)
-    model.set_weights(imported.weights.items())
+    model.set_weights(imported.take_weights())
     return LoadedModel(path, model.eval(), tokenizer, device, imported.n_positions)
 
 

@@ -39,7 +39,7 @@ from widthwise.records.cost import (
     Times,
     UnitSize,
 )
-from widthwise.runs.rank_memory import BF16_BYTES, FP32_BYTES, Layout, ShardedModel
+from widthwise.runs.rank_memory import BF16_BYTES, FP32_BYTES, Layout, ShardedModel, number_bytes
 from widthwise.training.devices import Device
 
 BYTES_PER_TOKEN = 4.0
@@ -139,7 +139,7 @@ class Planner:
     def deployment(self, device: Device | None) -> Deployment:
         """Layout of a step over devices; without a kind of device neither times nor fit."""
         recipe, layout = self.recipe, self.layout
-        memory, traffic = self.memory(recipe.train), self._sharded.traffic(layout)
+        memory, traffic = self.memory(recipe.train), self._sharded.traffic(layout, recipe.train)
         n_tokens = layout.batch_size * recipe.seq_len
         n_held = layout.n_shards * self._sharded.block_entries(layout.n_shards)
         found = Deployment(
@@ -203,7 +203,7 @@ class Planner:
         train, n_shards = self.recipe.train, self.layout.n_shards
         is_bf16, whole = train.precision != "fp32", self.layout.n_passes > 1
         kept = RECOMPUTE[train.activation_checkpointing].kept_by_part(config)
-        size, n_tokens = BF16_BYTES if is_bf16 else FP32_BYTES, self.layout.micro_batch_size * self.recipe.seq_len
+        size, n_tokens = number_bytes(train), self.layout.micro_batch_size * self.recipe.seq_len
         # By part: all parameters; those of a device; its optimizer's numbers; the matrices that bf16 copies.
         params, held, state, cast = (Counter[str | None]() for _ in range(4))
         for name, parameter in self._sharded.model.named_parameters():

@@ -10,6 +10,7 @@ of activations, layer by layer; in the update all gradients are. The moment with
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -133,17 +134,13 @@ class ShardedModel:
         return max(self._moments(train, seq_len, layout), key=lambda moment: moment.total_bytes)
 
     def _moments(self, train: TrainConfig, seq_len: int, layout: Layout) -> Iterator[RankMemory]:
-        n_shards, is_bf16 = layout.n_shards, train.precision != "fp32"
+        n_shards, is_bf16, size = layout.n_shards, train.precision != "fp32", number_bytes(train)
         n_tokens = layout.micro_batch_size * seq_len
-        packing_bytes = self._packing_bytes(layout.micro_batch_size, seq_len, BF16_BYTES if is_bf16 else FP32_BYTES)
+        packing_bytes = self._packing_bytes(layout.micro_batch_size, seq_len, size)
         n_held = self.block_entries(n_shards)
         n_without = self._hidden_entries(n_shards)
         mark_bytes = n_held if self._learns_apart else 0
-        taught_bytes = teacher_bytes = 0
-        if train.distill is not None and train.distill.sizes is not None:
-            teacher_bytes = (BF16_BYTES if is_bf16 else FP32_BYTES) * train.distill.sizes.params
-            n_logits = min(self._rows_per_chunk, n_tokens) * self.model.head.weight.shape[0]
-            taught_bytes = LOGITS_OF_TEACHER * FP32_BYTES * n_logits
+        of_teacher = self._teacher_bytes(train, n_tokens)
 
         def moment(name: str, n_gradients: int, n_cast: int, kept: Cost, buffer_bytes: int) -> RankMemory:
             return RankMemory(
@@ -153,13 +150,16 @@ class ShardedModel:
                 optimizer_bytes=FP32_BYTES * (2 * n_held - n_without),
                 root_bytes=0 if layout.is_alone else FP32_BYTES * self._root.gathered_entries(n_shards),
                 cast_weight_bytes=BF16_BYTES * n_cast if is_bf16 else 0,
-                activation_bytes=round(n_tokens * kept.activation_bytes(BF16_BYTES if is_bf16 else FP32_BYTES)),
-                buffer_bytes=buffer_bytes + mark_bytes + teacher_bytes,
+                activation_bytes=round(n_tokens * kept.activation_bytes(size)),
+                buffer_bytes=buffer_bytes + mark_bytes,
+                teacher_bytes=of_teacher.get(name, of_teacher["layers"]),
             )
 
         gathered = 0 if layout.is_alone else self._layer_bytes(n_shards)
         all_kept = RECOMPUTE[train.activation_checkpointing].kept(self.model.config)
-        loss_bytes = max(self._loss_bytes(n_tokens, is_bf16) + taught_bytes, gathered)
+        loss_bytes = max(self._loss_bytes(n_tokens, is_bf16), gathered)
+        if of_teacher:
+            yield moment("teacher", 0, 0, Cost(), packing_bytes)
         yield moment("loss", 0, sum(self._n_cast), all_kept, loss_bytes + packing_bytes)
         head = self.model.head.weight.numel()
         n_done = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
@@ -168,6 +168,30 @@ class ShardedModel:
             yield moment(self.units[i].name, n_done, sum(self._n_cast[: i + 1]), kept, gathered + packing_bytes)
         tied = FP32_BYTES * head if self.model.config.tie_embeddings else 0  # its two gradients, before they are added
         yield moment("update", n_held, 0, Cost(), max(tied, gathered, self._bytes_of_moving_apart(n_shards)))
+
+    def _teacher_bytes(self, train: TrainConfig, n_tokens: int) -> Counter[str]:
+        """Return the bytes of a teacher at the moments of a step; `layers` of all that are the backward pass's.
+
+        Its weights are divided as the student's are; in its own pass two layers are gathered, and the root stays so. Of
+        each state that a layer learns, the loss makes the difference from the student's, in fp32, which stays for the
+        backward pass.
+        """
+        distill, n_bytes = train.distill, number_bytes(train)
+        if distill is None or distill.sizes is None:
+            return Counter()
+        sizes, config = distill.sizes, self.model.config
+        n_states = {"none": 0, "last": 1, "all": config.n_layers}[distill.layers]
+        states, differences = (each * n_tokens * n_states * config.n_coordinates for each in (n_bytes, FP32_BYTES))
+        n_logits = min(self._rows_per_chunk, n_tokens) * self.model.head.weight.shape[0]
+        logits = LOGITS_OF_TEACHER * FP32_BYTES * n_logits + n_bytes * n_tokens * sizes.d_model
+        gathered = [0 if train.shards == 1 else n_bytes * n for n in (sizes.root_params, 2 * sizes.layer_params)]
+        weights = n_bytes * -(-sizes.params // train.shards) + gathered[0]
+        return Counter(
+            teacher=weights + gathered[1] + states + n_bytes * n_tokens * sizes.pass_elements,
+            loss=weights + states + differences + logits,
+            layers=weights + differences,
+            update=weights,
+        )
 
     def _kept_at_layers(self, kind: ActivationCheckpointing) -> list[Cost]:
         """Return the tensors alive while the backward pass is at each layer and MTP head, per token.
@@ -200,18 +224,20 @@ class ShardedModel:
         n_without = self._hidden_entries(layout.n_shards)
         return FP32_BYTES * (layout.n_passes * 4 * self.n_params + 7 * held - 2 * n_without)
 
-    def traffic(self, layout: Layout) -> StepTraffic:
-        """Bytes that a process sends in a step.
+    def traffic(self, layout: Layout, train: TrainConfig | None = None) -> StepTraffic:
+        """Bytes that a process sends in a step. train: may name a teacher, of which every pass gathers the layers.
 
         In a ring of n, gathering, scattering or broadcasting B bytes sends (n - 1) / n of them from each process, and
         reducing B bytes for all sends twice as much.
         """
         n, n_replicas = layout.n_shards, layout.n_replicas
         held, root = FP32_BYTES * self.block_entries(n), FP32_BYTES * self._root.block_entries(n)
+        sizes = None if train is None or train.distill is None else train.distill.sizes
+        taught = 0 if train is None or sizes is None else number_bytes(train) * (sizes.params - sizes.root_params)
         updates = FP32_BYTES * self._hidden_entries(n)
         whole_updates = FP32_BYTES * sum(matrix.numel() for matrix in self.hidden_matrices)
         return StepTraffic(
-            all_gather_bytes=(n - 1) * (layout.n_passes * (2 * held - root) + updates),
+            all_gather_bytes=(n - 1) * (layout.n_passes * (2 * held - root + -(-taught // n)) + updates),
             reduce_scatter_bytes=(n - 1) * held,
             all_reduce_bytes=2 * (n_replicas - 1) * held // n_replicas,
             broadcast_bytes=(n - 1) * whole_updates // n,
@@ -256,6 +282,11 @@ class ShardedModel:
         gathered = [unit.gathered_entries(n_shards) for unit in self.units[:-1]]
         neighbours = max(map(sum, pairwise([0, *gathered])))
         return FP32_BYTES * (neighbours + 2 * max(gathered) + self._root.n_params)
+
+
+def number_bytes(train: TrainConfig) -> int:
+    """Bytes of a number in the type in which a run multiplies."""
+    return FP32_BYTES if train.precision == "fp32" else BF16_BYTES
 
 
 def memory_on_cpu(recipe: Recipe) -> RankMemory:

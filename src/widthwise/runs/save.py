@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +13,8 @@ from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
-from widthwise.interop.hf_import import import_hf
-from widthwise.interop.hub import import_source
+from widthwise.interop.hf_import import ImportedModel, import_hf
+from widthwise.interop.hub import ImportSource, import_source
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.records.record import StoredRecord
@@ -24,6 +24,7 @@ from widthwise.runs.environment import environment
 from widthwise.runs.speed import faster_precision
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
+from widthwise.training.teacher import Origin
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 IMPORTED = "imported"
@@ -114,10 +115,11 @@ def write_first(
     tokenizer: Tokenizer | None,
     provenance: Mapping[str, Any],
     record: StoredRecord | None = None,
+    origin: Origin | None = None,
 ) -> None:
     """Writes the run directory of a model at step 0, whole or not at all.
 
-    recipe: resolved, with the model's config; provenance: entries of environment.json; record: lies beside them.
+    recipe: resolved, with the model's config; provenance: entries of environment.json; record, origin: lie beside them.
     """
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
@@ -127,6 +129,8 @@ def write_first(
             tokenizer.save(partial.tokenizer_folder)
         if record is not None:
             record.write(folder)
+        if origin is not None:
+            origin.write(folder)
         optimizer = recipe.optimizer.build(model)
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():
@@ -151,39 +155,62 @@ def import_run(
     run = RunDir(out)
     if run.exists:
         raise UserError(f"{run.path}: already holds a run; choose a new folder")
-    folder, name, commit = import_source(source, revision)
-    imported, tokenizer = import_hf(folder), None
-    if imported.tokenizer is not None:
-        eos = f"#{imported.eos}" if imported.eos else ""
-        spec = f"{run.tokenizer_folder / JsonTokenizer.file_name}{eos}"  # by which data for the run are prepared
-        tokenizer = JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
     if changed := [each for each in overrides if re.match(r"\s*model\b", each)]:
         raise UserError(f"{changed[0]}: the model is that of {source}; `widthwise grow` changes it after the import")
+    found = import_source(source, revision)
+    imported = read_import(found, overrides, recipe, run.tokenizer_folder / JsonTokenizer.file_name)
+    config, tokenizer = imported.recipe.explicit_model, imported.tokenizer
+    model = build(config, seed=0)
+    model.set_weights(imported.hf.take_weights())
+    write_first(run.path, imported.recipe, model, tokenizer, {**unseen_data(tokenizer), IMPORTED: imported.origin})
+    return {
+        "run": str(run.path),
+        **({} if found.commit is None else {"commit": found.commit}),
+        "model_type": imported.hf.model_type,
+        "params": int(config.inference_cost().params),
+        "tokenizer": None if tokenizer is None else tokenizer.spec,
+    }
+
+
+class Imported(NamedTuple):
+    """A Hugging Face model as the run that it becomes."""
+
+    hf: ImportedModel
+    recipe: Recipe
+    """Resolved."""
+    tokenizer: Tokenizer | None
+    origin: dict[str, Any]
+    """The entry IMPORTED of environment.json."""
+
+
+def read_import(
+    source: ImportSource, overrides: Sequence[str], recipe: Path | str | None = None, tokenizer_path: Path | None = None
+) -> Imported:
+    """Read a Hugging Face folder as a run at step 0; weights are read when they are taken.
+
+    recipe: of further training, but for its model; gentle settings where not given. tokenizer_path: the file by which
+    the recipe names the tokenizer of its data; that of the folder where not given. Raises UserError for a model that
+    cannot be imported exactly, and for mistakes in the recipe.
+    """
+    imported, tokenizer = import_hf(source.folder), None
+    if imported.tokenizer is not None:
+        spec = f"{tokenizer_path or imported.tokenizer}{f'#{imported.eos}' if imported.eos else ''}"
+        tokenizer = JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
     sections = first_sections(imported.n_positions) if recipe is None else read_recipe(recipe)
     apply_overrides(sections, overrides)
     data = dict(sections.get("data") or {})
     if tokenizer is not None and all(data.get(key) is None for key in ("path", "mixture", "tokenizer")):
         data["tokenizer"] = tokenizer.spec
-    where = str(recipe or source)
+    where = str(recipe or (source.folder if source.commit is None else source.name))
     resolved = parse_recipe({**sections, "model": to_data(imported.config), "data": data}, where).resolved()
     resolved.check()
-    model = build(resolved.explicit_model, seed=0)
-    model.set_weights(imported.weights.items())
-    files = sorted((*folder.glob("*.json"), *folder.glob("*.safetensors")))
-    of_hub = {} if commit is None else {"commit": commit}
+    files = sorted((*source.folder.glob("*.json"), *source.folder.glob("*.safetensors")))
     origin = {
-        "folder": name,
-        **of_hub,
+        "folder": source.name,
+        **({} if source.commit is None else {"commit": source.commit}),
         "model_type": imported.model_type,
         "n_positions": imported.n_positions,
         "token_ids": imported.token_ids,
         "files": {path.name: file_sha256(path) for path in files},
     }
-    write_first(run.path, resolved, model, tokenizer, {**unseen_data(tokenizer), IMPORTED: origin})
-    return {
-        "run": str(run.path),
-        **of_hub,
-        "model_type": imported.model_type,
-        "params": int(resolved.explicit_model.inference_cost().params),
-        "tokenizer": None if tokenizer is None else tokenizer.spec,
-    }
+    return Imported(imported, resolved, tokenizer, origin)

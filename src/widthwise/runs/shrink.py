@@ -1,19 +1,26 @@
-"""A smaller model of a run: its least needed parts are cut off, and the rest is a run at step 0 to heal by training."""
+"""A smaller model of a run or a Hugging Face folder: its least needed parts are cut off, and the rest is a run at step
+0 to heal by training.
 
-from collections.abc import Callable, Sequence
+Beside the weights of the model there is never room needed for many more: a weight is reordered and cut at a time, and
+the smaller model is made of what is left. Weights in bf16 stay so where the run computes in bf16.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
-from widthwise.files import check_free
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
-from widthwise.growth.choices import ShrinkOptions
-from widthwise.growth.need import LayerNeed, Need, energies_kept, layer_needs, measure, order_of_need
+from widthwise.growth.choices import BUDGETS, ShrinkOptions
+from widthwise.growth.need import covariance, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
     LayerSizes,
     Order,
@@ -21,24 +28,31 @@ from widthwise.growth.shrink import (
     cut,
     fold_gains,
     layer_sizes,
+    layers_kept,
     reorder,
     smaller_config,
     why_not_turned,
 )
-from widthwise.kernels.dispatch import autocast
-from widthwise.model.decoder import Decoder, build
-from widthwise.model.eval_mode import evaluating
+from widthwise.interop.hub import hub_name, import_source
+from widthwise.kernels.dispatch import widened
+from widthwise.kernels.linear_cross_entropy import rows_per_chunk
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder, allocate, blueprint
+from widthwise.model.memory import give_back_freed
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.shrinking import check_budget, sizes_at_budget
-from widthwise.records.shrinking import LayerCut, Shrinking
+from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
+from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
 from widthwise.runs.data_identity import identity_of
-from widthwise.runs.save import IMPORTED, write_first
-from widthwise.runs.trained import check_tokenizer, load_trained
+from widthwise.runs.loaded import is_run
+from widthwise.runs.save import IMPORTED, read_import, write_first
+from widthwise.runs.speed import faster_precision
+from widthwise.runs.trained import check_tokenizer, check_tokens, check_vocabulary, load_trained, usual_device
 from widthwise.training.observer import SilentObserver
+from widthwise.training.teacher import Origin
 from widthwise.training.validation import validate
-from widthwise.yaml_io import apply_overrides
+from widthwise.yaml_io import apply_overrides, dump_yaml
 
 
 def shrink_run(
@@ -47,64 +61,66 @@ def shrink_run(
     options: ShrinkOptions,
     overrides: Sequence[str] = (),
     step: int | None = None,
-    sizes: Sequence[LayerSizes] | None = None,
+    to: ModelConfig | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Shrinking:
-    """Write a smaller model of a run as a run at step 0, and return what was cut and lost.
+    """Write a smaller model of a trained one as a run at step 0, and return what was cut and lost.
 
-    out: folder of the new run; None: nothing is written. overrides: changes to the run's recipe for the new run, data
-    and steps of healing among them; step: of the checkpoint, the newest good one where not given; sizes: of every
-    layer, in place of a budget. Raises UserError for a model that cannot be cut, a budget that cannot be met, and where
-    `out` is not free.
+    path: a run, a Hugging Face folder, or `org/name` of the hub. out: folder of the new run; None: nothing is written.
+    overrides: changes to the recipe for the new run, data and steps of healing among them, which is that of the run or
+    the one that `import` writes; step: of the run's checkpoint, the newest good one where not given; to: a model whose
+    sizes the smaller one has, in place of a budget. Raises UserError for a model that cannot be cut, a budget that
+    cannot be met, and where `out` is not free.
     """
-    if options.budget is None and sizes is None:
+    if options.budget is None and to is None:
         raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
-    if sizes is not None:
-        ignored = [
-            name for name in ("params", "flops", "kv_bytes", "shape", "parts", "multiple") if _is_given(options, name)
-        ]
-        if ignored:
-            raise UserError(
-                f"--{ignored[0].replace('_', '-')}: conflicts with --to, which has the sizes of every layer"
-            )
+    for name in (*BUDGETS, "shape", "parts", "multiple"):
+        if to is not None and getattr(options, name) != ShrinkOptions.model_fields[name].default:
+            raise UserError(f"--{name.replace('_', '-')}: conflicts with --to, which has the sizes of every layer")
     if out is not None:
         check_free(Path(out))
-    loaded = load_trained(Path(path), None, step)
-    assert loaded.recipe is not None
-    model, recipe = loaded.model, _recipe(loaded.recipe, overrides, str(path))
-    check_can_shrink(model.config)
-    if sizes is None:
-        check_budget(model.config, options, recipe.seq_len)
+    for each in overrides:
+        if (key := each.partition("=")[0].strip()).partition(".")[0] == "model":
+            raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
+    give_back_freed()
+    source = _of_run(path, step, overrides) if _is_run(path, step) else _of_folder(path, overrides)
+    model, recipe, config = _readable(source.model), source.recipe, source.model.config
+    if out is not None:
+        recipe.check()
+    check_can_shrink(config)
+    if to is None:
+        cost_limits(config, options, recipe.seq_len)
     else:
-        smaller_config(model.config, sizes)
+        smaller_config(config, sizes_like(config, to), to.d_model)
     data = open_data(recipe.data)
-    check_tokenizer(RunDir(path), data.tokenizer)
+    source.check_tokenizer(data.tokenizer)
     n_rows, boundaries = recipe.train.sequences_per_pass, recipe.data.boundaries(data)
     batches = batches_from(recipe, 0, options.calibration_batches, SilentObserver())
     text = [part for batch in batches for part in batch.split(n_rows)]
     held_out = recipe.held_out(data)
     held_out.check()
     say("reading held-out text")
-    loss_before, tops = validate(model, held_out).loss, _most_likely(model, held_out)
+    loss_before, tops = _validated(model, held_out)
     say(f"measuring the need of the parts on {options.calibration_batches} batches")
-    measured = partial(measure, model, text, boundaries=boundaries)
-    reason = _arrange_stream(model, measured, options)
-    need = measured()
+    first_rows = model.embedding.weight[:256].detach().to("cpu", torch.float32, copy=True)
+    stream, reason = _arrange_stream(model, partial(covariance, model, text, boundaries), options)
+    need = measure(model, text, boundaries)
     needs = layer_needs(model, need, options.score)
-    order = order_of_need(needs)
-    reorder(model, order)
-    needs = [
-        LayerNeed(each.stream, each.groups[groups], each.units[units])
-        for each, groups, units in zip(needs, order.groups, order.units)
-    ]
-    sizes = sizes_at_budget(model.config, options, recipe.seq_len, needs) if sizes is None else list(sizes)
-    smaller, energy = smaller_config(model.config, sizes), energies_kept(need, sizes)
-    small = build(smaller, seed=0, device=loaded.device)
-    small.set_weights(cut(model, smaller, energy))
-    loss_after, tops_after = validate(small, held_out).loss, _most_likely(small, held_out)
+    reorder(model, order_of_need(needs))
+    needs = [each.in_order() for each in needs]
+    sizes = sizes_at_budget(config, options, recipe.seq_len, needs) if to is None else sizes_like(config, to, needs)
+    smaller = smaller_config(config, sizes, None if to is None else to.d_model)
+    energy = energies_kept(need, smaller, sizes)
+    small = _cut_off(model, smaller, sizes, energy)
+    loss_after, tops_after = _validated(small, held_out)
+    try:
+        shape = curve_of_cut(config, smaller)
+    except UserError as error:
+        shape = None
+        say(f"the shape is not kept as a curve: {error}")
     found = Shrinking(
-        source=loaded.path.resolve().name,
-        step=loaded.step or 0,
+        source=source.name,
+        step=source.step,
         request=to_data(options),
         turned=options.stream == "turned" and reason is None,
         not_turned=reason if options.stream == "turned" else None,
@@ -112,68 +128,135 @@ def shrink_run(
         loss_after=loss_after,
         agreement=float((tops == tops_after).double().mean()),
         n_tokens=tops.numel(),
-        before=model_size(model.config, recipe.seq_len),
+        before=model_size(config, recipe.seq_len),
         after=model_size(smaller, recipe.seq_len),
-        kv_bytes=[model.config.inference_cost().kv_bytes(), smaller.inference_cost().kv_bytes()],
+        d_model=[config.d_model, smaller.d_model],
+        kv_bytes=[config.inference_cost().kv_bytes(), smaller.inference_cost().kv_bytes()],
         layers=[
             LayerCut(
-                d_model=[before.d_model, after.d_model],
-                n_kv_heads=[before.n_kv_heads, after.n_kv_heads],
-                n_hidden=[before.n_hidden, after.n_hidden],
+                **{name: [*pair] for name, *pair in zip(LayerSizes._fields, before, after)},
                 lost=lost.lost(after),
-                energy_kept=[energy[f"layers.{i}.attention.norm"], energy[f"layers.{i}.ffn.norm"]],
+                energy_kept=[energy.get(f"layers.{i}.{part}.norm", 0.0) for part in ("attention", "ffn")],
             )
-            for i, (before, after, lost) in enumerate(zip(layer_sizes(model.config), sizes, needs))
+            for i, (before, after, lost) in enumerate(zip(layer_sizes(config), sizes, needs))
         ],
+        shape=shape,
     )
     if out is not None:
         resolved = checked_copy(recipe, "recipe", model=smaller).resolved()
         resolved.check()
-        recorded = RunDir(path).environment()
-        origin = {IMPORTED: recorded[IMPORTED]} if IMPORTED in recorded else {}
-        write_first(Path(out), resolved, small, data.tokenizer, {**identity_of(data).record(), **origin}, found)
+        provenance = {**identity_of(data).record(), **source.origin}
+        kept = torch.tensor([old for old, _ in layers_kept(sizes).pairs()])
+        origin = Origin(stream[..., : smaller.d_model], kept, first_rows)
+        write_first(Path(out), resolved, small, data.tokenizer, provenance, found, origin)
+        if shape is not None:
+            of_shape = recipe_of_cut(recipe, config, shape, options.budget or "params")
+            write_atomic(Path(out) / f"{SHRUNK}.yaml", dump_yaml(of_shape))
     return found
 
 
-def _is_given(options: ShrinkOptions, name: str) -> bool:
-    return getattr(options, name) != ShrinkOptions.model_fields[name].default
+class _Source(NamedTuple):
+    """A model to be cut, and what the new run inherits."""
+
+    name: str
+    step: int
+    model: Decoder
+    recipe: Recipe
+    """With the changes for the new run, but with the old model."""
+    origin: dict[str, Any]
+    """The entry IMPORTED of environment.json, if there is one."""
+    check_tokenizer: Callable[[Tokenizer], None]
+    """Raises UserError for a tokenizer whose tokens the model does not know."""
 
 
-def _recipe(recipe: Recipe, overrides: Sequence[str], where: str) -> Recipe:
-    """The recipe of the new run but for its model: the run's, with changes, and without growth."""
-    for each in overrides:
-        if (key := each.partition("=")[0].strip()).partition(".")[0] == "model":
-            raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
-    data = to_data(checked_copy(recipe, "recipe", growth=(), rewarmup=None))
+def _is_run(path: Path | str, step: int | None) -> bool:
+    """Tell a run from a Hugging Face folder or a name of the hub. Raises UserError for a step of those."""
+    if hub_name(path) is None:
+        return is_run(Path(path), step)
+    if step is not None:
+        raise UserError(f"{path}: step: got {step}; a model of the hub has no steps")
+    return False
+
+
+def _of_run(path: Path | str, step: int | None, overrides: Sequence[str]) -> _Source:
+    loaded = load_trained(Path(path), None, step)
+    assert loaded.recipe is not None
+    data = to_data(checked_copy(loaded.recipe, "recipe", growth=(), rewarmup=None))
     apply_overrides(data, overrides)
-    return parse_recipe(data, where)
+    recipe, run = parse_recipe(data, str(path)).settled(faster_precision), RunDir(path)
+    origin = {key: value for key, value in run.environment().items() if key == IMPORTED}
+    name = loaded.path.resolve().name
+    return _Source(name, loaded.step or 0, loaded.model, recipe, origin, partial(check_tokenizer, run))
 
 
-def _arrange_stream(model: Decoder, measured: Callable[..., Need], options: ShrinkOptions) -> str | None:
+def _of_folder(path: Path | str, overrides: Sequence[str]) -> _Source:
+    """The model of a Hugging Face folder or of the hub. Its weights stay in bf16 if all are and the run computes so."""
+    found = import_source(path)
+    imported = read_import(found, overrides)
+    recipe, own = imported.recipe.settled(faster_precision), imported.tokenizer
+    config = recipe.explicit_model
+    is_narrow = all(weight.dtype == torch.bfloat16 for weight in imported.hf.weights.values())
+    computes_so = recipe.train.settled_precision == "bf16"
+    model = blueprint(config).to(torch.bfloat16 if is_narrow and computes_so else torch.float32)
+    allocate(model, usual_device(None))
+    model.set_weights(imported.hf.take_weights())
+
+    def check(tokenizer: Tokenizer) -> None:
+        if own is not None:
+            check_tokens(own, tokenizer)
+        check_vocabulary(config.vocab_size, tokenizer)
+
+    return _Source(found.name, 0, model, recipe, {IMPORTED: imported.origin}, check)
+
+
+def _readable(model: Decoder) -> Decoder:
+    """Return the model, of any type, ready to be evaluated with a stream that is summed in fp32 or wider."""
+    model.embedding.register_forward_hook(lambda *given: widened(given[-1]))
+    return model.eval().requires_grad_(False)  # autocast keeps its casts of weights that have gradients
+
+
+def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], energy: Mapping[str, float]) -> Decoder:
+    """Return the smaller model. Each weight of the model is gone when the next is cut."""
+    weights, kept = {}, layers_kept(sizes)
+    for name, weight in cut(model, smaller, sizes, energy):
+        weights[name] = weight
+        del model.get_submodule((kept.old_name(name) or name).removesuffix(".weight")).weight
+    small = blueprint(smaller)
+    small.load_state_dict(weights, strict=False, assign=True)  # without the second name of a tied weight
+    small.tie()
+    small.progress = torch.ones_like(model.progress)
+    return _readable(small)
+
+
+def _arrange_stream(
+    model: Decoder, correlated: Callable[[], Tensor], options: ShrinkOptions
+) -> tuple[Tensor, str | None]:
     """Bring the coordinates of the stream into an order of need, in place; the function stays the same.
 
-    Returns the reason for which the stream could not be turned; its coordinates are then sorted by the squares that
-    sublayers read, or left where they are if layers already own parts of it.
+    Returns where they come from, as `Origin.stream`, and the reason for which the stream could not be turned; its
+    coordinates are then sorted by the squares that sublayers read, or left where they are if layers already own parts
+    of it.
     """
     config, reason = model.config, why_not_turned(model.config)
+    stream = torch.arange(config.d_model)
     if options.stream == "turned" and reason is None:
         fold_gains(model)
-        covariance = torch.as_tensor(measured(with_covariance=True).covariance)
-        reorder(model, Order(torch.linalg.eigh(covariance).eigenvectors.flip(-1)))
+        turn = torch.linalg.eigh(correlated()).eigenvectors.flip(-1)
+        reorder(model, Order(turn))
+        stream = turn.float().cpu()
     elif all({layer.d_in, layer.d_model, layer.d_out} == {config.d_model} for layer in config.layers):
-        energy = sum((torch.as_tensor(each.energy) for each in measured().read.values()), torch.zeros(()))
-        reorder(model, Order(energy.argsort(descending=True, stable=True).cpu()))
-    return reason
+        stream = correlated().diag().argsort(descending=True, stable=True).cpu()
+        reorder(model, Order(stream))
+    return stream, reason
 
 
-@torch.no_grad()
-def _most_likely(model: Decoder, held_out: HeldOut) -> Tensor:
-    """Return the most likely token at every position of the held-out text, in order."""
-    found = []
-    with evaluating(model) as device, autocast(device, held_out.precision):
-        for batch in held_out.batches():
-            tokens = batch[:, :-1].to(device)
-            documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
-            stream = model.stream(tokens, documents=documents, positions=positions)
-            found.append(model.logits(model.exit(stream)).argmax(dim=-1).flatten().cpu())
-    return torch.cat(found)
+def _validated(model: Decoder, held_out: HeldOut) -> tuple[float, Tensor]:
+    """Return the loss on the held-out text, and the most likely token at each of its positions, in order."""
+    found: list[Tensor] = []
+
+    def most_likely(_: nn.Module, inputs: tuple[Any, ...], hidden: Tensor) -> None:
+        n_rows = rows_per_chunk(hidden.device.type, model.config.vocab_size)
+        found.extend(model.logits(rows).argmax(dim=-1).cpu() for rows in hidden.flatten(0, -2).split(n_rows))
+
+    with model.exit.register_forward_hook(most_likely):
+        return validate(model, held_out).loss, torch.cat(found)

@@ -17,6 +17,7 @@ from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.objective import Objective
 from widthwise.training.observer import Observer
+from widthwise.training.teacher import LoadedTeacher
 from widthwise.training.train_state import optimizer_step
 
 BF16_GAIN = 1.3
@@ -59,7 +60,8 @@ def step_seconds(recipe: Recipe) -> float:
     optimizer = AdamWConfig(lr=1e-4).build(model)
     batch = torch.randint(config.vocab_size, (given.batch_size, recipe.seq_len + 1))
     train = TrainConfig(steps=1, batch_size=given.batch_size, precision=given.settled_precision, distill=given.distill)
-    objective = Objective(train, config, torch.device("cpu"))
+    teacher = None if given.distill is None else LoadedTeacher(recipe)
+    objective = Objective(train, config, torch.device("cpu"), teacher)
     return seconds(lambda: optimizer_step(model, optimizer, batch, objective, train), n_calls=2)
 
 

@@ -17,16 +17,14 @@ from widthwise.runs.data_identity import VALIDATION_KEY, DataCache, has_seen_dat
 from widthwise.runs.environment import REPRODUCED_WITH, OtherWork, environment
 from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
-from widthwise.runs.trained import check_tokenizer
+from widthwise.runs.trained import check_tokenizer, check_vocabulary
 from widthwise.training import checkpoint_folder
 from widthwise.training.launch import Interrupted, is_launched, n_launched, watch_signals
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.processes import ALONE, Processes
+from widthwise.training.teacher import TEACHER_KEY
 from widthwise.yaml_io import apply_overrides, to_yaml
-
-TEACHER_KEY = "teacher_step"
-"""Key in `environment.json` of the step of the teacher's checkpoint."""
 
 
 @contextmanager
@@ -207,14 +205,9 @@ class _Launch:
 
     def _verified_data(self, recipe: Recipe) -> OpenedData:
         data = self.data_cache.open(recipe.data, self.observer.preparing)
-        tokenizer, vocab_size = data.tokenizer, recipe.explicit_model.vocab_size
-        if tokenizer.vocab_size > vocab_size:
-            raise UserError(
-                f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
-                f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
-            )
+        check_vocabulary(recipe.explicit_model.vocab_size, data.tokenizer)
         if (distill := recipe.train.distill) is not None:
-            check_tokenizer(RunDir(distill.teacher), tokenizer)
+            check_tokenizer(RunDir(distill.teacher), data.tokenizer)
         recipe.held_out(data).check()
         # The run vouches for the checksums, and a stray token would stop it later.
         self.data_cache.check(recipe.data, self.observer.preparing)

@@ -210,14 +210,27 @@ def check_tokenizer(run: RunDir, given: Tokenizer) -> None:
     A run that has seen data needs the very same; an imported one the same tokens, merges and end of text.
     """
     identity = recorded_tokenizer(run)
-    if identity is None or identity.id == given.id:
-        return
-    own, is_free = tokenizer_of(run), not has_seen_data(run)
+    if identity is not None and identity.id != given.id:
+        check_tokens(tokenizer_of(run), given, is_free=not has_seen_data(run))
+
+
+def check_tokens(own: Tokenizer, given: Tokenizer, is_free: bool = True) -> None:
+    """Raises UserError for the tokenizer of other data than a model's own, unless it is free to take one that has the
+    same tokens, merges and end of text."""
     if is_free and own.vocabulary_id == given.vocabulary_id:
         return
     ends = f", whose texts end in {own.eos!r} and not in {given.eos!r}" if own.eos != given.eos else ""
     other = ", or one with the same tokens, merges and end of text" if is_free else ""
     raise UserError(f"data.tokenizer: got {given.spec}; must be that of the model, {own.spec}{ends}{other}")
+
+
+def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Raises UserError for a tokenizer with more tokens than the model knows."""
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
+            f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Checkpoints: a folder per step that appears whole or not at all, and every byte of which has a checksum.
 
 checkpoints/step_00000100/
-    model.safetensors       weights by parameter name, fp32
+    model.safetensors       weights by parameter name, fp32; at step 0 of a cut model in bf16 if it was stored so
     optimizer.safetensors   PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step; of Muon PARAMETER.momentum_buffer
                             of n processes that share a model, n files each instead (training/saved_tensors.py)
     rng.safetensors         states of torch's generators
@@ -151,17 +151,18 @@ def _refusing() -> Iterator[None]:
 def load_weights(path: Path, model: Decoder) -> None:
     """Fills the model from a valid checkpoint, each process its rows. Raises UserError where they do not fit."""
     targets = _weights(model)
-    with _opened(path, MODEL) as saved:
+    with opened(path, MODEL) as saved:
         saved.check({name: tensor.shape for name, tensor in targets.items()})
         for name, target in targets.items():
             held(target).copy_(saved.rows(name, held_rows(target)))
 
 
 def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
-    """The weights of a valid checkpoint. Raises UserError where they do not fit the model, which may have none yet."""
-    with _opened(path, MODEL) as saved:
+    """The weights of a valid checkpoint in fp32. Raises UserError where they do not fit the model, which may have none
+    yet."""
+    with opened(path, MODEL) as saved:
         saved.check({name: tensor.shape for name, tensor in _weights(model).items()})
-        return {name: saved.whole(name) for name in saved.names}
+        return {name: saved.whole(name).float() for name in saved.names}
 
 
 def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunState:
@@ -181,7 +182,7 @@ def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunSta
 def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
     """Fills the optimizer. Each parameter must have its whole state in the file, or, like a new one, none of it."""
     parameters, shapes = dict(model.named_parameters()), state_shapes(optimizer)
-    with _opened(path, OPTIMIZER) as saved:
+    with opened(path, OPTIMIZER) as saved:
         begun = {key.rpartition(".")[0] for key in saved.names} & parameters.keys()
         saved.check({f"{name}.{part}": shape for name in begun for part, shape in shapes[parameters[name]].items()})
         for key in sorted(saved.names):
@@ -204,7 +205,8 @@ def _load_rng(path: Path) -> None:
         raise UserError(f"{path / RNG}: holds no state of torch's generators ({error})") from None
 
 
-def _opened(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
+def opened(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
+    """The tensors of a valid checkpoint, for the length of a block. stem: MODEL or OPTIMIZER."""
     return SavedTensors.opened(path, stem, manifest_of(path).n_shards)
 
 
@@ -219,7 +221,7 @@ def merge(path: Path) -> bool:
         records = {name: manifest.files[name] for name in (RNG, STATE)}
         for stem in (MODEL, OPTIMIZER):
             merged = path / file_name(stem)
-            with _opened(path, stem) as saved, writing(merged):
+            with opened(path, stem) as saved, writing(merged):
                 write_one_by_one(merged, saved.types(), saved.whole)
             records[merged.name] = FileRecord.of(merged)
         merged_manifest = manifest.model_copy(update={"n_shards": 1, "files": records})

@@ -17,6 +17,7 @@ from widthwise.training.metrics import MetricsLogger
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import Diverged, RunState, checked_loss
+from widthwise.training.teacher import LoadedTeacher
 from widthwise.training.train_state import TrainState
 from widthwise.training.validation import Validation, ValidationSets, validate
 
@@ -34,7 +35,8 @@ class TrainingLoop:
         self.name = run.path.resolve().name
         self.metrics_logger = MetricsLogger(run, recipe, observer, processes, self.note)
         torch.manual_seed(self.config.seed)
-        self.train_state = TrainState.untrained(recipe, recipe.phases[0], processes)
+        self._teacher = None if self.config.distill is None else LoadedTeacher(recipe, run, processes)
+        self.train_state = TrainState.untrained(recipe, recipe.phases[0], processes, self._teacher)
         self.held_out = recipe.held_out(data, processes.world_size)
         self.sets = ValidationSets.opened(recipe, self.held_out, self.train_state.model, processes)
         self.loader = Loader(
@@ -58,7 +60,7 @@ class TrainingLoop:
             processes.on_rank_zero(lambda: self.run.check_seal(manifest_of(path).seal, path.name))
             phase = self.recipe.phase_at(step_of(path))
             if phase.start > 0:
-                self.train_state = TrainState.untrained(self.recipe, phase, processes)
+                self.train_state = TrainState.untrained(self.recipe, phase, processes, self._teacher)
             self._load(path)
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")

@@ -6,38 +6,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.computing import Precision
 from widthwise.config_io import UserError
 from widthwise.growth.plan import GrowthPlan
-from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
-from widthwise.model.decoder import Loss, build
+from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
-from widthwise.model.eval_mode import evaluating
-from widthwise.recipe.recipe import saved_recipe
-from widthwise.recipe.train_section import DistillConfig, TrainConfig, WidthBudgetConfig
-from widthwise.run_dir import RunDir
-from widthwise.training import checkpoint, checkpoint_folder
+from widthwise.recipe.objective import WidthBudgetConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.step_statistics import ChoiceMeans
+from widthwise.training.teacher import LoadedTeacher
 
 
 class Objective:
     """The objective of one model: the sum over the passes of a step.
 
     Most models have one pass and nothing that joins its loss; a width budget and nested training need dynamic-width
-    layers. A budget waits until growth lets tokens choose. teacher: the one that the model before a growth had; loaded
-    where not given, if there is one.
+    layers. A budget waits until growth lets tokens choose. teacher: that of the config, if it has one.
     """
 
     def __init__(
-        self, config: TrainConfig, model: ModelConfig, device: torch.device, teacher: "LoadedTeacher | None" = None
+        self, config: TrainConfig, model: ModelConfig, device: torch.device, teacher: LoadedTeacher | None = None
     ):
+        assert (teacher is None) == (config.distill is None)
         budget, self._nested, self.z_loss = config.width_budget, config.nested, config.z_loss
         self._budget = None if budget is None or not chooses_width(model) else WidthBudget(budget, model, device)
         self.teacher = teacher
-        if config.distill is not None and teacher is None:
-            self.teacher = LoadedTeacher(config.distill, config.settled_precision, device)
         if self._nested is not None:
             self._fractions = forced_fractions(dynamic_layers(model), self._nested.n_widths)
 
@@ -85,33 +79,6 @@ def carried_state(state: Sequence[float], before: TrainConfig, after: TrainConfi
     if not state or before.width_budget is None:
         return [0.0] if chooses_width(plan.new) else []
     return list(state)
-
-
-class LoadedTeacher:
-    """The teacher of a run in the memory of one device, whole; in bf16 where the run multiplies in it.
-
-    Raises UserError where its run has no good checkpoint.
-    """
-
-    def __init__(self, config: DistillConfig, precision: Precision, device: torch.device):
-        run = RunDir(config.teacher)
-        found, damages = checkpoint_folder.latest_valid(run.checkpoints)
-        if found is None:
-            reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
-            raise UserError(f"train.distill.teacher: {run.checkpoints}: no checkpoint to load ({reasons})")
-        self._config, self.step = config, checkpoint_folder.step_of(found)
-        self._model = build(saved_recipe(run).model_at(self.step), seed=0, device=device).requires_grad_(False)
-        checkpoint.load_weights(found, self._model)
-        if precision == "bf16":
-            self._model.to(torch.bfloat16)
-
-    def read(self, tokens: Tensor, documents: Tensor | None, positions: Tensor | None) -> Teacher:
-        """Return the predictions for tokens, integers (B, T). documents, positions: see `Decoder.stream`."""
-        model = self._model
-        with evaluating(model):
-            hidden = model.exit(model.stream(tokens, documents=documents, positions=positions))
-        multiplier = model.config.logit_multiplier
-        return Teacher(hidden, model.head.weight, multiplier, self._config.weight, self._config.temperature)
 
 
 class WidthBudget:

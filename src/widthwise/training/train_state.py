@@ -21,10 +21,11 @@ from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.growth_step import EntryRates, grow
-from widthwise.training.objective import LoadedTeacher, Objective, carried_state
+from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import ALWAYS_OPEN, Gate
 from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record
+from widthwise.training.teacher import LoadedTeacher
 
 WHOLE_UPDATES = nullcontext()
 """Lets the optimizer move all entries as it would."""
@@ -80,8 +81,11 @@ def optimizer_step(
             tokens, targets = rows[:, :-1], rows[:, 1:]
             documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
             with autocast(batch.device, config.settled_precision):
-                teacher = None if objective.teacher is None else objective.teacher.read(tokens, documents, positions)
-                found = model.loss(tokens, targets, objective.z_loss, width_fraction, documents, positions, teacher)
+                told, teacher = (documents, positions), objective.teacher
+                # The call alone holds what the teacher says, so that the backward pass finds it gone.
+                found = model.loss(
+                    tokens, targets, objective.z_loss, width_fraction, *told, teacher and teacher.read(tokens, *told)
+                )
             (objective.term(found, width_fraction) * weight).backward()
             if index == 0:
                 loss += found.losses.sum(dtype=torch.float64)
@@ -143,11 +147,13 @@ class TrainState:
         """Training FLOPs, with every pass of a step."""
 
     @classmethod
-    def untrained(cls, recipe: Recipe, phase: Phase, processes: Processes = ALONE) -> "TrainState":
+    def untrained(
+        cls, recipe: Recipe, phase: Phase, processes: Processes = ALONE, teacher: LoadedTeacher | None = None
+    ) -> "TrainState":
         """A phase's model with initial weights. Raises UserError where it does not fit into memory."""
         model = assembled(phase.model, recipe.train, processes)
         set_whole(initial_weights(model, recipe.train.seed))
-        return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes)
+        return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes, teacher)
 
     def grown(self, phase: Phase) -> "TrainState":
         """The larger model of the next phase, which goes on from this one. Raises UserError as `untrained` does."""

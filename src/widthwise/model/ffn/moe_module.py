@@ -32,10 +32,10 @@ class MoE(FeedForward):
         """x: (B, T, d_model), the stream -> the update (B, T, d_out), and load and losses of the router."""
         x = self.norm.before(x)
         logits = widened(self.w_router(x).flatten(0, 1))
-        best, chosen = logits.topk(self.config.top_k, dim=-1)
+        weights, chosen = self.choose(logits)
         n_experts = self.config.n_experts
         matrices = (w.weight.unflatten(0, (n_experts, -1)) for w in (self.w_gate, self.w_up, self.w_down))
-        update = grouped_swiglu(x.flatten(0, 1), chosen, best.softmax(dim=-1), *matrices).unflatten(0, x.shape[:2])
+        update = grouped_swiglu(x.flatten(0, 1), chosen, weights, *matrices).unflatten(0, x.shape[:2])
         if self.shared is not None:
             update = update + self.shared(x, context)[0]
         # By an operator of static shape.
@@ -45,6 +45,11 @@ class MoE(FeedForward):
         if self.training:
             choices |= self._auxiliary_losses(logits, expert_load)
         return self.norm.after(update), choices
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits: (..., n_experts) of the router -> the weights and the indices of the chosen experts, (..., top_k)."""
+        best, chosen = logits.topk(self.config.top_k, dim=-1)
+        return best.softmax(dim=-1), chosen
 
     def _auxiliary_losses(self, logits: Tensor, expert_load: Tensor) -> Choices:
         """logits: (n_tokens, n_experts) of the router. Gradients flow through the probabilities; the load has none."""

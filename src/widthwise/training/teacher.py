@@ -1,0 +1,130 @@
+"""The teacher of a run: its predictions and hidden states, which a student learns beside its targets."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from widthwise.config_io import UserError
+from widthwise.files import reading
+from widthwise.kernels.linear_cross_entropy import Teacher
+from widthwise.model.decoder import allocate, blueprint
+from widthwise.model.eval_mode import evaluating
+from widthwise.model.residual.interface import Stream
+from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.run_dir import RunDir
+from widthwise.training import checkpoint, checkpoint_folder
+from widthwise.training.processes import ALONE, Processes
+from widthwise.training.saved_tensors import write_tensors
+
+TEACHER_KEY = "teacher_step"
+"""Key in `environment.json` of the step of the teacher's checkpoint: of a run that another verb has made, once it is
+trained."""
+
+
+class Origin(NamedTuple):
+    """Where the parts of a model that was cut out of another one come from: `origin.safetensors` in its run."""
+
+    stream: Tensor
+    """int64 (n,), the old coordinate of the stream at each new one; or fp32 (n_old, n), a column for each new one."""
+    layers: Tensor
+    """int64 (n_layers,), the old layer at each new one, ascending."""
+    first_rows: Tensor
+    """fp32 (n_rows, n_columns), the first rows of the old embedding, by which the model that was cut is known."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Origin | None":
+        """Return the origin of the model of a run; None where it was not cut. Raises UserError for a broken file."""
+        path = folder / "origin.safetensors"
+        if not path.exists():
+            return None
+        with reading(path):
+            try:
+                return cls(**load_file(path))
+            except (SafetensorError, TypeError) as error:
+                raise UserError(f"{path}: cannot be read ({error})") from None
+
+    def write(self, folder: Path) -> None:
+        """Write the file into the folder of a run. Raises OSError."""
+        write_tensors(self._asdict(), folder / "origin.safetensors")
+
+
+class LoadedTeacher:
+    """The teacher of a run, in bf16 where the run multiplies in it, divided among processes as its student is."""
+
+    def __init__(self, recipe: Recipe, run: RunDir | None = None, processes: Processes = ALONE):
+        """Load the teacher that a recipe names. Called by all processes.
+
+        run: the student's; None: a student with random weights. Raises UserError where the teacher has no good
+        checkpoint, and where nothing says which of its hidden states are those that the student is to learn.
+        """
+        assert recipe.train.distill is not None
+        self._config, source = recipe.train.distill, RunDir(recipe.train.distill.teacher)
+        found, damages = checkpoint_folder.latest_valid(source.checkpoints, processes)
+        if found is None:
+            reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
+            error = UserError(f"train.distill.teacher: {source.checkpoints}: no checkpoint to load ({reasons})")
+            raise processes.on_every_rank(error)
+        self.step = checkpoint_folder.step_of(found)
+        processes.all_gather(lambda: self._load(recipe, source, found, run, processes))
+
+    def _load(self, recipe: Recipe, source: RunDir, path: Path, run: RunDir | None, processes: Processes) -> None:
+        self._model = blueprint(saved_recipe(source).model_at(self.step)).requires_grad_(False)
+        self._layers: list[int] = []
+        """The layers whose states the last ones of the student learn, ascending."""
+        if self._config.layers != "none":
+            self._match(recipe, self._origin(run, path), processes.device)
+        if recipe.train.settled_precision == "bf16":
+            self._model.to(torch.bfloat16)
+        if processes.n_shards > 1:
+            processes.shard_model(self._model)
+        allocate(self._model, processes.device, processes.n_shards)
+        checkpoint.load_weights(path, self._model)
+
+    def _origin(self, run: RunDir | None, path: Path) -> Origin:
+        """Return the origin of a student; one whose weights were drawn learns the states as they are."""
+        config, where = self._model.config, f"train.distill.layers: got {self._config.layers}; {run and run.path}"
+        origin = None if run is None else Origin.read(run.path)
+        if origin is None:
+            if run is not None and run.exists and TEACHER_KEY not in run.environment():
+                raise UserError(f"{where} began with weights that were not cut out of the teacher; must be none there")
+            return Origin(torch.arange(config.n_coordinates), torch.arange(config.n_layers), torch.empty(0))
+        with checkpoint.opened(path, checkpoint_folder.MODEL) as saved:
+            rows = saved.rows("embedding.weight", slice(0, len(origin.first_rows)))
+        if not torch.equal(rows, origin.first_rows):
+            raise UserError(f"{where} was not cut out of {path}, so that nothing relates their states")
+        return origin
+
+    def _match(self, recipe: Recipe, origin: Origin, device: torch.device) -> None:
+        """Find the states that the student learns. Raises UserError where one of its models has others."""
+        (stream, kept, _), layers = origin, self._config.layers
+        for phase in recipe.phases:
+            for parts, n_own, n_known in (
+                ("coordinates of the stream", phase.model.n_coordinates, stream.shape[-1]),
+                ("layers", phase.model.n_layers if layers == "all" else len(kept), len(kept)),
+            ):
+                if n_own != n_known:
+                    raise UserError(
+                        f"train.distill.layers: got {layers}; the model has {n_own} {parts}, and {n_known} are known "
+                        f"of {self._config.teacher}; must be as many, or cut out of it by `widthwise shrink`"
+                    )
+        self._stream, last = stream.to(device, copy=True), self._model.config.n_layers - 1
+        # A layer behind which some were cut off learns what the next one that was kept has read.
+        self._layers = [last] if layers == "last" else [*(kept[1:] - 1).tolist(), last]
+
+    def read(self, tokens: Tensor, documents: Tensor | None, positions: Tensor | None) -> Teacher:
+        """Return what the teacher says of tokens, integers (B, T). documents, positions: see `Decoder.stream`."""
+        model, states = self._model, list[Tensor]()
+
+        def see(layer: int, stream: Stream) -> None:
+            if layer in self._layers:
+                state, place = model.slots(stream).flatten(-2), self._stream
+                states.append(state[..., place] if place.dim() == 1 else state @ place.to(state.dtype))
+
+        with evaluating(model):
+            hidden = model.exit(model.stream(tokens, documents=documents, positions=positions, see=see))
+        head = model.head.weight, model.config.logit_multiplier
+        return Teacher(hidden, *head, self._config.weight, self._config.temperature, states, self._config.layers_weight)

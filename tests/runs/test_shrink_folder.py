@@ -1,0 +1,160 @@
+"""`shrink` of a Hugging Face folder in one command: as if it had been imported, and with its weights as they are."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError, to_data
+from widthwise.data.config import open_data
+from widthwise.growth.choices import ShrinkOptions
+from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config
+from widthwise.model.generate import SamplingConfig, generate
+from widthwise.recipe.recipe import saved_recipe
+from widthwise.run_dir import RunDir
+from widthwise.runs.export import export_run
+from widthwise.runs.save import import_run
+from widthwise.runs.shrink import shrink_run
+from widthwise.runs.train import resume, train
+from widthwise.runs.trained import load_trained
+from widthwise.training.checkpoint_folder import checkpoint_paths
+
+UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "model.vocab_size=300", "data.tokenizer=bpe-300")
+HEALING = (
+    "data.corpus=synthetic",
+    "seq_len=17",
+    "train.batch_size=4",
+    "train.micro_batch_size=2",
+    "train.steps=4",
+    "train.validation_tokens=90",
+    "schedule.warmup_steps=1",
+)
+FP32 = (*HEALING, "train.precision=fp32")
+BF16 = (*HEALING, "train.precision=bf16")
+SIZES = [LayerSizes(24, 3, 64), LayerSizes(8, 1, 40), LayerSizes(20, 2, 33)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A trained llama in fp32 and in bf16."""
+    path = tmp_path_factory.mktemp("folders")
+    train(tiny_recipe(*UNIFORM), path / "run")
+    for dtype in ("fp32", "bf16"):
+        assert export_run(path / "run", path / dtype, dtype=dtype)["model_type"] == "llama"
+    return {dtype: path / dtype for dtype in ("fp32", "bf16")}
+
+
+def stored_types(folder: Path) -> set[torch.dtype]:
+    return {weight.dtype for weight in load_file(folder / "model.safetensors").values()}
+
+
+def first_checkpoint(run: Path) -> Path:
+    return checkpoint_paths(RunDir(run).checkpoints)[0]
+
+
+def test_one_command_does_what_import_and_shrink_do(folders: dict[str, Path], tmp_path: Path) -> None:
+    options = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
+    found = shrink_run(folders["fp32"], tmp_path / "small", options, FP32)
+    import_run(folders["fp32"], tmp_path / "imported", overrides=FP32)
+    expected = shrink_run(tmp_path / "imported", tmp_path / "other", options)
+    assert (found.source, found.step) == ("fp32", 0)
+    assert [each.to_data() for each in found.layers] == [each.to_data() for each in expected.layers]
+    assert (found.loss_before, found.loss_after) == (expected.loss_before, expected.loss_after)
+    ours, theirs = (load_trained(tmp_path / name, "cpu") for name in ("small", "other"))
+    for name, weight in ours.model.named_parameters():
+        assert torch.equal(weight, theirs.model.get_parameter(name)), name
+    sections = [saved_recipe(RunDir(tmp_path / name)).model_copy(update={"data": None}) for name in ("small", "other")]
+    assert sections[0] == sections[1]
+    origins = [RunDir(tmp_path / name).environment()["imported"] for name in ("small", "other")]
+    assert origins[0] == origins[1]
+
+
+def test_it_heals_leaves_and_generates_what_transformers_does(folders: dict[str, Path], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
+    pytest.importorskip("widthwise.hf")
+    run, exported = tmp_path / "small", tmp_path / "exported"
+    to = smaller_config(tiny_recipe(*UNIFORM).explicit_model, SIZES)
+    found = shrink_run(folders["fp32"], run, ShrinkOptions(calibration_batches=1), FP32, to=to)
+    assert layer_sizes(saved_recipe(RunDir(run)).explicit_model) == SIZES
+    assert resume(run)["val_loss"] < found.loss_after
+    assert export_run(run, exported)["model_type"] == "widthwise"
+    ours = load_trained(run, "cpu")
+    prompt = ours.tokenizer.encode("A river is ")
+    expected = generate(ours.model, [prompt], 12, SamplingConfig(temperature=0))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    text = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert text[:, len(prompt) :].tolist() == expected
+
+
+def test_weights_in_bf16_stay_so_where_the_run_computes_in_bf16(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Sorting changes no weight, so that without a cut the run has those of the folder; turning rounds them anew."""
+    whole = ShrinkOptions(flops=1.0, calibration_batches=1, stream="sorted")
+    found = shrink_run(folders["bf16"], tmp_path / "whole", whole, BF16)
+    assert stored_types(first_checkpoint(tmp_path / "whole")) == {torch.bfloat16}
+    assert found.loss_after == pytest.approx(found.loss_before, abs=2e-3)
+    import_run(folders["bf16"], tmp_path / "imported", overrides=BF16)
+    ours, theirs = (load_trained(tmp_path / name, "cpu").model for name in ("whole", "imported"))
+    for name, weight in ours.named_parameters():
+        assert torch.equal(weight.flatten().sort().values, theirs.get_parameter(name).flatten().sort().values), name
+    turned = shrink_run(folders["bf16"], None, ShrinkOptions(flops=1.0, calibration_batches=1), BF16)
+    assert turned.turned
+    assert turned.loss_after == pytest.approx(turned.loss_before, abs=2e-2)
+    shrink_run(folders["bf16"], tmp_path / "wide", whole, FP32)
+    assert stored_types(first_checkpoint(tmp_path / "wide")) == {torch.float32}
+
+
+def test_a_run_that_begins_in_bf16_trains_and_leaves_in_fp32(folders: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "small"
+    found = shrink_run(folders["bf16"], run, ShrinkOptions(flops=0.8, calibration_batches=1, multiple=4), BF16)
+    export_run(run, tmp_path / "first")
+    assert stored_types(tmp_path / "first") == {torch.float32}
+    assert resume(run)["val_loss"] < found.loss_after
+    assert {weight.dtype for weight in load_trained(run, "cpu").model.parameters()} == {torch.float32}
+
+
+def test_a_model_with_tied_embeddings_is_sorted_and_stays_tied(folders: dict[str, Path], tmp_path: Path) -> None:
+    train(tiny_recipe(*UNIFORM, "model.tie_embeddings=true"), tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "tied", dtype="bf16")
+    found = shrink_run(tmp_path / "tied", tmp_path / "small", ShrinkOptions(params=0.8, calibration_batches=1), BF16)
+    assert "tie_embeddings" in (found.not_turned or "")
+    model = load_trained(tmp_path / "small", "cpu").model
+    assert model.head.weight is model.embedding.weight
+    assert sum(each.numel() for each in model.parameters()) == found.after.params
+
+
+def test_mistakes_are_one_line(folders: dict[str, Path], tmp_path: Path) -> None:
+    options, folder = ShrinkOptions(flops=0.7), folders["fp32"]
+    with pytest.raises(UserError, match="step: got 3; a Hugging Face folder holds one model"):
+        shrink_run(folder, None, options, FP32, step=3)
+    with pytest.raises(UserError, match="step: got 3; a model of the hub has no steps"):
+        shrink_run("hf://org/name", None, options, FP32, step=3)
+    with pytest.raises(UserError, match=r"data.tokenizer: got bytes; must be that of the model"):
+        shrink_run(folder, None, options, [*FP32, "data.tokenizer=bytes"])
+    with pytest.raises(UserError, match=r"model.d_model: the cut decides the model"):
+        shrink_run(folder, tmp_path / "out", options, ["model.d_model=16"])
+    with pytest.raises(UserError, match=r"train.step"):
+        shrink_run(folder, tmp_path / "out", options, ["train.step=16"])
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).symlink_to(folder / name)
+    with pytest.raises(UserError, match=r"model.vocab_size: got 300; must be at least 360"):
+        shrink_run(bare, None, options, [*FP32, "data.tokenizer=bpe-360"])
+    config = json.loads((folder / "config.json").read_text())
+    (bare / "config.json").unlink()
+    (bare / "config.json").write_text(json.dumps(config | {"sliding_window": 8, "model_type": "mistral"}))
+    with pytest.raises(UserError, match="model_type: got 'mistral'"):
+        shrink_run(bare, None, options, FP32)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_tokenizer_of_the_folder_prepares_the_data(folders: dict[str, Path], tmp_path: Path) -> None:
+    shrink_run(folders["fp32"], tmp_path / "small", ShrinkOptions(flops=0.9, calibration_batches=1, multiple=4), FP32)
+    recipe = saved_recipe(RunDir(tmp_path / "small"))
+    assert (
+        to_data(recipe.data)["tokenizer"]
+        == f"{folders['fp32'] / 'tokenizer.json'}#{open_data(recipe.data).tokenizer.eos}"
+    )
