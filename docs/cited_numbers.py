@@ -405,7 +405,8 @@ def shrink() -> Iterator[str]:
             difference = "-" if name == "uniform" else ci(cut(name, file))
             yield row(name, *losses[:3], difference, *losses[3:])
         if file == LARGE_CUT:
-            yield f"trained from scratch, {ci(cut('found', file, 'scratch'))}; so does that of the x, {ci(cut('x', file, 'scratch'))}"
+            found, x = (ci(cut(name, file, "scratch")) for name in ("found", "x"))
+            yield f"trained from scratch, {found}; so does that of the x, {x}"
     yield f"helps both, by about {-cut('uniform, distilled').mean:.2f}"
 
 
