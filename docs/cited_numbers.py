@@ -394,6 +394,9 @@ LARGE_CUT, SMALL_CUT = "shrinking_6m.json", "shrinking.json"
 
 
 def shrink() -> Iterator[str]:
+    large = read_json("shrinking_1b_cpu.json")
+    yield f"A Llama of {large['params'][0] / 1e9:.2f}B random parameters"
+    yield f"with a peak of {large['ratio']:.3f} times its weights"
     for file, of_scratch in ((LARGE_CUT, ("scratch_healing", "scratch")), (SMALL_CUT, ("scratch",))):
         seeds = read_json(file)["seeds"]
         for name in seeds[0]["cuts"]:
