@@ -277,6 +277,11 @@ def discovered_shapes() -> Iterator[str]:
     layers = [layer for text in ("python", "books") for layer in search(f"{text}_learned")["stages"][-1]["layers"]]
     sizes = [each / 64 for layer in layers for each in (layer["width"], layer["attention"], layer["hidden"] / 4)]
     yield f"all sizes between {min(sizes):.1f} and {max(sizes):.1f} of it"
+    averaged = read_json("searches_averaged/consensus.json")
+    for size, layers in (("hidden", (0, 1, 3, 4, 5)), ("attention", (0, 6, 7)), ("width", (0, 1, 7))):
+        yield from (f"{averaged['profiles'][size][layer]['mean']:.2f}" for layer in layers)
+    for size in ("hidden", "attention", "width"):
+        yield from (f"{correlation:.2f}" for correlation in averaged["correlations"][size].values())
     yield row(*(f"{d(folder, 'discovered')} | " for folder in AGAIN))
     for name in ("reversed", "permuted_1", "permuted_2", "x", "diamond"):
         yield row(*(text for folder in AGAIN for text in (d(folder, name), d(folder, "discovered", name))))
