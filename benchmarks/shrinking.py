@@ -21,11 +21,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from scipy.stats import t
 
 from widthwise.config_io import checked_copy
+from widthwise.experiments.statistics import seed_interval
 from widthwise.files import write_atomic
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
@@ -144,11 +143,8 @@ def differences(seeds: list[dict[str, Any]], key: str, baseline: str, of: str | 
     for name, own in seeds[0]["cuts"].items():
         if (name, key) == (baseline, of) or key not in own or of not in seeds[0]["cuts"][baseline]:
             continue
-        paired = np.array([each["cuts"][name][key] - each["cuts"][baseline][of] for each in seeds])
-        mean, half = float(paired.mean()), None
-        if len(paired) > 1:
-            half = float(t.ppf(0.975, len(paired) - 1) * paired.std(ddof=1) / len(paired) ** 0.5)
-        found[name] = {"mean": mean, "low": half and mean - half, "high": half and mean + half}
+        paired = seed_interval([each["cuts"][name][key] - each["cuts"][baseline][of] for each in seeds])
+        found[name] = {"mean": paired.mean, "low": paired.low, "high": paired.high}
     return found
 
 

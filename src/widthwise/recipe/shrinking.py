@@ -91,7 +91,6 @@ def sizes_like(model: ModelConfig, wanted: ModelConfig, needs: Sequence[LayerNee
 
 def _size_like(layer: LayerConfig, wanted: LayerConfig, where: str) -> LayerSizes:
     """Return the sizes of another layer. Raises UserError where the layer cannot be cut to them."""
-
     group, wanted_group = (each.attention.n_heads // each.attention.n_kv_heads for each in (layer, wanted))
     must_agree(f"{where}.attention.head_dim", layer.attention.head_dim, wanted.attention.head_dim, NO_OTHER)
     must_agree(f"{where}.attention.kv_group_size", group, wanted_group, NO_OTHER)
@@ -136,13 +135,12 @@ def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tup
         return count(smaller_config(model, sizes).inference_cost(), seq_len)
 
     whole = layer_sizes(model)
+    least = _scaled(whole, options, 0.0)
     if options.shape == "found":
         least = [LayerSizes(*(levels[0] for levels in _levels(each, options))) for each in model.layers]
-    else:
-        least = _scaled(whole, options, 0.0)
-    if options.shape == "found" and options.parts == "all":  # one layer stays
-        alone = ([LEFT_OUT] * i + [size] + [LEFT_OUT] * (len(least) - i - 1) for i, size in enumerate(least))
-        least = min(alone, key=cost)
+        if options.parts == "all":  # one layer stays
+            alone = ([LEFT_OUT] * i + [size] + [LEFT_OUT] * (len(least) - i - 1) for i, size in enumerate(least))
+            least = min(alone, key=cost)
     if cost(least) > share * cost(whole):
         raise UserError(
             f"{options.budget}: got {share:g}; with shape {options.shape} and parts {options.parts} no less than "

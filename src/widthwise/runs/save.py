@@ -177,7 +177,7 @@ class Imported(NamedTuple):
 
     hf: ImportedModel
     recipe: Recipe
-    """Resolved."""
+    """Its shape is resolved: every layer of the model is written out."""
     tokenizer: Tokenizer | None
     origin: dict[str, Any]
     """The entry IMPORTED of environment.json."""
