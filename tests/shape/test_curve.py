@@ -1,5 +1,8 @@
 """Widths, heads, hidden units and blocks along curves, at the cost of the uniform model."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,8 +10,10 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse
 from widthwise.model.config import ModelConfig
+from widthwise.records.discovery import Curve
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 
+ROOT = Path(__file__).parents[2]
 SEQ_LEN = 29
 BASE = {
     "vocab_size": 61,
@@ -65,6 +70,13 @@ def test_points_divide_the_depth_evenly_at_any_depth():
         widths = np.array(resolved(curve(widths=[1, 3, 1]), n_layers=n_layers, attention=fine).widths)
         expected = np.interp(np.linspace(0, 2, n_layers), [0, 1, 2], [1, 3, 1])
         np.testing.assert_allclose(widths / widths.max(), expected / 3, atol=2 * 2 / widths.max())
+
+
+def test_the_found_shape_is_the_mean_of_the_searches_on_record():
+    mean = json.loads((ROOT / "benchmarks/results/searches_averaged/consensus.json").read_text())["curve"]
+    found = resolved({"kind": "found"}, n_layers=11)
+    assert found == resolved(Curve.model_validate(mean).section("params"), n_layers=11)
+    assert found != resolved({"kind": "found", "attention": None}, n_layers=11)
 
 
 def test_attention_and_hidden_widths_have_curves_of_their_own():

@@ -22,6 +22,7 @@ Points = Annotated[tuple[pydantic.PositiveFloat, ...], Field(min_length=2, max_l
 Match = Literal["params", "layer_params", "active_params", "flops", "flops_causal", "kv_bytes"]
 """A cost of a model that others can be given. layer_params: attention and feed-forward, without embedding, heads and
 norms, as the hourglass paper counts."""
+Rounding = Literal["nearest", "balanced"]
 
 
 class LayerShape(Config):
@@ -123,7 +124,7 @@ class SolvedShape(LayerShape, ABC):
     """The quantity that equals the uniform model's: matrix parameters (the paper; those of the layers alone are the
     same, because embedding and head do not change), those of them that one token uses, forward FLOPs at seq_len, the
     same with half the context, or KV bytes."""
-    rounding: Literal["nearest", "balanced"] = "nearest"
+    rounding: Rounding = "nearest"
     """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
     endpoints: Literal["slim", "full", "full_matched"] = "slim"
     """First-layer inputs and last-layer outputs stop at d_model (slim, the paper) or span the layer. With `full` the
@@ -149,13 +150,12 @@ class SolvedShape(LayerShape, ABC):
         return [int(width) for width in round_balanced(widths, quantum, cost, budget, least_quantum)]
 
 
-class CurveShape(SolvedShape):
-    """Widths on a curve over the depth, such as one that `discover` found.
+class DrawnShape(SolvedShape):
+    """The fields of shapes that are curves over the depth.
 
     Only proportions count: a curve found at one size says what the same curve is at another depth, width and budget.
     """
 
-    kind: Literal["curve"] = "curve"
     widths: Points
     """Widths of the first to the last layer in relation to each other; between the points, which divide the depth
     evenly, they lie on straight lines."""
@@ -191,6 +191,25 @@ class CurveShape(SolvedShape):
         if self.blocks is not None:
             ffns = profile.with_blocks(ffns, profile.along(self.blocks, len(widths)))
         return list(zip(attentions, ffns, strict=True))
+
+
+class CurveShape(DrawnShape):
+    """A curve of the recipe's own, such as one that `discover` found."""
+
+    kind: Literal["curve"] = "curve"
+
+
+class FoundShape(DrawnShape):
+    """The mean of twelve searches at 0.66M parameters, on books and on Python source; see docs/findings.md.
+
+    Hidden units in the first quarter of the depth, heads in the last one, the stream narrowest behind the first layer.
+    """
+
+    kind: Literal["found"] = "found"
+    widths: Points = (1.1982, 0.7498, 0.8488, 0.9231, 0.9853, 1.0981, 1.0482, 1.1484)
+    attention: Points | None = (0.5205, 1.1641, 1.0559, 0.8384, 0.9106, 0.9794, 1.4296, 1.3276)
+    hidden: Points | None = (1.4898, 1.7779, 1.043, 0.7435, 0.6839, 0.6141, 0.846, 0.8817)
+    rounding: Rounding = "balanced"
 
 
 class ScheduledShape(SolvedShape):
@@ -270,6 +289,14 @@ class NarrowingShape(MonotoneShape):
 
 
 Shape = Annotated[
-    UniformShape | ExplicitShape | ProfileShape | CurveShape | XShape | DiamondShape | GrowingShape | NarrowingShape,
+    UniformShape
+    | ExplicitShape
+    | ProfileShape
+    | CurveShape
+    | FoundShape
+    | XShape
+    | DiamondShape
+    | GrowingShape
+    | NarrowingShape,
     Field(discriminator="kind"),
 ]
