@@ -15,10 +15,8 @@ from widthwise.runs import harness
 from widthwise.runs.export import export_run
 from widthwise.runs.train import train
 
-RECIPE = {
-    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}},
-    **TINY,
-}
+RECIPE = {"model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}}, **TINY}
+TRAIN = {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "checkpoint_every": 1}
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs that differ in their seed."""
     folder = tmp_path_factory.mktemp("trained")
     for seed in (1, 2):
-        options = {
-            "steps": 3,
-            "batch_size": 4,
-            "precision": "fp32",
-            "validation_tokens": 240,
-            "checkpoint_every": 1,
-            "seed": seed,
-        }
-        train(parse(Recipe, {**RECIPE, "train": options}), folder / f"run{seed}")
+        train(parse(Recipe, {**RECIPE, "train": {**TRAIN, "seed": seed}}), folder / f"run{seed}")
     return folder
 
 
