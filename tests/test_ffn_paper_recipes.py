@@ -119,7 +119,6 @@ class TestHourglassRecipes:
         rates = [schedule.factor(step, run.optimizer.lr, steps, run.tokens_per_step) for step in ends]
         assert rates == pytest.approx([1.0, 0.1])
         line = re.search(rf"^\| {size}M \| (\S+) \| 2\^(\d+) \| (\d+) \| (\d+) \|$", HOURGLASS, re.MULTILINE)
-        assert line is not None
         assert [float(line[1]), 2 ** int(line[2])] == [run.optimizer.lr, run.tokens_per_step]
         assert [int(line[3]), int(line[4])] == [run.train.steps, run.schedule.warmup_steps]
 
@@ -133,7 +132,6 @@ class TestHourglassRecipes:
         budgets = [sum(model.costs()[part].params for part in ("attention", "ffn")) for model in models]
         assert budgets[1] == pytest.approx(budgets[0], rel=4e-4)
         found = re.search(rf"^\| {size}m (\|( \d+ -> \d+ \|){{4}})$", HOURGLASS, re.MULTILINE)
-        assert found is not None
         columns = zip(*(map(int, cell.split(" -> ")) for cell in found[1].strip("| ").split(" | ")))
         for model, column in zip(models, columns, strict=True):
             cost = model.cost()

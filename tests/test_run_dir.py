@@ -130,7 +130,6 @@ with RunDir(sys.argv[1]).locked():
 def test_a_run_is_held_by_one_process_until_it_ends_or_is_killed(tmp_path, is_killed):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=f"in use by process {process.pid}"), RunDir(tmp_path).locked():
             pass

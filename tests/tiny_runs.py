@@ -69,11 +69,9 @@ def outcome(path: Path) -> dict[str, Any]:
     """All that a finished run must reproduce bit by bit."""
     run = RunDir(path)
     newest = checkpoint_paths(run.checkpoints)[0]
-    result = run.result()
-    assert result is not None
     return {
         "metrics": [without_measurements(record) for record in run.metrics()],
-        "result": {**without_measurements(result.to_data()), "name": None, "notes": None},
+        "result": {**without_measurements(run.result().to_data()), "name": None, "notes": None},
         "model": _contents(newest, "model"),
         "optimizer": _contents(newest, "optimizer"),
     }

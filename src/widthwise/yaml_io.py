@@ -212,11 +212,7 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     replaced = replaced_keys(base, change)
     merged = {key: value for key, value in base.items() if key not in replaced}
     for key, value in change.items():
-        old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and not _kinds_differ(old, value):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
+        merged[key] = merge(merged[key], value) if _are_merged(merged.get(key), value) else value
     return merged
 
 
@@ -225,15 +221,9 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
     replaced = replaced_keys(old, new)
     change: dict[str, Any] = {}
     for key, value in new.items():
-        before = old.get(key)
-        if key in replaced or key not in old:
-            change[key] = value
-        elif before == value:
-            continue
-        elif isinstance(before, Mapping) and isinstance(value, Mapping) and not _kinds_differ(before, value):
-            change[key] = difference(before, value)
-        else:
-            change[key] = value
+        is_known = key in old and key not in replaced
+        if not is_known or old[key] != value:
+            change[key] = difference(old[key], value) if is_known and _are_merged(old[key], value) else value
     return change
 
 
@@ -247,8 +237,11 @@ def replaced_keys(old: Mapping[str, Any], change: Mapping[str, Any]) -> set[str]
     return {*SOURCES, *OF_A_SOURCE} if named and not named & before else set()
 
 
-def _kinds_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "kind" in old and "kind" in new and old["kind"] != new["kind"]
+def _are_merged(old: Any, new: Any) -> bool:
+    """Return True for mappings that are merged key by key: those of one kind, or of none."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return False
+    return "kind" not in old or "kind" not in new or old["kind"] == new["kind"]
 
 
 def to_yaml(config: pydantic.BaseModel) -> str:

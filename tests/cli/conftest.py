@@ -85,3 +85,15 @@ def widthwise(
     yield call
     for number, handler in handlers.items():  # the command line sets its own
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def succeeds(widthwise: Callable[..., tuple[int, str, str]]) -> Callable[..., list[str]]:
+    """The command line where it must succeed: arguments -> standard output, standard error."""
+
+    def call(*arguments: object) -> list[str]:
+        code, *printed = widthwise(*arguments)
+        assert code == 0, printed[-1]
+        return printed
+
+    return call

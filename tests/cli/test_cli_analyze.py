@@ -46,14 +46,13 @@ def test_of_one_run_the_analysis_stands_in_its_folder(widthwise: Run, runs: Path
     assert (runs / "plain/analysis/report.html").is_file()
 
 
-def test_an_analysis_of_another_step_has_a_folder_of_its_own(widthwise: Run, recipe: Path, runs: Path) -> None:
+def test_an_analysis_of_another_step_has_a_folder_of_its_own(succeeds: Run, recipe: Path, runs: Path) -> None:
     steps = ("train.steps=3", "train.checkpoint_every=1", "model.n_layers=2")
-    assert widthwise("train", recipe, "--out", "runs/kept", *steps)[0] == 0
-    assert widthwise("analyze", "runs/kept", "--tokens", 24, "--step", 2)[0] == 0
+    succeeds("train", recipe, "--out", "runs/kept", *steps)
+    succeeds("analyze", "runs/kept", "--tokens", 24, "--step", 2)
     found = json.loads((runs / "kept/analysis-step-2/analysis.json").read_text())
     assert [model["step"] for model in found["models"]] == [2]
-    code, out, _ = widthwise("analyze", "runs/kept", "--tokens", 24, "--every-checkpoint")
-    assert code == 0
+    out, _ = succeeds("analyze", "runs/kept", "--tokens", 24, "--every-checkpoint")
     assert [line.split()[:4] for line in out.splitlines() if line.startswith("kept,")] == [
         ["kept,", "step", "2", "192"],
         ["kept,", "step", "3", "288"],

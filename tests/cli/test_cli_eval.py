@@ -15,10 +15,8 @@ from widthwise.runs import harness
 from widthwise.runs.export import export_run
 from widthwise.runs.train import train
 
-RECIPE = {
-    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}},
-    **TINY,
-}
+RECIPE = {"model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}}, **TINY}
+TRAIN = {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "checkpoint_every": 1}
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs that differ in their seed."""
     folder = tmp_path_factory.mktemp("trained")
     for seed in (1, 2):
-        options = {
-            "steps": 3,
-            "batch_size": 4,
-            "precision": "fp32",
-            "validation_tokens": 240,
-            "checkpoint_every": 1,
-            "seed": seed,
-        }
-        train(parse(Recipe, {**RECIPE, "train": options}), folder / f"run{seed}")
+        train(parse(Recipe, {**RECIPE, "train": {**TRAIN, "seed": seed}}), folder / f"run{seed}")
     return folder
 
 
@@ -52,11 +42,10 @@ def questions(tmp_path: Path) -> Path:
     return path
 
 
-def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], questions: Path, widthwise) -> None:
+def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], questions: Path, succeeds) -> None:
     text = questions.with_name("text.txt")
     text.write_text("some text to read\n" * 50)
-    code, out, err = widthwise("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12)
-    assert code == 0
+    out, err = succeeds("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12)
     assert "cloze: 2 items" in err
     words = ("Side by side", "run1", "run2", "95% interval", "gained", "McNemar", "900 bytes", "bits_per_byte")
     for word in (*words, "1 block of 4,096 bytes: too few", "perplexity", "item by item"):
@@ -67,12 +56,11 @@ def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], que
         assert json.loads(file.read_text())["tasks"]["cloze"]["n_items"] == 2
 
 
-def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path], questions: Path, widthwise) -> None:
+def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path], questions: Path, succeeds) -> None:
     text, out = questions.with_name("text.txt"), questions.with_name("table")
     text.write_text("some text to read\n" * 2500)
     asked = ("--text", text, "--task-file", questions, "--baseline", f"run1={runs[1]}", "--report", out)
-    code, printed, err = widthwise("eval", *runs, *asked)
-    assert code == 0, err
+    printed, _ = succeeds("eval", *runs, *asked)
     for name in ("evaluation_table.json", "report.html", "table.csv", "table.tex"):
         assert f"wrote {out / name}" in printed
     assert not (runs[0] / "evaluations").exists()
@@ -86,7 +74,7 @@ def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path],
     assert cell["p_better"] == entry["p_better"] == pytest.approx(1 - cell["p_worse"])
     assert (cell["p_better"] < 0.5) == (cell["difference"] < 0)
     before = (out / "table.tex").read_text()
-    assert widthwise("report", out)[0] == 0
+    succeeds("report", out)
     assert (out / "table.tex").read_text() == before
 
 
@@ -109,20 +97,19 @@ def test_without_a_text_it_is_the_held_out_text_and_json_has_the_totals_alone(
     assert not (runs[1] / "evaluations").exists()
 
 
-def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(runs: list[Path], questions: Path, widthwise) -> None:
+def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(runs: list[Path], questions: Path, succeeds) -> None:
     folder = runs[0].parent
     asked = ("--every-checkpoint", "--task-file", questions)
-    code, out, err = widthwise("eval", *runs, *asked)
-    assert code == 0
+    out, err = succeeds("eval", *runs, *asked)
     assert all(out.count(f"cloze{part}, by checkpoint") == 1 for part in ("", ", differences"))
     rows = [line.split() for line in out.replace(" minus run1", "-run1").splitlines() if line.startswith("run")]
     steps = [" ".join(row[:3]) for row in rows if "192" in row or "288" in row]
     assert steps == [f"{run} {at}" for run in ("run1", "run2", "run2-run1") for at in ("2 192", "3 288")]
     assert all(len(list((run / "evaluations").iterdir())) == 2 for run in runs)
-    assert widthwise("report", *runs, "--out", folder / "both")[0] == 0
+    succeeds("report", *runs, "--out", folder / "both")
     assert "acc of cloze over tokens. Last mean value of each line: run1" in (folder / "both/report.html").read_text()
     (runs[0] / "checkpoints/step_00000002/model.safetensors").write_bytes(b"torn")
-    code, out, err = widthwise("eval", runs[0], *asked, "--json")
+    out, err = succeeds("eval", runs[0], *asked, "--json")
     assert [each["step"] for each in json.loads(out)["runs"]] == [3]
     assert "checkpoint step_00000002 is damaged (model.safetensors has 4 bytes" in err
 
@@ -145,22 +132,20 @@ def test_means_and_averages_of_checkpoints_have_tables_of_their_own() -> None:
     assert [row[3] for row in averages.rows] == ["50.00%", "25.00%"]
 
 
-def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path, widthwise) -> None:
+def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path, succeeds, widthwise) -> None:
     questions.rename(questions.with_name("lambada_openai.jsonl"))
     arguments = ["eval", runs[0], "--suite", "variable-width", "--local", questions.parent]
     code, out, err = widthwise(*arguments)
     assert (code, out) == (2, "")
     assert "WikiText perplexity (no file of it is known and --tasks wikitext is not asked for)" in err
-    code, out, err = widthwise(*arguments, "--partial")
-    assert code == 0
+    out, err = succeeds(*arguments, "--partial")
     assert "variable-width: without PIQA (no piqa.jsonl and --tasks piqa is not asked for)" in err
     lines = {line.split("  ")[0].strip(): line for line in out.splitlines() if line.strip()}
     assert "lambada_openai.jsonl" in lines["LAMBADA"]
     assert "not evaluated" in lines["PIQA"]
     assert "Avg. (1 of 11 tasks)" in lines
     assert "without SciQ (no file" in out
-    code, out, _ = widthwise("eval", *runs, *arguments[2:], "--partial")
-    assert code == 0
+    out, _ = succeeds("eval", *runs, *arguments[2:], "--partial")
     assert out.count("Avg. (1 of 11 tasks)") == 1
     assert out.count("without SciQ (no file") == 1
     assert "average" in " ".join(out.split()).split("item by item")[1]
@@ -178,14 +163,13 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
     assert cells == ["25.00%\n± 1.25%", "8.5000", "25.00%\n± 1.25%"]
 
 
-def test_nothing_is_written_into_a_hugging_face_folder(tmp_path: Path, questions: Path, widthwise) -> None:
+def test_nothing_is_written_into_a_hugging_face_folder(tmp_path: Path, questions: Path, succeeds) -> None:
     pytest.importorskip("transformers", reason="needs the extra [hf]")
     recipe = {**RECIPE, "model": {**RECIPE["model"], "vocab_size": 280}, "train": {"steps": 2, "batch_size": 2}}
     train(parse(Recipe, {**recipe, "data": {"corpus": "synthetic", "tokenizer": "bpe-280"}}), tmp_path / "run")
     export_run(tmp_path / "run", tmp_path / "hf")
     before = sorted(path.name for path in (tmp_path / "hf").iterdir())
-    code, out, _ = widthwise("eval", tmp_path / "hf", "--task-file", questions)
-    assert code == 0
+    out, _ = succeeds("eval", tmp_path / "hf", "--task-file", questions)
     assert "hf, step" not in out
     assert "wrote" not in out
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == before

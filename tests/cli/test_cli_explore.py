@@ -12,9 +12,7 @@ from pathlib import Path
 def test_it_serves_until_ctrl_c_and_its_recipe_inspects_alike(recipe: Path, tmp_path: Path, widthwise) -> None:
     command = [sys.executable, "-m", "widthwise", "explore", recipe, "train.steps=5", "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         url = re.match(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
-        assert url is not None
         query = "?shape=x&turn_width=0.5&d_model=48"
         with urllib.request.urlopen(f"{url[0]}costs{query}", timeout=60) as answer:
             found = json.load(answer)["inspection"]

@@ -17,10 +17,9 @@ def points(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_answer_the_table_and_the_files(points: Path, tmp_path: Path, widthwise) -> None:
+def test_the_answer_the_table_and_the_files(points: Path, tmp_path: Path, succeeds) -> None:
     asked = ("--x", "compute", "--y", "loss", "--group", "model", "--baseline", "base", "--out", tmp_path / "o")
-    code, out, error = widthwise("fit", points, *asked)
-    assert code == 0, error
+    out, _ = succeeds("fit", points, *asked)
     expected = f"{(2.95 / 3) ** (1 / 0.05):.1%}"
     assert f"new needs {expected} of the compute of base for the same loss." in " ".join(out.split())
     for word in ("power *", "power_irreducible", "log_linear", "left out"):
@@ -38,11 +37,10 @@ def test_an_interval_is_shown_from_its_lower_end(points: Path, tmp_path: Path, w
     assert all(f"{ratio['low']:.1%} to {ratio['high']:.1%}" in out for ratio in ratios)
 
 
-def test_json_is_the_file(points: Path, tmp_path: Path, widthwise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_the_file(points: Path, tmp_path: Path, succeeds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("--x", "compute", "--y", "loss", "--group-by", "model", "--law", "log_linear")
-    code, out, _ = widthwise("fit", points, *options, "--json")
-    assert code == 0
+    out, _ = succeeds("fit", points, *options, "--json")
     found = json.loads(out)
     stored = json.loads((tmp_path / "runs" / "fit-points-loss-compute" / "scaling.json").read_text())
     assert found == {key: value for key, value in stored.items() if key != "checksums"}

@@ -13,9 +13,8 @@ import yaml
 from widthwise.training import checkpoint
 
 
-def test_grow_to_a_recipe_then_bake_and_resume(small: str, widthwise: Callable) -> None:
-    code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--out", "large")
-    assert code == 0, err
+def test_grow_to_a_recipe_then_bake_and_resume(small: str, succeeds: Callable) -> None:
+    out, err = succeeds("grow", small, "--to", "wide.yaml", "--out", "large")
     for line in (
         "  embedding and head: width 32 -> 48 (hidden dimension expansion)",
         "  layers 0-2, 4-6: attention queries and keys 8 -> 12 a head (attention expansion)",
@@ -32,38 +31,33 @@ def test_grow_to_a_recipe_then_bake_and_resume(small: str, widthwise: Callable) 
     assert {path.name for path in Path("large").iterdir()} == kept
     environment = json.loads(Path("large/environment.json").read_text())
     assert environment["command"] == "widthwise grow small --to wide.yaml --out large"
-    code, out, err = widthwise("bake", "large", "--out", "baked", "--json")
-    assert code == 0, err
+    out, err = succeeds("bake", "large", "--out", "baked", "--json")
     found = json.loads(out)
     assert found["certificate"]["is_preserved"]
     assert "final_norm.norm_dim 32 -> 48" in found["changes"]
     losses = []
     for run in ("large", "baked"):
-        code, out, err = widthwise("resume", run, "--json")
-        assert code == 0, err
+        out, err = succeeds("resume", run, "--json")
         assert f"{run}: going on after step 3 of 5" in err
         losses.append(json.loads(out)["val_loss"])
     assert losses[0] == pytest.approx(losses[1], abs=0.01)
 
 
-def test_grow_by_changes_to_the_own_recipe(small: str, widthwise: Callable) -> None:
-    code, out, err = widthwise("grow", small, "model.layers.1.ffn.d_ff=160", "--out", "large", "--json")
-    assert code == 0, err
+def test_grow_by_changes_to_the_own_recipe(small: str, succeeds) -> None:
+    out, _ = succeeds("grow", small, "model.layers.1.ffn.d_ff=160", "--out", "large", "--json")
     found = json.loads(out)
     assert found["expansions"] == ["layer 1: feed-forward 128 -> 160 hidden units (MLP expansion)"]
     assert found["after"]["params"] - found["before"]["params"] == 3 * 32 * 32
     assert found["certificate"]["liveness"]["layers.1.ffn.w_up.weight"]["n_alive"] == 32 * 32
     assert any("train.steps = 3 is the step reached" in note for note in found["notes"])
-    code, out, err = widthwise("resume", "large")
-    assert (code, "3 steps" in out) == (0, True), err
+    assert "3 steps" in succeeds("resume", "large")[0]
 
 
 def test_a_plan_writes_nothing_and_sizes_grow_the_recipe_as_one_with_these_sizes_would(
-    small: str, widthwise: Callable
+    small: str, succeeds, widthwise
 ) -> None:
     before = sorted(Path().rglob("*"))
-    code, out, _ = widthwise("grow", small, "--to", "wide.yaml", "--plan-only")
-    assert code == 0
+    out, _ = succeeds("grow", small, "--to", "wide.yaml", "--plan-only")
     assert "layer 3: added" in out
     assert "nothing was written" in out
     sizes = ("--d-model", 48, "--head-dim", 12, "--d-ff", 192, "--add-layers", 1, "train.steps=5")
@@ -73,11 +67,10 @@ def test_a_plan_writes_nothing_and_sizes_grow_the_recipe_as_one_with_these_sizes
     assert sorted(Path().rglob("*")) == before
 
 
-def test_a_run_becomes_one_of_other_kinds_that_computes_the_same(small: str, widthwise: Callable) -> None:
+def test_a_run_becomes_one_of_other_kinds_that_computes_the_same(small: str, succeeds: Callable) -> None:
     model = {"ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 4}, "attention": {"bias": True}, "mtp": {}}
     Path("other.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": model, "train": {"steps": 5}}))
-    code, out, err = widthwise("grow", small, "--to", "other.yaml", "--out", "converted")
-    assert code == 0, err
+    out, _ = succeeds("grow", small, "--to", "other.yaml", "--out", "converted")
     for line in (
         "  further heads: 1 added, which the model does not read (multi-token prediction)",
         "  layers 0-5: feed-forward swiglu -> hourglass, whose first block it becomes (conversion)",
@@ -85,7 +78,7 @@ def test_a_run_becomes_one_of_other_kinds_that_computes_the_same(small: str, wid
     ):
         assert line in out.splitlines()
     assert "0 do not" in out
-    assert widthwise("resume", "converted")[0] == 0
+    succeeds("resume", "converted")
 
 
 @pytest.mark.parametrize(
@@ -119,14 +112,13 @@ def test_another_residual_is_said_as_in_a_recipe(small: str, residual: dict, wid
     ],
 )
 def test_a_run_takes_another_form_without_a_recipe_and_trains_on(
-    small: str, form: tuple, line: str, widthwise: Callable, next_command: Callable
+    small: str, form: tuple, line: str, succeeds, next_command: Callable
 ) -> None:
-    code, out, err = widthwise("grow", small, *form, "--out", "large")
-    assert code == 0, err
+    out, err = succeeds("grow", small, *form, "--out", "large")
     assert line in out.splitlines()
     assert "function preserved (2 x 32 random tokens, float64)" in out
-    code, _, err = widthwise(*next_command(out, **{"train.steps=STEPS": "train.steps=4"}))
-    assert (code, "going on after step 3 of 4" in err) == (0, True), err
+    _, err = succeeds(*next_command(out, **{"train.steps=STEPS": "train.steps=4"}))
+    assert "going on after step 3 of 4" in err
 
 
 def test_a_form_that_growth_cannot_reach_is_refused_in_one_line(small: str, widthwise: Callable) -> None:
@@ -140,10 +132,9 @@ def test_a_form_that_growth_cannot_reach_is_refused_in_one_line(small: str, widt
     assert not Path("large").exists()
 
 
-def test_options_say_where_layers_go(small: str, widthwise: Callable) -> None:
+def test_options_say_where_layers_go(small: str, succeeds: Callable) -> None:
     of_layers = ("--layers", "0,1,2,3,4,5,new", "--seed", 7, "--reset", "new")
-    code, out, err = widthwise("grow", small, "--add-layers", 1, "--d-ff", 192, *of_layers, "--out", "large")
-    assert code == 0, err
+    out, _ = succeeds("grow", small, "--add-layers", 1, "--d-ff", 192, *of_layers, "--out", "large")
     assert "  layer 6: added" in out
     assert "  layers 0-5: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
     weights = safetensors.torch.load_file("large/checkpoints/step_00000003/model.safetensors")
@@ -151,22 +142,20 @@ def test_options_say_where_layers_go(small: str, widthwise: Callable) -> None:
     assert not weights["layers.6.ffn.w_down.weight"].any()
 
 
-def test_a_function_that_changes_where_it_may_is_said_and_certified(small: str, widthwise: Callable) -> None:
-    code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--allow-change", "--out", "large")
-    assert code == 0, err
+def test_a_function_that_changes_where_it_may_is_said_and_certified(small: str, succeeds: Callable) -> None:
+    out, _ = succeeds("grow", small, "--to", "wide.yaml", "--allow-change", "--out", "large")
     assert "constants that change:" in out
     assert "function CHANGED" in out
     assert not json.loads(Path("large/certificate.json").read_text())["is_preserved"]
-    assert widthwise("resume", "large")[0] == 0
+    succeeds("resume", "large")
 
 
-def test_pad_says_that_it_pads(small: str, widthwise: Callable) -> None:
-    code, out, err = widthwise("pad", small, "--d-ff-multiple", 96, "--heads-multiple", 3, "--out", "padded")
-    assert code == 0, err
+def test_pad_says_that_it_pads(small: str, succeeds: Callable) -> None:
+    out, _ = succeeds("pad", small, "--d-ff-multiple", 96, "--heads-multiple", 3, "--out", "padded")
     assert "layers 0-5: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
     assert "attention 4 -> 6 heads" in out
     assert "new entries, all 0: padding, of which 0 would learn" in out
-    assert widthwise("resume", "padded")[0] == 0
+    succeeds("resume", "padded")
 
 
 def test_a_signal_leaves_nothing_half_written(small: str, widthwise: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,31 +13,27 @@ DEEPER = "growth=[{at_step: 2, model: {n_layers: 8}}]"
 
 
 def test_inspect_shows_what_every_phase_costs_and_train_the_losses_on_both_sides(
-    recipe: Path, tmp_path: Path, widthwise
+    recipe: Path, tmp_path: Path, succeeds
 ) -> None:
     models = [load_recipe(recipe, [DEEPER]).model_at(step) for step in (2, 3)]
-    shown = " ".join(widthwise("inspect", recipe, DEEPER)[1].split())
+    shown = " ".join(succeeds("inspect", recipe, DEEPER)[0].split())
     for step, model, n_tokens in ((0, models[0], 2 * 4 * 24), (2, models[1], 4 * 24)):
         assert f"after step {step}: {model.cost().params:,} parameters for {n_tokens} tokens" in shown
-    code, _, err = widthwise("train", recipe, DEEPER, "--out", tmp_path / "run")
-    assert code == 0
+    _, err = succeeds("train", recipe, DEEPER, "--out", tmp_path / "run")
     sizes, losses = r"from ([\d,]+) to ([\d,]+) parameters", r"validation loss (\S+) to (\S+)"
     found = re.search(f"run: step 2/3  growth {sizes}, {losses}", err)
-    assert found is not None
     assert [int(found[i].replace(",", "")) for i in (1, 2)] == [model.cost().params for model in models]
     assert abs(float(found[3]) - float(found[4])) < 2e-6
 
 
-def test_a_family_from_run_to_table(small: str, tmp_path: Path, widthwise) -> None:
+def test_a_family_from_run_to_table(small: str, tmp_path: Path, succeeds) -> None:
     (tmp_path / "deep.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": {"n_layers": 8}}))
     (tmp_path / "wide.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": {"d_model": 40}}))
     targets = ("--to", tmp_path / "deep.yaml", "--to", tmp_path / "wide.yaml")
-    code, out, _ = widthwise("family", small, "train.steps=5", *targets, "--json")
-    assert code == 0
+    out, _ = succeeds("family", small, "train.steps=5", *targets, "--json")
     family = json.loads(out)["family"]
     assert [(member["name"], member["start"]) for member in family["members"]] == [("deep", 3), ("wide", 3)]
-    code, out, _ = widthwise("family", small, "train.steps=5", *targets)
-    assert code == 0
+    out, _ = succeeds("family", small, "train.steps=5", *targets)
     for member in family["members"]:
         assert f"{member['val_loss']:.4f}" in out
     assert f"{family['flops_alone'] / family['family_flops']:.2f} times the training FLOPs" in " ".join(out.split())
@@ -51,11 +47,10 @@ def two_seeds(recipe: Path, tmp_path: Path, widthwise) -> tuple[Path, Path]:
     return tmp_path / "run", tmp_path / "other"
 
 
-def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Path, widthwise) -> None:
+def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Path, succeeds) -> None:
     command = ("family", two_seeds[0], "train.steps=5", "--also", two_seeds[1], "--to", tmp_path / "deep.yaml")
     command = (*command, "--alone", "flops", "--out", tmp_path / "out")
-    code, out, err = widthwise(*command, "--json")
-    assert code == 0, err
+    out, _ = succeeds(*command, "--json")
     outcome = json.loads(out)
     found, size = outcome["family"], outcome["points"][0]
     assert [(each["name"], each["seed"]) for each in found["members"]] == [("deep", 3), ("deep", 4)]
@@ -74,11 +69,10 @@ def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Pa
         assert text in page
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
     assert len(stamps) == 4
-    code, out, err = widthwise(*command)
-    assert code == 0, err
+    out, _ = succeeds(*command)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert "with 2 seeds there is no verdict" in " ".join(out.split())
-    assert widthwise("report", tmp_path / "out")[0] == 0
+    succeeds("report", tmp_path / "out")
 
 
 def test_further_runs_of_a_family_differ_in_their_seed_alone(two_seeds, recipe, tmp_path: Path, widthwise) -> None:

@@ -92,36 +92,34 @@ def _logits(folder: str | Path) -> torch.Tensor:
         return model.float().eval()(torch.arange(4, 21)[None]).logits
 
 
-def _prepare(widthwise: Run, name: str, spec: str) -> str:
+def _prepare(succeeds: Run, name: str, spec: str) -> str:
     """The override that names data prepared with a tokenizer."""
-    code, _, err = widthwise("data", "prepare", "synthetic", "--out", name, "--tokenizer", spec)
-    assert code == 0, err
+    succeeds("data", "prepare", "synthetic", "--out", name, "--tokenizer", spec)
     return f"data.path={name}"
 
 
 def test_an_imported_model_generates_as_it_did_and_leaves_as_it_came(
-    widthwise: Run, next_command: Callable, source: Path, tokenizer: tokenizers.Tokenizer
+    succeeds, widthwise, next_command: Callable, source: Path, tokenizer: tokenizers.Tokenizer
 ) -> None:
     Path("text.txt").write_text(TEXT)
-    code, out, _ = widthwise("import", source, "run")
-    assert (code, "llama of" in out, "with its tokenizer" in out) == (0, True, True)
+    out, _ = succeeds("import", source, "run")
+    assert "llama of" in out
+    assert "with its tokenizer" in out
     origin = RunDir("run").environment()["imported"]
     assert (origin["folder"], origin["model_type"], origin["n_positions"]) == ("source", "llama", 48)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= origin["files"].keys()
     assert str(source.parent) not in json.dumps(origin)
 
     greedy = ("--max-new-tokens", 7, "--temperature", 0, "--json")
-    code, said, _ = widthwise(*next_command(out, TEXT="def fold"), *greedy)
-    assert code == 0
+    said, _ = succeeds(*next_command(out, TEXT="def fold"), *greedy)
     prompt = torch.tensor([tokenizer.encode("def fold").ids])
     model = transformers.AutoModelForCausalLM.from_pretrained(source)
     ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=7, do_sample=False)
     expected = tokenizer.decode(ids[0, prompt.shape[1] :].tolist())
     assert json.loads(said)["continuations"][0]["continuation"] == expected
 
-    code, out, _ = widthwise("export", "run", "out")
-    assert (code, "llama of step 0 in fp32, with tokenizer.json" in out) == (0, True)
-    assert widthwise(*next_command(out, FILE="text.txt"))[0] == 0
+    assert "llama of step 0 in fp32, with tokenizer.json" in succeeds("export", "run", "out")[0]
+    succeeds(*next_command(out, FILE="text.txt"))
     assert torch.equal(_logits("out"), _logits(source))
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "vocab_size")
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, Path("out")))
@@ -201,8 +199,8 @@ def test_larger_it_leaves_as_a_plain_llama_of_the_same_logits(
     torch.testing.assert_close(_logits("out"), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-def test_data_of_another_tokenizer_or_end_of_text_are_refused(widthwise: Run, source: Path) -> None:
-    ends_otherwise = _prepare(widthwise, "padded", f"{source / 'tokenizer.json'}#<pad>")
+def test_data_of_another_tokenizer_or_end_of_text_are_refused(succeeds, widthwise, source) -> None:
+    ends_otherwise = _prepare(succeeds, "padded", f"{source / 'tokenizer.json'}#<pad>")
     for name, changes in (("first", ()), ("second", (ends_otherwise,)), ("bytes", ("data.tokenizer=bytes",))):
         assert widthwise("import", source, name, *changes, "--recipe", "training.yaml")[0] == 0
     for arguments, said in (
@@ -215,28 +213,24 @@ def test_data_of_another_tokenizer_or_end_of_text_are_refused(widthwise: Run, so
     assert not Path("grown").exists()
 
 
-def test_data_of_a_tokenizer_with_the_same_vocabulary_are_taken_and_then_kept(widthwise: Run, source: Path) -> None:
+def test_data_of_a_tokenizer_with_the_same_vocabulary_are_taken_and_then_kept(succeeds, widthwise, source) -> None:
     data = json.loads((source / "tokenizer.json").read_text())
     data["truncation"] = {"max_length": 9, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
     Path("same.json").write_text(json.dumps(data, indent=4))
     data["model"]["merges"].reverse()
     Path("other.json").write_text(json.dumps(data))
     for name in ("same", "other"):
-        changed = _prepare(widthwise, name, f"{name}.json#<stop>")
+        changed = _prepare(succeeds, name, f"{name}.json#<stop>")
         widthwise("import", source, f"run_{name}", changed, "--recipe", "training.yaml")
     code, _, err = widthwise("resume", "run_other")
     assert (code, "one with the same tokens, merges and end of text" in err) == (2, True)
-    code, _, err = widthwise("resume", "run_same")
-    assert code == 0, err
+    _, err = succeeds("resume", "run_same")
     kept = json.loads(Path("same/manifest.json").read_text())["tokenizer"]["id"]
     assert RunDir("run_same").environment()["data"]["tokenizer"]["id"] == kept
-    assert widthwise("generate", "run_same", "--prompt", "def", *TWO_TOKENS)[0] == 0
+    succeeds("generate", "run_same", "--prompt", "def", *TWO_TOKENS)
     mixture = {name: {"path": "same", "weight": 1} for name in ("a", "b")}
-    code, _, err = widthwise(
-        "import", source, "mixed", f"data.mixture={json.dumps(mixture)}", "--recipe", "training.yaml"
-    )
-    assert code == 0, err
-    assert widthwise("resume", "mixed")[0] == 0
+    succeeds("import", source, "mixed", f"data.mixture={json.dumps(mixture)}", "--recipe", "training.yaml")
+    succeeds("resume", "mixed")
 
 
 def test_without_a_tokenizer_all_but_text_works(widthwise: Run, source: Path) -> None:

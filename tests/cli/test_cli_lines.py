@@ -10,7 +10,7 @@ COMPARED = {"seeds": [1, 2], "match": "none", "variants": {"base": {}, "a-varian
 
 
 @pytest.fixture
-def ended(recipe: Path, widthwise, monkeypatch: pytest.MonkeyPatch):
+def ended(recipe: Path, succeeds, monkeypatch: pytest.MonkeyPatch):
     """Arguments of a verb -> the lines it prints, without those of paths."""
     monkeypatch.chdir(recipe.parent)
     monkeypatch.setenv("COLUMNS", "80")
@@ -23,8 +23,7 @@ def ended(recipe: Path, widthwise, monkeypatch: pytest.MonkeyPatch):
     )
 
     def call(*arguments: object) -> list[str]:
-        code, out, error = widthwise(*arguments)
-        assert code == 0, error
+        out, _ = succeeds(*arguments)
         return [line for line in out.splitlines() if not line.startswith("wrote ")]
 
     return call

@@ -12,20 +12,18 @@ from widthwise.reports.formats import duration
 SMALL = ("seq_len=512", "model.vocab_size=512", "data.tokenizer=bpe-512")
 
 
-def test_it_says_whether_a_recipe_fits(recipe: Path, widthwise) -> None:
-    code, out, _ = widthwise("plan", recipe, "--device", "rtx4090", "--days", "10")
-    assert code == 0
+def test_it_says_whether_a_recipe_fits(recipe: Path, succeeds) -> None:
+    out, _ = succeeds("plan", recipe, "--device", "rtx4090", "--days", "10")
     assert out.startswith("fits: a model of ")
     words = " ".join(out.split())
     for each in ("RTX 4090 has 24.0GB", "optimizer", "what fits into RTX 4090", "within 10 d", "B on disk from"):
         assert each in words
 
 
-def test_what_would_fit_is_named(recipe: Path, widthwise) -> None:
+def test_what_would_fit_is_named(recipe: Path, succeeds) -> None:
     sizes = ("train.batch_size=64", "model.vocab_size=8192", "seq_len=128")
-    needed = json.loads(widthwise("plan", recipe, *sizes, "--device", "1GB", "--json")[1])["memory"]["total_bytes"]
-    code, out, _ = widthwise("plan", recipe, *sizes, "--memory", f"{needed / 1e6 - 1:.3f}MB")
-    assert code == 0
+    needed = json.loads(succeeds("plan", recipe, *sizes, "--device", "1GB", "--json")[0])["memory"]["total_bytes"]
+    out, _ = succeeds("plan", recipe, *sizes, "--memory", f"{needed / 1e6 - 1:.3f}MB")
     assert out.startswith("does not fit: ")
     assert "train.micro_batch_size=32 train.activation_checkpointing=none would fit" in out.splitlines()[0]
     assert "time needs a device with known FLOPs, or --tflops" in out
@@ -74,11 +72,10 @@ def test_json_is_the_record(recipe: Path, widthwise) -> None:
     assert [each["activation_checkpointing"] for each in found["setups"]] == ["none", "layer", "selective"]
 
 
-def test_a_proposal_can_be_written_and_planned(widthwise, tmp_path: Path) -> None:
+def test_a_proposal_can_be_written_and_planned(succeeds, widthwise, tmp_path: Path) -> None:
     out = tmp_path / "mine.yaml"
     asked = ("--params", "3M", "--shape", "x", "--device", "rtx3060")
-    code, text, _ = widthwise("plan", *SMALL, *asked, "--out", out)
-    assert code == 0
+    text, _ = succeeds("plan", *SMALL, *asked, "--out", out)
     assert text.startswith("proposed: the size nearest to 3,000,000 parameters, ")
     proposed = [int(each.replace(",", "")) for each in re.findall(r"parameters, ([\d,]+) \(", text)]
     assert f" ({proposed[0] / 3e6 - 1:+.1%}); 20 tokens per parameter" in text
@@ -88,8 +85,7 @@ def test_a_proposal_can_be_written_and_planned(widthwise, tmp_path: Path) -> Non
     assert proposed == [written.explicit_model.cost().params]
     assert written.model.vocab_size == 512  # type: ignore
     written.check()
-    code, again, _ = widthwise("plan", out, "--device", "rtx3060")
-    assert code == 0
+    again, _ = succeeds("plan", out, "--device", "rtx3060")
     assert again.splitlines()[0] in text
     code, _, error = widthwise("plan", *asked, "--out", out)
     assert (code, error) == (2, f"error: {out}: exists already; choose another --out\n")
@@ -107,21 +103,19 @@ SHAPE = ("train.batch_size=64", "train.micro_batch_size=2")
 
 
 def test_a_dry_run_prints_a_prediction_and_writes_nothing(
-    recipe: Path, widthwise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, succeeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.rglob("*"))
-    code, out, _ = widthwise("train", recipe, *SHAPE, "--dry-run", "--devices", "8,32", "--device", "h100")
-    assert code == 0
+    out, _ = succeeds("train", recipe, *SHAPE, "--dry-run", "--devices", "8,32", "--device", "h100")
     assert out.lstrip().startswith("predicted, not measured:")
     for words in ("8 devices", "32 devices", "optimizer state", "assumed: H100 at 40% of 989 TFLOP/s"):
         assert words in " ".join(out.split()) or words in out
     assert set(tmp_path.rglob("*")) == before
 
 
-def test_json_of_a_dry_run_is_the_record(recipe: Path, widthwise) -> None:
-    code, out, _ = widthwise("train", recipe, *SHAPE, "train.shards=2", "--dry-run", "--devices", "8", "--json")
-    assert code == 0
+def test_json_of_a_dry_run_is_the_record(recipe: Path, succeeds) -> None:
+    out, _ = succeeds("train", recipe, *SHAPE, "train.shards=2", "--dry-run", "--devices", "8", "--json")
     (found,) = json.loads(out)["deployments"]
     assert (found["n_devices"], found["n_shards"], found["n_passes"]) == (8, 2, 4)
     parts = {name: value for name, value in found["memory"].items() if name not in ("moment", "total_bytes")}

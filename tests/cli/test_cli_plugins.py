@@ -40,34 +40,29 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def run(installed: None, recipe: Path, monkeypatch: pytest.MonkeyPatch, widthwise: Callable) -> str:
+def run(installed: None, recipe: Path, monkeypatch: pytest.MonkeyPatch, succeeds: Callable) -> str:
     """A finished run of both components, in the working folder."""
     monkeypatch.chdir(recipe.parent)
     changes = {"n_layers": 2, "ffn": {"kind": "leaky", "ratio": 1.5}, "residual": {"kind": "gated"}}
     Path("gated.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": changes}))
-    code, _, err = widthwise("train", "gated.yaml", "--out", "small")
-    assert code == 0, err
+    succeeds("train", "gated.yaml", "--out", "small")
     return "small"
 
 
-def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, widthwise: Callable) -> None:
-    code, out, err = widthwise("inspect", "gated.yaml", "--json")
-    assert code == 0, err
+def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, succeeds, widthwise) -> None:
+    out, err = succeeds("inspect", "gated.yaml", "--json")
     params = json.loads(out)["params"]
     assert (params["ffn"], params["residual"]) == (2 * 3 * 32 * 48, 2 * 2)
     sizes = ("--d-model", 48, "--d-ff", 50, "--add-layers", 1, "train.steps=5")
-    code, out, err = widthwise("grow", run, *sizes, "--out", "large", "--json")
-    assert code == 0, err
+    out, err = succeeds("grow", run, *sizes, "--out", "large", "--json")
     found = json.loads(out)
     assert found["certificate"]["is_preserved"]
     assert "layers 0, 2: feed-forward 48 -> 50 hidden units (MLP expansion)" in found["expansions"]
     assert sum(each["n_dead"] for each in found["certificate"]["liveness"].values()) == 0
     for verb, options, out_dir in (("bake", (), "baked"), ("pad", ("--d-ff-multiple", 16), "padded")):
-        code, out, err = widthwise(verb, "large", *options, "--out", out_dir, "--json")
-        assert code == 0, err
+        out, err = succeeds(verb, "large", *options, "--out", out_dir, "--json")
         assert json.loads(out)["certificate"]["is_preserved"]
-    code, out, err = widthwise("resume", "padded")
-    assert code == 0, err
+    _, err = succeeds("resume", "padded")
     code, _, err = widthwise("export", run, "exported")
     assert (code, err.count("\n")) == (2, 1)
     assert "residual.kind: got gated, which the exported model lacks; " in err

@@ -22,9 +22,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "all"
 
 
-def test_a_line_says_how_far_a_run_has_come_and_how_long_ago(folder: Path, widthwise) -> None:
-    code, out, error = widthwise("runs", folder)
-    assert code == 0
+def test_a_line_says_how_far_a_run_has_come_and_how_long_ago(folder: Path, succeeds) -> None:
+    out, error = succeeds("runs", folder)
     (line,) = [line.split() for line in out.splitlines() if line.startswith("mine")]
     assert line[:4] == ["mine", "stopped", "1,200/2,000", "2.3457"]
     assert line[5:8] == ["51.2k", "2", "h"]

@@ -5,35 +5,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def test_a_cut_run_trains_on_and_leaves(small: str, widthwise: Callable) -> None:
+def test_a_cut_run_trains_on_and_leaves(small: str, succeeds: Callable) -> None:
     words = ("shrink", small, "--flops", 0.8, "--calibration-batches", 2, "--out", "cut", "train.steps=3")
-    code, out, error = widthwise(*words)
-    assert code == 0, error
+    out, _ = succeeds(*words)
     lines = out.splitlines()
     assert any("before any healing" in line for line in lines[:2])
     assert lines[-2:] == ["wrote cut", "next: widthwise resume cut"]
     record = json.loads(Path("cut/shrunk.json").read_text())
     assert record["after"]["flops_per_token"] <= 0.8 * record["before"]["flops_per_token"]
-    assert widthwise("resume", "cut")[0] == 0
-    assert widthwise("export", "cut", "exported")[0] == 0
+    succeeds("resume", "cut")
+    succeeds("export", "cut", "exported")
 
 
-def test_a_hugging_face_folder_is_cut_in_one_command(small: str, widthwise: Callable) -> None:
+def test_a_hugging_face_folder_is_cut_in_one_command(small: str, succeeds: Callable) -> None:
     """To the sizes of a recipe, here its own. It heals with the recipe of an import, changed on the command line."""
-    assert widthwise("export", small, "folder")[0] == 0
+    succeeds("export", small, "folder")
     data = ("data.corpus=synthetic", "data.tokenizer=bytes", "seq_len=24", "train.batch_size=2", "train.precision=fp32")
     words = ("shrink", "folder", "--to", "base.yaml", "--calibration-batches", 1, "--out", "cut", *data)
-    code, out, error = widthwise(*words, "train.validation_tokens=48", "train.steps=2", "schedule.warmup_steps=1")
-    assert code == 0, error
+    out, _ = succeeds(*words, "train.validation_tokens=48", "train.steps=2", "schedule.warmup_steps=1")
     assert out.startswith("folder is cut to 1.000 of its FLOPs.")
     assert json.loads(Path("cut/shrunk.json").read_text())["agreement"] == 1
-    assert widthwise("resume", "cut")[0] == 0
+    succeeds("resume", "cut")
 
 
-def test_a_plan_writes_nothing_and_json_is_the_record(small: str, widthwise: Callable) -> None:
+def test_a_plan_writes_nothing_and_json_is_the_record(small: str, succeeds: Callable) -> None:
     before = sorted(Path().iterdir())
-    code, out, error = widthwise("shrink", small, "--params", 0.9, "--shape", "x", "--plan-only", "--json")
-    assert code == 0, error
+    out, _ = succeeds("shrink", small, "--params", 0.9, "--shape", "x", "--plan-only", "--json")
     found = json.loads(out)
     assert found["request"]["shape"] == "x"
     assert found["before"]["params"] > found["after"]["params"]

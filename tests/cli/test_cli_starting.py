@@ -29,13 +29,12 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_init_says_commands_that_work(widthwise: Run) -> None:
+def test_init_says_commands_that_work(succeeds, widthwise) -> None:
     assert widthwise("--version")[:2] == (0, f"widthwise {__version__}\n")
-    code, out, _ = widthwise("init", "recipes")
-    assert code == 0
+    out, _ = succeeds("init", "recipes")
     inspected, trained, compared = re.findall(r"widthwise (\S+) (recipes/\S+)", out)
-    assert widthwise(*inspected)[0] == 0
-    assert widthwise(*trained, "train.steps=3")[0] == 0
+    succeeds(*inspected)
+    succeeds(*trained, "train.steps=3")
     assert compared[0] == "compare"
     assert "compare" in read_mapping(Path(compared[1]))
     assert "exists already" in widthwise("init", "recipes")[2]

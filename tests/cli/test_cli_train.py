@@ -25,31 +25,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_train_prints_lines_while_it_goes_and_the_result_at_the_end(widthwise, here: Path) -> None:
-    code, out, err = widthwise("train", "recipe.yaml", "train.seed=5")
-    assert code == 0, err
+def test_train_prints_lines_while_it_goes_and_the_result_at_the_end(succeeds, here: Path) -> None:
+    out, err = succeeds("train", "recipe.yaml", "train.seed=5")
     assert "recipe: step 4/6  train loss" in err
     assert "validation loss" in out
     assert json.loads((here / "runs" / "recipe" / "result.json").read_text())["seed"] == 5
 
 
-def test_a_mixture_is_told_at_the_start_and_by_source_at_the_end(widthwise, here: Path) -> None:
+def test_a_mixture_is_told_at_the_start_and_by_source_at_the_end(succeeds, here: Path) -> None:
     sources = [
         f"{name}: {{corpus: synthetic, tokenizer: bytes, weight: {weight}}}" for name, weight in (("a", 3), ("b", 1))
     ]
-    code, out, err = widthwise("train", "recipe.yaml", f"data={{mixture: {{{', '.join(sources)}}}}}")
-    assert code == 0, err
+    out, err = succeeds("train", "recipe.yaml", f"data={{mixture: {{{', '.join(sources)}}}}}")
     assert "data: a 75.0% of the windows, each read " in err
     losses = json.loads((here / "runs" / "recipe" / "result.json").read_text())["val_losses"]
     assert f"by source     a {losses['a']:.4f}, b {losses['b']:.4f}\n" in out
 
 
-def test_json_alone_is_on_standard_output_and_finished_runs_are_told(widthwise, here: Path) -> None:
-    code, out, err = widthwise("train", "recipe.yaml", "--out", "there", "--json")
-    assert code == 0, err
+def test_json_alone_is_on_standard_output_and_finished_runs_are_told(succeeds, here: Path) -> None:
+    out, err = succeeds("train", "recipe.yaml", "--out", "there", "--json")
     assert json.loads(out)["steps"] == 6
-    code, again, err = widthwise("resume", "there", "--json")
-    assert (code, json.loads(again)) == (0, json.loads(out))
+    again, err = succeeds("resume", "there", "--json")
+    assert json.loads(again) == json.loads(out)
     assert err == "there: has finished already\n"
 
 
@@ -74,17 +71,16 @@ def test_a_signal_saves_and_says_how_to_go_on(here: Path, number: signal.Signals
     assert "Traceback" not in err
 
 
-def test_what_else_was_validated_and_which_checkpoint_is_best_is_said(widthwise, recipe, tmp_path) -> None:
+def test_what_else_was_validated_and_which_checkpoint_is_best_is_said(succeeds, recipe, tmp_path) -> None:
     (tmp_path / "text.txt").write_text("a text that is longer than one window of the recipe\n")
     (tmp_path / "quiz.jsonl").write_text('{"context": "one two", "continuation": "three"}\n')
     kept = ("train.checkpoint_every=1", "train.validate_every=1", "train.keep_best=true", "model.n_layers=2")
     text = f"validation.texts={{prose: {{source: {tmp_path}/text.txt}}}}"
     task = f"validation.tasks={{quiz: {{file: {tmp_path}/quiz.jsonl}}}}"
-    code, out, _ = widthwise("train", recipe, "--out", tmp_path / "run", *kept, text, task)
-    assert code == 0
+    out, _ = succeeds("train", recipe, "--out", tmp_path / "run", *kept, text, task)
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert f"  on prose: loss {result['val_texts']['prose']['loss']:.4f}, " in out
     assert "  on quiz: accuracy 0.00% of 1 items" in out
     assert f"best checkpoint step {result['best_step']}, by the held-out loss" in out
-    assert widthwise("report", tmp_path / "run")[0] == 0
+    succeeds("report", tmp_path / "run")
     assert f"by held-out loss, is that of step {result['best_step']}" in (tmp_path / "run/report.html").read_text()

@@ -46,9 +46,8 @@ def test_inspect_compares_with_another_recipe_and_changes_both(recipe: Path, wid
     assert "2.0000" in widthwise(*asked)[1]
 
 
-def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, widthwise) -> None:
-    code, table, _ = widthwise("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}")
-    assert code == 0
+def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, succeeds) -> None:
+    table, _ = succeeds("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}")
     header, lines = table.rsplit("costs", 1)[1].split("parameters", 1)[0], table.splitlines()
     for word in ("model", "hyper_connections", "mtp 2", "baseline", "plain", "uniform", "ratio"):
         assert word in header
@@ -58,7 +57,7 @@ def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, widt
     sites, reduction, gains = 6 * 2 * (2 * 12 * 20 + 8 * 20 + 8), 96 * 32, 96
     assert values["parameters, residual"] == [f"{sites + reduction + gains:,}", "0", "-"]
     assert values["FLOPs per token, forward, embedding"] == [f"{2 * 32 * 96:,}", "0", "-"]
-    summary = json.loads(widthwise("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}", "--json")[1])
+    summary = json.loads(succeeds("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}", "--json")[0])
     assert values["parameters, mtp"] == [f"{summary['params']['mtp']:,}", "0", "-"]
     assert "FLOPs per token, forward, mtp" not in values
     assert values["FLOPs per token, training, mtp"] == [f"{3 * summary['flops_by_part']['mtp']:,}", "0", "-"]
@@ -73,12 +72,11 @@ def test_a_part_that_no_model_has_is_not_shown_and_layers_are_counted_alone(reci
 
 
 @pytest.mark.parametrize("match", ["params", "kv_bytes"])
-def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe: Path, tmp_path: Path, widthwise) -> None:
+def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe, tmp_path: Path, succeeds, widthwise) -> None:
     out = tmp_path / "made" / "shape.yaml"
     asked = ("--turn-layer", 0.5, "--turn-width", 0.5, "--match", match, "model.d_model=256", "model.n_layers=12")
-    code, _, error = widthwise("design", recipe, *asked, "--out", out)
-    assert code == 0, error
-    summary = json.loads(widthwise("inspect", out, "--json")[1])
+    _, error = succeeds("design", recipe, *asked, "--out", out)
+    summary = json.loads(succeeds("inspect", out, "--json")[0])
     assert summary["ratio"][match] == pytest.approx(1, abs=1e-3)
     assert min(summary["widths"]) == summary["widths"][5] == 128
     again, _, error = widthwise("design", recipe, "--out", out)
@@ -86,13 +84,12 @@ def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe: Path, 
 
 
 def test_verbs_name_the_command_that_comes_next_which_works(
-    recipe: Path, widthwise, next_command, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, succeeds, next_command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(recipe.parent)
 
     def then(*arguments: object, **filled: str) -> list[str]:
-        code, out, error = widthwise(*arguments)
-        assert code == 0, error
+        out, _ = succeeds(*arguments)
         return next_command(out, **filled)
 
     train = then(*then("design", "base.yaml", "train.steps=2", "--kind", "x", RECIPE="x.yaml"))
@@ -101,24 +98,23 @@ def test_verbs_name_the_command_that_comes_next_which_works(
     asked = ("plan", *small, "--params", "100k", "--device", "24GB")
     assert then(*then(*asked, RECIPE="planned.yaml")) == ["train", "planned.yaml"]
     assert then("plan", "x.yaml", "train.seed=4", "--device", "24GB") == ["train", "x.yaml", "train.seed=4"]
-    assert widthwise(*train, "--out", "run")[0] == 0
+    succeeds(*train, "--out", "run")
     grow = ("grow", "run", "--add-layers", 1, "train.steps=3", "--plan-only")
     resume = then(*then(*grow, RUN="grown run"))
     assert resume == ["resume", "grown run"]
-    assert widthwise(*resume)[0] == 0
+    succeeds(*resume)
 
 
-def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path, widthwise) -> None:
+def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path, succeeds) -> None:
     """d_model is a multiple of head and slot, 24; no other is nearer to the budget."""
     stream = "model.residual={kind: hyper_connections, slot_width: 12, n_slots: 40}"
     out = tmp_path / "slots.yaml"
     asked = ("--turn-width", 0.5, "--turn-layer", 0.5, "--budget", "700k", "--out", out)
-    code, _, error = widthwise("design", recipe, stream, *asked)
-    assert code == 0, error
-    summary = json.loads(widthwise("inspect", out, "--json")[1])
+    succeeds("design", recipe, stream, *asked)
+    summary = json.loads(succeeds("inspect", out, "--json")[0])
     assert not [width for width in (summary["d_model"], *summary["widths"]) if width % 24]
     nearest = [summary["d_model"] + change for change in (-24, 0, 24)]
-    shown = (widthwise("inspect", recipe, stream, f"model.d_model={d}", "--json")[1] for d in nearest)
+    shown = (succeeds("inspect", recipe, stream, f"model.d_model={d}", "--json")[0] for d in nearest)
     budgets = [json.loads(each)["params"]["total"] for each in shown]
     assert min(budgets, key=lambda params: abs(params - 700_000)) == budgets[1]
     assert summary["baseline"]["params"]["total"] == budgets[1]
@@ -203,58 +199,54 @@ def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, w
     assert not Path("out").exists()
 
 
-def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, widthwise) -> None:
+def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, succeeds) -> None:
     shape = {"model": {"shape": {"kind": "x", "bottleneck_width": 0.5, "rounding": "balanced"}}}
     compare = {"seeds": [1, 2], "match": "none", "variants": {"uniform": {}, "x": shape}}
     (tmp_path / "pair.yaml").write_text(yaml.safe_dump({"extends": recipe.name, "compare": compare}, sort_keys=False))
     folder = tmp_path / "out"
     asked = ("compare", tmp_path / "pair.yaml", "train.steps=2", "model.n_layers=4", "--out", folder)
-    code, out, error = widthwise(*asked)
-    assert code == 0, error
+    out, error = succeeds(*asked)
     assert "with 2 seeds there is no verdict" in " ".join(out.split())
     command = json.loads((folder / "outcome.json").read_text())["command"]
     assert command.startswith("widthwise compare ")
     assert command.endswith("pair.yaml train.steps=2 model.n_layers=4 --out out")
     for name in ("outcome.json", "report.html", "table.csv", "table.tex", "runs/uniform-seed1/result.json"):
         assert (folder / name).is_file()
-    code, out, error = widthwise(*asked, "--json")
-    assert (code, json.loads(out)["baseline"], error.count("has finished already")) == (0, "uniform", 4)
+    out, error = succeeds(*asked, "--json")
+    assert (json.loads(out)["baseline"], error.count("has finished already")) == ("uniform", 4)
 
 
-def test_generate_continues_every_prompt(small: str, widthwise) -> None:
+def test_generate_continues_every_prompt(small: str, succeeds) -> None:
     arguments = ("generate", small, "--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 5, "--json")
-    code, out, _ = widthwise(*arguments)
-    assert code == 0
+    out, _ = succeeds(*arguments)
     assert [answer["prompt"] for answer in json.loads(out)["continuations"]] == ["the", "a longer one"]
-    assert widthwise(*arguments)[1] == out
+    assert succeeds(*arguments)[0] == out
 
 
-def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path: Path, widthwise) -> None:
+def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path: Path, succeeds) -> None:
     run = tmp_path / "run"
-    code, out, error = widthwise("train", recipe, "model.mtp={n_depths: 2}", "model.n_layers=2", "--out", run)
-    assert code == 0
+    out, error = succeeds("train", recipe, "model.mtp={n_depths: 2}", "model.n_layers=2", "--out", run)
     assert re.search(r"step 3/3  validation loss \d\.\d{4}  mtp \d\.\d{4} \d\.\d{4}$", error, re.MULTILINE)
     assert re.search(r"^  further heads next-2 \d\.\d{4}, next-3 \d\.\d{4}$", out, re.MULTILINE)
     greedy = ("--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 7, "--temperature", 0)
-    expected = json.loads(widthwise("generate", run, *greedy, "--json")[1])
-    found = json.loads(widthwise("generate", run, *greedy, "--speculative", "--json")[1])
+    expected = json.loads(succeeds("generate", run, *greedy, "--json")[0])
+    found = json.loads(succeeds("generate", run, *greedy, "--speculative", "--json")[0])
     drafting = found.pop("speculative")
     assert found == expected
     assert set(drafting) == {"accept_rate", "tokens_per_pass", "tokens_per_second"}
-    code, out, error = widthwise("generate", run, *greedy[:-2], "--speculative")  # greedy if nothing else is said
-    assert (code, out) == (0, widthwise("generate", run, *greedy)[1])
+    out, error = succeeds("generate", run, *greedy[:-2], "--speculative")  # greedy if nothing else is said
+    assert out == succeeds("generate", run, *greedy)[0]
     assert error.startswith(f"{drafting['accept_rate']:.1%} of the drafts accepted, ")
     assert re.search(r", [\d.]+ tokens a pass, [\d,.]+ tokens/s\n$", error)
 
 
-def test_the_checkpoint_of_a_step_is_taken(small: str, widthwise) -> None:
+def test_the_checkpoint_of_a_step_is_taken(small: str, succeeds) -> None:
     for verb in (
         ("generate", small, "--max-new-tokens", 2),
         ("export", small, "exported"),
         ("grow", small, "--d-ff", 160, "--out", "grown"),
     ):
-        code, out, err = widthwise(*verb, "--step", 2, "--json")
-        assert code == 0, err
+        out, _ = succeeds(*verb, "--step", 2, "--json")
         assert json.loads(out)["step"] == 2
     assert [path.name for path in Path("grown/checkpoints").iterdir()] == ["step_00000002"]
     steps = [json.loads(line)["step"] for line in Path("grown/metrics.jsonl").read_text().splitlines()]

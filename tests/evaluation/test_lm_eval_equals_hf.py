@@ -58,9 +58,7 @@ def results(model: Any, config: dict[str, Any], limit: int | None) -> dict[str, 
     tasks = TaskManager(include_defaults=False).load([dict(config)])
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(1234)
-    found = evaluate(model, tasks, limit=limit, bootstrap_iters=0)
-    assert found is not None
-    return dict(found)
+    return dict(evaluate(model, tasks, limit=limit, bootstrap_iters=0))
 
 
 def same(models: Pair, config: dict[str, Any], limit: int | None = None) -> None:

@@ -11,15 +11,16 @@ from scipy import stats
 from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tiny_scorer
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.local_tasks import TaskScores, encode_task, load_task, score_task
+from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.paper_tasks import SUITES
+from widthwise.records.evaluation import TaskAnswers
 
 FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
 LONG = 120
 """More than any of them has."""
 
 
-def _scores(path: Path, scorer=None, **options) -> TaskScores:
+def _scores(path: Path, scorer=None, **options) -> TaskAnswers:
     scorer = scorer or tiny_scorer(max_length=LONG)
     return score_task(scorer, encode_task(scorer, load_task(path, **options)))
 
@@ -64,8 +65,8 @@ def test_a_cloze_is_right_where_the_answer_is_greedy(tmp_path: Path, float64) ->
         likelihood, is_greedy = _log_likelihood(text, continuation, scorer.model)
         assert found.items["nats"][index] == pytest.approx(-likelihood, rel=1e-10)
         assert found.items["acc"][index] == is_greedy
-    metrics = found.metrics()
-    assert metrics["perplexity"].value == pytest.approx(math.exp(found.items["nats"].mean()))
+    metrics = found.metrics
+    assert metrics["perplexity"].value == pytest.approx(math.exp(np.mean(found.items["nats"])))
     assert metrics["perplexity"].stderr == pytest.approx(metrics["perplexity"].value * stats.sem(found.items["nats"]))
 
 
@@ -89,8 +90,8 @@ def test_metrics_are_those_of_the_harness_for_the_same_file(
     keep_harness_in(tmp_path, monkeypatch)
     path = write_lines(tmp_path / f"{form}.jsonl", FORMS[form])
     scorer = tiny_scorer(max_length=57)
-    theirs = run_lm_eval(scorer, [str(path)]).metrics[form]
-    ours = {name: each.score for name, each in _scores(path, scorer).metrics().items()}
+    theirs = run_lm_eval(scorer, [str(path)])[0][form]
+    ours = _scores(path, scorer).metrics
     shared = ours.keys() & theirs.keys()
     assert shared >= {"cloze": {"acc", "perplexity"}, "choices": {"acc", "acc_norm"}, "schema": {"acc"}}[form]
     for name in shared:
@@ -101,13 +102,13 @@ def test_metrics_are_those_of_the_harness_for_the_same_file(
 
 def test_a_record_has_chance_cut_contexts_and_standard_errors_over_items(tmp_path: Path) -> None:
     found = _scores(write_lines(tmp_path / "choices.jsonl", CHOICES), tiny_scorer("learned_positions", max_length=23))
-    record = found.record()
-    assert record.n_items == len(CHOICES)
-    assert record.n_cut_contexts > 0
-    assert record.chance == pytest.approx(np.mean([1 / len(row["choices"]) for row in CHOICES]))
-    json.dumps(record.to_data(), allow_nan=False)
-    for name, estimate in found.metrics().items():
-        assert estimate[:2] == pytest.approx((found.items[name].mean(), stats.sem(found.items[name])))
+    assert found.n_items == len(CHOICES)
+    assert found.n_cut_contexts > 0
+    assert found.chance == pytest.approx(np.mean([1 / len(row["choices"]) for row in CHOICES]))
+    json.dumps(found.to_data(), allow_nan=False)
+    for name, score in found.metrics.items():
+        expected = np.mean(found.items[name]), stats.sem(found.items[name])
+        assert (score.value, score.stderr) == pytest.approx(expected)
 
 
 def test_the_delimiter_stands_between_question_and_answer(tmp_path: Path, float64) -> None:
@@ -150,7 +151,7 @@ def test_a_line_that_is_no_item_is_named(tmp_path: Path) -> None:
 def test_a_context_is_cut_where_the_answer_would_not_fit_behind_it(tmp_path: Path) -> None:
     row = {"context": "ten bytes.", "continuation": "five"}  # 15 tokens with the space, of which the last is not read
     path = write_lines(tmp_path / "cloze.jsonl", [row, row])
-    assert [_scores(path, tiny_scorer(max_length=n)).n_cut for n in (14, 13)] == [0, 2]
+    assert [_scores(path, tiny_scorer(max_length=n)).n_cut_contexts for n in (14, 13)] == [0, 2]
 
 
 def test_a_file_without_items_or_with_too_long_an_answer_is_refused(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def _asked(path: Path, delimiter: str) -> list[Any]:
 
 def test_limit_examples_and_samples(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", CHOICES)
-    results = harness_results(tiny_scorer(max_length=160), [str(path)], num_fewshot=1, limit=2, log_samples=True)
+    results = harness_results(tiny_scorer(max_length=160), [str(path)], num_fewshot=1, limit=2)
     assert [len(each["filtered_resps"]) for each in results["samples"]["rows"]] == [2, 4]
     for row, sample in zip(CHOICES, results["samples"]["rows"]):
         context = sample["arguments"][0][0]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.paper_tasks import SUITES, missing_parts, plan_suite, suite_answers
-from widthwise.records.evaluation import Score
+from widthwise.evaluation.paper_tasks import SUITES, Suite, SuitePlan, is_share, missing_parts, plan_suite
+from widthwise.records.evaluation import Score, Scores, SuiteAnswers
 
 VARIABLE_WIDTH, HOURGLASS = SUITES["variable-width"], SUITES["hourglass"]
 
@@ -25,10 +25,16 @@ def _harness(accuracies: dict[str, float]) -> dict:
     return results
 
 
+def _answers(
+    suite: Suite, local: dict[str, Scores], harness: dict[str, Scores], texts: dict[str, Scores] | None = None
+) -> SuiteAnswers:
+    texts = texts or {}
+    return SuitePlan(suite, [], [], {name: name for name in texts}, []).answers(local, harness, texts)
+
+
 def test_a_row_of_the_paper_has_the_average_it_prints() -> None:
-    table = suite_answers(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B))
+    table = _answers(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B))
     average = table.average
-    assert average is not None
     assert round(average.value or 0, 1) == 56.1
     assert average.stderr == pytest.approx(0.1 / math.sqrt(11))
     assert (average.n_tasks, average.missing) == (11, [])
@@ -41,23 +47,28 @@ def test_a_file_goes_before_the_harness_and_an_average_names_what_it_lacks() -> 
     results = _harness(ROW_OF_2B)
     del results["race"]
     local = {"piqa": {"acc": Score(value=0.5, stderr=0.2), "acc_norm": Score(value=0.6, stderr=0.3)}}
-    table = suite_answers(VARIABLE_WIDTH, local, results)
+    table = _answers(VARIABLE_WIDTH, local, results)
     rows = {row.name: row for row in table.rows}
     assert (rows["PIQA"].value, rows["PIQA"].stderr, rows["PIQA"].source) == (0.6, 0.3, "piqa.jsonl")
     assert (rows["RACE"].value, rows["RACE"].source) == (None, "not evaluated")
     average = table.average
-    assert average is not None
     assert (average.n_tasks, average.n_tasks_of_suite, average.missing) == (10, 11, ["RACE"])
     others = [value for name, value in ROW_OF_2B.items() if name not in ("RACE", "PIQA")]
     assert average.value == pytest.approx((sum(others) + 0.6) / 10)
-    assert suite_answers(VARIABLE_WIDTH, {}, {}).average is None
+    assert _answers(VARIABLE_WIDTH, {}, {}).average is None
 
 
 def test_losses_and_perplexities_of_texts_are_rows_of_a_table() -> None:
-    means = {"mean_nats_per_token": Score(value=3.4), "mean_token_perplexity": Score(value=35.0)}
-    rows = {row.name: row for row in suite_answers(HOURGLASS, {}, {}, means).rows}
-    assert (rows["Val Loss"].value, rows["Val PPL"].value) == (3.4, 35)
-    rows = {row.name: row for row in suite_answers(HOURGLASS, {}, {}).rows}
+    text = {
+        "nats_per_token": Score(value=3.5),
+        "token_perplexity": Score(value=35.0),
+        "bits_per_byte": Score(value=1.0),
+    }
+    texts = dict.fromkeys(HOURGLASS.texts.values(), text)
+    rows = {row.name: row for row in _answers(HOURGLASS, {}, {}, texts).rows}
+    assert (rows["Val Loss"].value, rows["Val PPL"].value) == pytest.approx((3.5, 35))
+    texts.popitem()
+    rows = {row.name: row for row in _answers(HOURGLASS, {}, {}, texts).rows}
     assert (rows["Val PPL"].value, rows["Val PPL"].source) == (None, "not evaluated")
 
 
@@ -76,7 +87,7 @@ def test_whatever_is_missing_of_a_suite_is_named_with_its_reason() -> None:
 def test_collections_have_as_many_tasks_as_the_paper_lists_and_average_all() -> None:
     for name, n_tasks in {"virtual-width-a": 16, "virtual-width-b": 13}.items():
         suite = SUITES[name]
-        averaged = {task.name for task in suite.tasks if task.is_averaged}
+        averaged = {task.name for task in suite.tasks if is_share(task.metric)}
         assert len(averaged) == len(suite.tasks) == n_tasks
         assert all(task.absence for task in suite.tasks if task.lm_eval is None)
     with pytest.raises(UserError, match="suite: got 'hourglas'; did you mean 'hourglass'"):

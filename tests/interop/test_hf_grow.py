@@ -80,7 +80,6 @@ def twice_the_head(model: ModelConfig) -> Expansion:
 def half_more_head(model: ModelConfig) -> Expansion:
     """The ladder goes on: base^1.5."""
     attention = model.layers[0].attention
-    assert attention.rope_base is not None
     return with_heads(model, attention.head_dim * 3 // 2, attention.rope_base**1.5)
 
 

@@ -13,10 +13,10 @@ from widthwise.runs.environment import (
     LARGEST_SHARE,
     REPRODUCED_WITH,
     Clocks,
-    OtherWork,
     command_line,
     environment,
     is_shared,
+    share_of_others,
 )
 
 
@@ -60,10 +60,9 @@ def test_commit_of_a_repository_that_merely_contains_the_package_is_not_reported
 
 
 def test_it_is_what_all_did_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = iter([Clocks(busy=1000.0, own=7.0, wall=50.0), Clocks(busy=1024.0, own=22.0, wall=60.0)])
-    monkeypatch.setattr(module, "read_clocks", lambda: next(clocks))
+    clocks = Clocks(busy=1000.0, own=7.0, wall=50.0), Clocks(busy=1024.0, own=22.0, wall=60.0)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert OtherWork().share() == pytest.approx((24 - 15) / 10 / 3)
+    assert share_of_others(*clocks) == pytest.approx((24 - 15) / 10 / 3)
 
 
 def test_a_tenth_of_the_cpus_makes_a_machine_shared() -> None:

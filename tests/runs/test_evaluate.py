@@ -48,7 +48,6 @@ def _asked(**options) -> EvaluationConfig:
 
 def _equals_validation(run: Path) -> None:
     found, result = evaluate_run(run, _asked()), RunDir(run).result()
-    assert result is not None
     metrics = found.texts[HELD_OUT].metrics
     assert metrics["nats_per_token"].value == pytest.approx(result["val_loss"], rel=1e-6)
     assert metrics["token_perplexity"].value == pytest.approx(result["val_perplexity"], rel=1e-6)
@@ -197,7 +196,7 @@ def test_data_must_be_of_its_tokenizer_and_the_held_out_text_that_of_the_trainin
     run = shutil.copytree(runs[0], tmp_path / "run")
     recipe, environment = run / "config.yaml", json.loads((run / "environment.json").read_text())
     recipe.write_text(recipe.read_text().replace("held_out: 0.05", "held_out: 0.01"))
-    with pytest.raises(UserError, match=r"was trained on synthetic .* name a text with --text or --data"):
+    with pytest.raises(UserError, match=r"was trained on other data \(synthetic .* name a text with --text or --data"):
         evaluate_run(run, _asked())
     unseen = {**environment, "data": None, "tokenizer": environment["data"]["tokenizer"]}  # as an imported run has it
     (run / "environment.json").write_text(json.dumps(unseen))

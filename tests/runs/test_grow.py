@@ -221,7 +221,6 @@ def test_rates_rise_again_behind_a_growth(source: RunCheckpoint, tmp_path: Path)
     grown(source, tmp_path / "grown", *WIDER)
     recipe = saved_recipe(RunDir(tmp_path / "grown"))
     n_left = recipe.train.steps - STEP
-    assert recipe.rewarmup is not None
     assert (recipe.rewarmup.after_step, recipe.rewarmup.steps) == (STEP, n_left)
     for options, n_steps in (({}, n_left), ({"rewarmup_steps": 2}, 2), ({"rewarmup_steps": 0}, 1)):
         wanted = wanted_recipe(source, None, WIDER)

@@ -59,7 +59,6 @@ def test_looking_from_another_process_keeps_nobody_from_a_run(finished, tmp_path
     )
     (run / "lock").touch()
     with subprocess.Popen([sys.executable, "-c", script, run], stdout=subprocess.PIPE, env=os.environ) as looker:
-        assert looker.stdout is not None
         looker.stdout.readline()
         for _ in range(200):
             with RunDir(run).locked():

@@ -19,9 +19,7 @@ def proposed(asked: Request, shape: str = "uniform", n_devices: int = 1) -> Prop
 
 
 def days(proposal: Proposal, asked: Request) -> float:
-    hours = Planner(proposal.recipe, asked.n_devices).plan(asked.device).run_hours
-    assert hours is not None
-    return hours / 24
+    return Planner(proposal.recipe, asked.n_devices).plan(asked.device).run_hours / 24
 
 
 @pytest.mark.parametrize("tokens_per_param", [20.0, 5.0])

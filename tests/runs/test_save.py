@@ -84,7 +84,7 @@ def test_with_its_data_the_held_out_part_is_read_unasked(model: Decoder, tmp_pat
 def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, model: Decoder) -> None:
     small = build(tiny_recipe("model.vocab_size=199"))
     for wrong, words in (
-        (lambda: save_run(small, "bytes", tmp_path / "run"), "has 257 tokens; must have at most vocab_size = 199"),
+        (lambda: save_run(small, "bytes", tmp_path / "run"), "bytes: has 257 tokens; the model knows 199"),
         (lambda: save_run(model, "bpe-300", tmp_path / "run"), "is trained on a corpus"),
         (lambda: save_run(model, tmp_path / "no.json", tmp_path / "run"), "cannot be read"),
         (lambda: save_run(model, "bytes", tmp_path / "run", recipe=tmp_path / "no.yaml"), "cannot be read"),

@@ -90,7 +90,6 @@ def test_run_held_by_another_process_is_refused(finished):
     )
     command = [sys.executable, "-c", script, str(finished)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=f"in use by process {other.pid}"):
             resume(finished)

@@ -43,9 +43,7 @@ def validated_on(folder: Path) -> tuple[str, ...]:
 
 
 def result_of(path: Path) -> RunResult:
-    result = RunDir(path).result()
-    assert result is not None
-    return result
+    return RunDir(path).result()
 
 
 def validations(path: Path) -> list[dict]:
@@ -61,7 +59,6 @@ def test_the_same_text_has_the_same_loss_under_any_name_and_changes_nothing_of_t
     for record in validations(folder / "run"):
         assert record["val_texts"]["again"] == {key: record[key] for key in ("loss", "perplexity", "bits_per_byte")}
     result = result_of(folder / "run")
-    assert result.val_texts is not None
     assert result.val_texts["again"].loss == result.val_loss
     assert result.val_texts["again"].window_losses == result.val_window_losses
 
@@ -73,7 +70,6 @@ def test_raw_text_is_read_in_windows_with_the_end_of_text_behind_each_document(f
         found = load_trained(folder / "run").model(rows[:, :-1]).log_softmax(dim=-1)
     losses = -found.gather(2, rows[:, 1:, None])[..., 0].mean(dim=1)
     texts = result_of(folder / "run").val_texts
-    assert texts is not None
     assert len(rows) == 3
     assert list(texts["own"].window_losses) == pytest.approx(losses.tolist(), rel=1e-5)
     assert texts["own"].loss == pytest.approx(losses.mean().item(), rel=1e-5)
@@ -83,9 +79,7 @@ def test_raw_text_is_read_in_windows_with_the_end_of_text_behind_each_document(f
 def test_tasks_have_the_scores_that_an_evaluation_finds(folder: Path) -> None:
     asked = EvaluationConfig(task_files=(str(folder / "questions.jsonl"),), limit=2)
     expected = evaluate_run(folder / "run", asked).tasks["questions"]
-    result = result_of(folder / "run")
-    assert result.val_tasks is not None
-    found = result.val_tasks["quiz"]
+    found = result_of(folder / "run").val_tasks["quiz"]
     assert (found.n_items, found.chance) == (2, 0.5)
     assert {name: score.value for name, score in found.metrics.items()} == pytest.approx(
         {name: score.value for name, score in expected.metrics.items()}, rel=1e-5

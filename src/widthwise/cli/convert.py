@@ -2,7 +2,7 @@
 other programs: Hugging Face folders, and checkpoints in one file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import Field, PositiveInt
@@ -12,10 +12,6 @@ from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.growth.choices import GrowOptions, Multiples, NewSizes, ShrinkOptions
-
-if TYPE_CHECKING:
-    from widthwise.runs.conversion import Intention
-    from widthwise.runs.trained import RunCheckpoint
 
 checkpoint_app = typer.Typer(
     name="checkpoint", help="Work on the checkpoints of a run.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -41,17 +37,12 @@ def grow(
     runs/large`. In place of the sizes: `--to configs/large.yaml`, `--to-shape x --turn-width 0.5`, `--virtual-width
     1.5`, or `--ffn hourglass`.
     """
-    from widthwise.runs.grow import growth_intended, wanted_recipe
-    from widthwise.runs.trained import RunCheckpoint
+    from widthwise.runs.grow import grow_run
 
-    if out is None and not plan_only:
-        raise UserError("--out: is required, unless --plan-only is given")
-    source = RunCheckpoint.of(run, step)
-    intention = growth_intended(source, wanted_recipe(source, to, overrides or (), sizes), options)
-    if out is None or plan_only:
-        _show(intention.record(), as_json)
-    else:
-        _carry_out(source, intention, out, as_json)
+    target = _target(out, plan_only)
+    with shown_progress(progress_console()) as observer:
+        found = grow_run(run, target, to, sizes, overrides or (), options, step, observer)
+    _show(found, as_json)
 
 
 def bake(
@@ -66,11 +57,11 @@ def bake(
 
     Example: `widthwise bake runs/large --out runs/large-baked`
     """
-    from widthwise.runs.grow import bake_intended
-    from widthwise.runs.trained import RunCheckpoint
+    from widthwise.runs.grow import bake_run
 
-    source = RunCheckpoint.of(run)
-    _carry_out(source, bake_intended(source, one_eps), out, as_json)
+    with shown_progress(progress_console()) as observer:
+        found = bake_run(run, out, one_eps, observer)
+    _show(found, as_json)
 
 
 def pad(
@@ -83,11 +74,11 @@ def pad(
 
     Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
     """
-    from widthwise.runs.grow import pad_intended
-    from widthwise.runs.trained import RunCheckpoint
+    from widthwise.runs.grow import pad_run
 
-    source = RunCheckpoint.of(run)
-    _carry_out(source, pad_intended(source, multiples), out, as_json)
+    with shown_progress(progress_console()) as observer:
+        found = pad_run(run, out, multiples, observer)
+    _show(found, as_json)
 
 
 def shrink(
@@ -111,9 +102,7 @@ def shrink(
     from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
     from widthwise.runs.shrink import shrink_run
 
-    if out is None and not plan_only:
-        raise UserError("--out: is required, unless --plan-only is given")
-    target, wanted = None if plan_only else out, None if to is None else load_recipe(to).explicit_model
+    target, wanted = _target(out, plan_only), None if to is None else load_recipe(to).explicit_model
     found = shrink_run(source, target, options, overrides or (), step, wanted, remark)
     written = [] if target is None else [target]
     say_result(found, as_json, shrinking_answer(found), [cut_table(found), shrinking_table(found)], written)
@@ -123,16 +112,15 @@ def shrink(
         say_next_with_out("RUN")
 
 
-def _carry_out(source: "RunCheckpoint", intention: "Intention", out: Path, as_json: bool) -> None:
-    """Writes the run that is intended, and prints how the model changes, its certificate and the folder."""
-    from widthwise.runs.conversion import carry_out
-
-    with shown_progress(progress_console()) as observer:
-        found = carry_out(source, intention, out, observer)
-    _show(found, as_json)
+def _target(out: Path | None, plan_only: bool) -> Path | None:
+    """The folder to write; None to write nothing. Raises UserError where neither is asked for."""
+    if out is None and not plan_only:
+        raise UserError("--out: is required, unless --plan-only is given")
+    return None if plan_only else out
 
 
 def _show(found: dict[str, Any], as_json: bool) -> None:
+    """Prints how the model changes, and of a run that was written its certificate and the folder."""
     if as_json:
         say_json(found)
         return

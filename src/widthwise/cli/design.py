@@ -17,6 +17,7 @@ from widthwise.reports.formats import clean, fixed, shown
 from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.reports.table import Table
 from widthwise.shape.search_space import ShapeRequest
+from widthwise.training.launch import Interrupted
 
 if TYPE_CHECKING:
     from widthwise.explorer.answers import Answers
@@ -162,7 +163,6 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
     Example: `widthwise explore configs/x_200m.yaml`
     """
     from widthwise.explorer.answers import Answers
-    from widthwise.training.launch import Interrupted
 
     with _server(Answers(recipe, overrides or ()), options.port) as server:
         say(f"{server.url} (Ctrl-C ends it)")

@@ -17,6 +17,7 @@ from widthwise.reports.formats import clean, duration, shown, signed
 from widthwise.reports.main_table import comparison_table
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunFailed
+from widthwise.runs.environment import command_line
 from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
@@ -128,7 +129,6 @@ def family(
     from widthwise.reports.answers import answer
     from widthwise.reports.experiment import branch_table
     from widthwise.reports.writing import check_kind, write_report
-    from widthwise.runs.environment import command_line
     from widthwise.runs.trained import RunCheckpoint
 
     if not options.to:
@@ -165,7 +165,6 @@ def run_and_report(
     from widthwise.reports.answers import answer
     from widthwise.reports.experiment import tuning_table
     from widthwise.reports.writing import check_kind, write_report
-    from widthwise.runs.environment import command_line
 
     # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
     if plan.axes is not None:

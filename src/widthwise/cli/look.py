@@ -15,7 +15,11 @@ from widthwise.cli.options import JsonOption, RunArgument, RunsArgument, StepOpt
 from widthwise.cli.progress import LineObserver, shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_result, say_text
 from widthwise.config_io import Config, UserError
+from widthwise.files import write_atomic
+from widthwise.records.evaluation import EvaluationTable
 from widthwise.reports.formats import counted
+from widthwise.run_dir import RunDir
+from widthwise.runs.environment import command_line
 from widthwise.runs.scoring import EvaluationConfig
 
 PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -62,12 +66,9 @@ def eval_(
     """
     from widthwise.evaluation.differences import all_differences, baselines_of
     from widthwise.evaluation.models_table import models_table
-    from widthwise.files import write_atomic
-    from widthwise.records.evaluation import EvaluationTable
     from widthwise.reports.evaluation import answer
     from widthwise.reports.evaluations import evaluation_tables, tables_by_checkpoint
     from widthwise.reports.writing import check_kind, write_report
-    from widthwise.runs.environment import command_line
     from widthwise.runs.evaluate import evaluate_run, save_evaluation
     from widthwise.runs.trained import kept_steps
 
@@ -129,7 +130,6 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
     from widthwise.analysis.rows import check_parquet, write_parquet
     from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table
     from widthwise.reports.writing import check_kind, write_report
-    from widthwise.run_dir import RunDir
     from widthwise.runs.analyse import analyse, write_analysis
 
     step, every_checkpoint, out = options.step, options.every_checkpoint, options.out

@@ -13,12 +13,12 @@ from widthwise.files import write_atomic
 from widthwise.records.cost import Plan
 from widthwise.reports.formats import counted, duration, si
 from widthwise.reports.table import Table
+from widthwise.training.devices import Device
 from widthwise.yaml_io import dump_yaml, recipe_path
 
 if TYPE_CHECKING:
     from widthwise.runs.plan import Planner
     from widthwise.runs.proposal import Proposal
-    from widthwise.training.devices import Device
 
 
 ARGUMENTS = "Recipe, and changes, such as train.steps=2000."
@@ -71,7 +71,6 @@ def plan(
     from widthwise.experiments.recipes import read_one
     from widthwise.recipe.design import is_quantity
     from widthwise.runs.plan import Planner
-    from widthwise.training.devices import Device
 
     arguments = arguments or []
     recipe = Path(arguments[0]) if arguments and "=" not in arguments[0] else None
@@ -105,7 +104,7 @@ def plan(
         raise UserError(f"--device: not even one sequence fits into the {si(on.memory_bytes)}B of {on.name}{hint}")
 
 
-def _proposed(on: "Device", devices: DeviceOptions, wanted: ProposalOptions, overrides: list[str]) -> "Proposal":
+def _proposed(on: Device, devices: DeviceOptions, wanted: ProposalOptions, overrides: list[str]) -> "Proposal":
     """The recipe for a device, written into --out. Raises UserError."""
     from widthwise.recipe.design import Family, ShapeRequest, parse_quantity, shape_section
     from widthwise.runs.plan import LAW_TOKENS_PER_PARAM
@@ -123,7 +122,7 @@ def _proposed(on: "Device", devices: DeviceOptions, wanted: ProposalOptions, ove
     return proposal
 
 
-def _show_plan(found: Plan, planner: "Planner", on: "Device") -> None:
+def _show_plan(found: Plan, planner: "Planner", on: Device) -> None:
     """Prints a plan: the answer, memory by part, what fits, time and data, and what is odd."""
     say(_verdict(found), "")
     header = ["activation checkpointing", "largest micro_batch_size", "memory", "time of the run"]
@@ -175,7 +174,7 @@ def _verdict(found: Plan) -> str:
     return f"{line}; {helps}"
 
 
-def _time(found: Plan, planner: "Planner", on: "Device") -> str:
+def _time(found: Plan, planner: "Planner", on: Device) -> str:
     """Return the time of the run, and how it compares with the time that is allowed."""
     if found.run_hours is not None:
         line = f"{duration(found.run_hours)} on {counted(found.n_devices, 'device')} at {found.mfu:.0%} of the peak"

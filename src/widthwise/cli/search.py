@@ -11,9 +11,11 @@ from widthwise.cli.options import Changes, JsonOption, Seeds
 from widthwise.cli.progress import training_progress
 from widthwise.cli.terminal import say, say_json, say_result, say_tables
 from widthwise.config_io import Config
+from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import SHAPE_COSTS
 from widthwise.reports.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
 from widthwise.reports.table import Table
+from widthwise.runs.environment import command_line
 from widthwise.shape.search_space import SearchSpace
 from widthwise.yaml_io import recipe_name
 
@@ -137,10 +139,8 @@ def discover(
     from widthwise.experiments.discover import discover as discover_shape
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import jobs_of, run_experiment
-    from widthwise.records.outcome import Outcome
     from widthwise.reports.discovery import gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.writing import check_kind, write_report
-    from widthwise.runs.environment import command_line
 
     plan = plan_discovery(recipe, overrides or (), options.budget, options.steps, options.match, options.seeds)
     folder = options.out or Path("runs") / f"{recipe_name(recipe)}-discovery"

@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import PositiveFloat, PositiveInt
@@ -22,9 +22,8 @@ from widthwise.cli.terminal import progress_console, remark, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import clean
-
-if TYPE_CHECKING:
-    from widthwise.training.devices import Device
+from widthwise.runs.environment import command_line
+from widthwise.training.devices import DEVICES, Device
 
 LADDER = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
 
@@ -63,7 +62,7 @@ class LadderOptions(Config):
     days: PositiveFloat | None = None
     """Days that a run may take; longer runs get a remark."""
 
-    def clock(self, is_wanted: bool) -> "Device | None":
+    def clock(self, is_wanted: bool) -> Device | None:
         """The device for which hours are counted, if any. Raises UserError if options conflict."""
         given = [name for name, value in self if name != "ladder" and value is not None]
         if given and not is_wanted:
@@ -76,7 +75,6 @@ class LadderOptions(Config):
             raise UserError("--flops-per-second: conflicts with --device; give one of the two")
         if given == ["days"]:
             raise UserError(f"--days: got {self.days:g}; it needs a --device or --flops-per-second")
-        from widthwise.training.devices import DEVICES, Device
 
         if self.flops_per_second is not None:
             return Device.at_rate(self.flops_per_second)
@@ -177,7 +175,6 @@ def fit(
     from widthwise.experiments.scaling_points import Axes, gather
     from widthwise.reports.scaling import law_tables, saving_table, scaling_answer
     from widthwise.reports.writing import check_kind, write_report
-    from widthwise.runs.environment import command_line
 
     title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
     folder = options.out or Path("runs") / f"fit-{title}-{options.y}-{options.x}"

@@ -16,6 +16,7 @@ from widthwise.records.run import RunResult
 from widthwise.reports.formats import TIMES, counted, duration, fixed, si
 from widthwise.reports.table import Table
 from widthwise.runs.environment import is_shared
+from widthwise.training.devices import Device
 from widthwise.yaml_io import recipe_name
 
 if TYPE_CHECKING:
@@ -146,7 +147,6 @@ def _show_dry_run(recipe: "Recipe", machines: DryRunOptions, as_json: bool) -> N
     Raises UserError for options that make no sense, and, after printing, where a device has too little memory.
     """
     from widthwise.runs.plan import dry_run
-    from widthwise.training.devices import Device
 
     for option, value in (("--mfu", machines.mfu), ("--bandwidth", machines.bandwidth)):
         if value is not None and machines.device is None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import pad_left
@@ -190,11 +191,8 @@ def _n_common(tokens: list[int], row: Row) -> int:
 
 def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return tokens (B, T) padded on the right, and bool (B, T), True on real ones."""
-    tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    is_real = torch.zeros_like(tokens, dtype=torch.bool)
-    for row, own in enumerate(rows):
-        tokens[row, : len(own)] = torch.tensor(own, dtype=torch.long)
-        is_real[row, : len(own)] = True
+    tokens = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
+    is_real = torch.arange(tokens.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
     return tokens.to(device), is_real.to(device)
 
 

@@ -22,11 +22,6 @@ class SampleEstimate(NamedTuple):
     df: float = math.inf
     """Degrees of freedom of the standard error."""
 
-    @property
-    def score(self) -> Score:
-        """Its record, without the degrees of freedom."""
-        return Score(value=self.value, stderr=self.stderr)
-
     def interval(self) -> tuple[float, float]:
         """Return the ends of Student's t interval at CONFIDENCE; NaN without a standard error."""
         if not math.isfinite(self.stderr):
@@ -59,8 +54,8 @@ def students_t(df: float, confidence: float = CONFIDENCE) -> float:
 
 
 def scores(estimates: Mapping[str, SampleEstimate]) -> Scores:
-    """Return the records of named estimates."""
-    return {name: estimate.score for name, estimate in estimates.items()}
+    """Return the records of named estimates, without the degrees of freedom."""
+    return {name: Score(value=each.value, stderr=each.stderr) for name, each in estimates.items()}
 
 
 def mean_of_scores(found: Sequence[Score]) -> SampleEstimate:

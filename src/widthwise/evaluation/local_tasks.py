@@ -19,7 +19,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pydantic
@@ -83,6 +83,9 @@ class Item(Config):
 
 class _Choice(Item):
     gold: int
+    documents: ClassVar[dict[str, str]]
+    """Keys of the harness for its text, choices and target -> ours."""
+    accuracies: ClassVar[tuple[str, ...]] = ("acc",)
 
     @pydantic.model_validator(mode="after")
     def _check_gold(self) -> "_Choice":
@@ -91,12 +94,31 @@ class _Choice(Item):
             raise ValueError(f"gold: got {self.gold}; must be from 0 to {n_choices - 1}")
         return self
 
+    def is_right(self, likelihoods: np.ndarray) -> dict[str, float]:
+        """Return its accuracies, each 0 or 1. likelihoods: log-likelihoods, one per pair."""
+        return {"acc": float(likelihoods.argmax() == self.gold)}
+
+    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
+        likelihoods = np.array([each.log_likelihood for each in found])
+        return self.is_right(likelihoods) | self.answer_scores(likelihoods[self.gold])
+
+    @classmethod
+    def harness(cls, delimiter: str) -> dict[str, Any]:
+        return {
+            "output_type": "multiple_choice",
+            "target_delimiter": delimiter,
+            **cls.documents,
+            "metric_list": [_harness_mean(name) for name in cls.accuracies],
+        }
+
 
 class MultipleChoice(_Choice):
     """A question and answers to choose from."""
 
     query: str
     choices: Annotated[tuple[Text, ...], Field(min_length=2)]
+    documents: ClassVar = {"doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "gold"}
+    accuracies: ClassVar = ("acc", "acc_norm")
 
     @property
     def answer(self) -> str:
@@ -105,26 +127,10 @@ class MultipleChoice(_Choice):
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         return [(self.query + delimiter, choice) for choice in self.choices]
 
-    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
+    def is_right(self, likelihoods: np.ndarray) -> dict[str, float]:
         """acc_norm: by log-likelihood per character of the choice, as lm-evaluation-harness counts."""
-        likelihoods = np.array([each.log_likelihood for each in found])
         by_character = likelihoods / np.array([len(choice) for choice in self.choices])
-        return {
-            "acc": float(likelihoods.argmax() == self.gold),
-            "acc_norm": float(by_character.argmax() == self.gold),
-            **self.answer_scores(likelihoods[self.gold]),
-        }
-
-    @classmethod
-    def harness(cls, delimiter: str) -> dict[str, Any]:
-        return {
-            "output_type": "multiple_choice",
-            "target_delimiter": delimiter,
-            "doc_to_text": "query",
-            "doc_to_choice": "choices",
-            "doc_to_target": "gold",
-            "metric_list": [_harness_mean("acc"), _harness_mean("acc_norm")],
-        }
+        return super().is_right(likelihoods) | {"acc_norm": float(by_character.argmax() == self.gold)}
 
 
 class Schema(_Choice):
@@ -132,6 +138,11 @@ class Schema(_Choice):
 
     context_options: Annotated[tuple[Text, ...], Field(min_length=2)]
     continuation: Text
+    documents: ClassVar = {
+        "doc_to_text": "gold",  # a number: the contexts are what is chosen among
+        "doc_to_choice": "context_options",
+        "doc_to_target": "continuation",
+    }
 
     @property
     def answer(self) -> str:
@@ -139,22 +150,6 @@ class Schema(_Choice):
 
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         return [(context + delimiter, self.continuation) for context in self.context_options]
-
-    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
-        likelihoods = np.array([each.log_likelihood for each in found])
-        right = float(likelihoods.argmax() == self.gold)
-        return {"acc": right, **self.answer_scores(likelihoods[self.gold])}
-
-    @classmethod
-    def harness(cls, delimiter: str) -> dict[str, Any]:
-        return {
-            "output_type": "multiple_choice",
-            "target_delimiter": delimiter,
-            "doc_to_text": "gold",  # a number: the contexts are what is chosen among
-            "doc_to_choice": "context_options",
-            "doc_to_target": "continuation",
-            "metric_list": [_harness_mean("acc")],
-        }
 
 
 class Cloze(Item):
@@ -207,33 +202,6 @@ class LocalTask:
     """sha256 (hex) of the lines used and the delimiter, equal for equal questions."""
     where: list[str]
     """File and line of each item."""
-
-
-@dataclass(frozen=True)
-class TaskScores:
-    """The scores of a model on a task."""
-
-    task: LocalTask
-    items: dict[str, np.ndarray]
-    """Measure -> float64 (n_items,)."""
-    n_cut: int
-    """Contexts truncated at the front to fit the model."""
-
-    def metrics(self) -> dict[str, SampleEstimate]:
-        """Return the metrics of the task, each item being one observation."""
-        return type(self.task.items[0]).metrics({name: mean(values) for name, values in self.items.items()})
-
-    def record(self) -> TaskAnswers:
-        """Return the scores with those of every item."""
-        return TaskAnswers(
-            n_items=len(self.task.items),
-            n_cut_contexts=self.n_cut,
-            chance=float(np.mean([item.chance for item in self.task.items])),
-            delimiter=self.task.delimiter,
-            metrics=scores(self.metrics()),
-            fingerprint=self.task.fingerprint,
-            items={name: values.tolist() for name, values in self.items.items()},
-        )
 
 
 def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> LocalTask:
@@ -311,11 +279,20 @@ def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:
     return EncodedTask(task, requests)
 
 
-def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskScores:
-    """Score a task with the model that it was encoded for."""
+def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskAnswers:
+    """Score a task with the model that it was encoded for, each item being one observation."""
+    task = encoded.task
     requests = [request for of_item in encoded.requests for request in of_item]
     n_cut = sum(len(context) + len(continuation) > scorer.max_length + 1 for context, continuation in requests)
     found = iter(scorer.continuations(requests))
-    items = zip(encoded.task.items, encoded.requests)
-    rows = [item.scores([next(found) for _ in of_item]) for item, of_item in items]
-    return TaskScores(encoded.task, {name: np.array([row[name] for row in rows]) for name in rows[0]}, n_cut)
+    rows = [item.scores([next(found) for _ in of_item]) for item, of_item in zip(task.items, encoded.requests)]
+    items = {name: [row[name] for row in rows] for name in rows[0]}
+    return TaskAnswers(
+        n_items=len(task.items),
+        n_cut_contexts=n_cut,
+        chance=float(np.mean([item.chance for item in task.items])),
+        delimiter=task.delimiter,
+        metrics=scores(type(task.items[0]).metrics({name: mean(np.array(each)) for name, each in items.items()})),
+        fingerprint=task.fingerprint,
+        items=items,
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from widthwise.evaluation.paper_tasks import UNITS, is_share
+from widthwise.evaluation.paper_tasks import is_share
 from widthwise.records.evaluation import (
     MEAN_OVER_TEXTS,
     Difference,
@@ -158,7 +158,7 @@ def _suite_columns(suite: SuiteAnswers, n_items: Mapping[str, int]) -> Iterator[
 
 def _task_columns(name: str, on: str, metrics: Scores, source: str, n_items: int | None) -> Iterator[_Column]:
     """Yield its normalised accuracy, or else its first share, and its perplexities."""
-    shares = sorted((metric for metric in metrics if metric.partition(",")[0] in UNITS), key=lambda m: m != "acc_norm")
+    shares = sorted(filter(is_share, metrics), key=lambda metric: metric != "acc_norm")
     for metric in [*shares[:1], *(each for each in PERPLEXITIES if each in metrics)]:
         shown = TableColumn(name=name, metric=metric, is_share=is_share(metric), source=source, n_items=n_items)
         yield _Column(shown, on)

@@ -35,10 +35,6 @@ class PaperTask(Config):
     absence: str = ""
     """Reason why the harness cannot be asked, if it cannot."""
 
-    @property
-    def is_averaged(self) -> bool:
-        return self.metric.partition(",")[0] in UNITS
-
 
 class Suite(Config):
     """The tasks and texts that a paper evaluates."""
@@ -63,35 +59,6 @@ _SUITES_FILE = Path(__file__).with_name("suites.yaml")
 SUITES = {
     name: parse(Suite, {"name": name, **suite}, str(_SUITES_FILE)) for name, suite in read_mapping(_SUITES_FILE).items()
 }
-
-
-def suite_answers(
-    suite: Suite,
-    local: Mapping[str, Scores],
-    lm_eval: Mapping[str, Scores],
-    text_means: Scores | None = None,
-    missing: Sequence[str] = (),
-) -> SuiteAnswers:
-    """Return a row for each column of the paper's table, and the average over the tasks with a result.
-
-    local: by the stem of the file; lm_eval: by task; text_means: over the suite's texts, None if one is missing;
-    missing: the unavailable parts.
-    """
-    rows = []
-    for task in suite.tasks:
-        found, source, answers = {}, "not evaluated", None
-        if task.file is not None and task.file in local:
-            found, source, answers = local[task.file], f"{task.file}.jsonl", suite.answers(task.file)
-        elif task.lm_eval is not None and task.lm_eval in lm_eval:
-            found = lm_eval[task.lm_eval]
-            source = answers = harness_answers(task.lm_eval)
-        rows.append(_row(task.name, task.metric, source, answers, task.n_items, found))
-    averaged = [row for row, task in zip(rows, suite.tasks) if task.is_averaged]
-    means = text_means or {}
-    for name, metric in suite.text_rows.items():
-        source = f"mean of {len(suite.texts)} texts" if metric in means else "not evaluated"
-        rows.append(_row(name, metric, source, None, None, means))
-    return SuiteAnswers(name=suite.name, rows=rows, average=_average(suite, averaged), missing=missing)
 
 
 def _row(name: str, metric: str, source: str, answers: str | None, n_items: int | None, found: Scores) -> SuiteRow:
@@ -154,10 +121,26 @@ class SuitePlan:
     def answers(
         self, local: Mapping[str, Scores], harness: Mapping[str, Scores], texts: Mapping[str, Scores]
     ) -> SuiteAnswers:
-        """Return the `suite_answers`. local: by file; harness: by task; texts: by name."""
-        own = [texts[name] for name in self.texts.values()]
-        means = text_means(own) if len(own) == len(self.suite.texts) else None
-        return suite_answers(self.suite, local, harness, means and means.metrics, self.missing)
+        """Return a row for each column of the paper's table, and the average over the tasks with a result.
+
+        local: by the stem of the file; harness: by task; texts: by name. Means are over all texts of the suite.
+        """
+        rows, suite = [], self.suite
+        for task in suite.tasks:
+            found, source, answers = {}, "not evaluated", None
+            if task.file is not None and task.file in local:
+                found, source, answers = local[task.file], f"{task.file}.jsonl", suite.answers(task.file)
+            elif task.lm_eval is not None and task.lm_eval in harness:
+                found = harness[task.lm_eval]
+                source = answers = harness_answers(task.lm_eval)
+            rows.append(_row(task.name, task.metric, source, answers, task.n_items, found))
+        averaged = [row for row, task in zip(rows, suite.tasks) if is_share(task.metric)]
+        means = text_means([texts[name] for name in self.texts.values()])
+        known = means.metrics if means is not None and len(self.texts) == len(suite.texts) else {}
+        for name, metric in suite.text_rows.items():
+            source = f"mean of {len(suite.texts)} texts" if metric in known else "not evaluated"
+            rows.append(_row(name, metric, source, None, None, known))
+        return SuiteAnswers(name=suite.name, rows=rows, average=_average(suite, averaged), missing=self.missing)
 
 
 def plan_suite(

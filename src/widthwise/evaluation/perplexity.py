@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.estimate import SampleEstimate, ratio, scores
+from widthwise.evaluation.estimate import ratio, scores
 from widthwise.evaluation.scorer import Scorer
 from widthwise.records.evaluation import TextAnswers
 
@@ -22,44 +22,6 @@ BLOCK_BYTES = 4096
 two models read the same text, with other tokenizers or contexts too."""
 
 COUNTED = ("n_tokens", "n_bytes", "n_characters", "n_words")
-
-
-@dataclass(frozen=True)
-class TextScores:
-    """The scores of a text by block; every array is float64 (n_blocks,)."""
-
-    nats: np.ndarray
-    """Negative log-likelihood of each block."""
-    n_tokens: np.ndarray
-    n_bytes: np.ndarray
-    n_characters: np.ndarray
-    n_words: np.ndarray
-    n_documents: int
-    fingerprint: str
-    """sha256 (hex) of the text, equal for equal blocks."""
-
-    def metrics(self) -> dict[str, SampleEstimate]:
-        """Return the metrics of the text, each block being one observation."""
-        by_token, by_byte = ratio(self.nats, self.n_tokens), ratio(self.nats, self.n_bytes)
-        return {
-            "nats_per_token": by_token,
-            "token_perplexity": by_token.exponential(),
-            "bits_per_byte": by_byte.scaled(1 / math.log(2)),
-            "byte_perplexity": by_byte.exponential(),
-            "nats_per_character": ratio(self.nats, self.n_characters),
-            "word_perplexity": ratio(self.nats, self.n_words).exponential(),
-        }
-
-    def record(self) -> TextAnswers:
-        """Return the scores with their sums over blocks."""
-        return TextAnswers(
-            n_documents=self.n_documents,
-            n_blocks=len(self.nats),
-            **{name: int(getattr(self, name).sum()) for name in COUNTED},
-            metrics=scores(self.metrics()),
-            fingerprint=self.fingerprint,
-            blocks={name: getattr(self, name).tolist() for name in ("nats", *COUNTED)},
-        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +55,7 @@ class _ScoredDocument:
 
 def score_documents(
     scorer: Scorer, texts: Iterable[str], stride: int | None = None, max_tokens: int | None = None, where: str = "text"
-) -> TextScores:
+) -> TextAnswers:
     """Score each text by itself, after an end-of-text token that is not predicted, as lm-evaluation-harness does.
 
     stride: as in `Scorer.rolling`; max_tokens: of all texts together, the one that crosses it is cut; where: names the
@@ -118,7 +80,7 @@ def score_documents(
     return _summed(scored, where)
 
 
-def score_stream(scorer: Scorer, tokens: np.ndarray, stride: int | None = None, where: str = "text") -> TextScores:
+def score_stream(scorer: Scorer, tokens: np.ndarray, stride: int | None = None, where: str = "text") -> TextAnswers:
     """Score documents laid end to end, each with its end-of-text token, as in training: a window may hold several.
 
     tokens: integers (n,), the first of which is not predicted; stride: by default the windows are those of a
@@ -138,12 +100,29 @@ def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray) -> Iterator
             yield _ScoredDocument(scorer.tokenizer.decode(ids.tolist()), int(lengths[ids].sum()), lengths[ids], each)
 
 
-def _summed(documents: Iterable[_ScoredDocument], where: str) -> TextScores:
+def _summed(documents: Iterable[_ScoredDocument], where: str) -> TextAnswers:
+    """Return the metrics of a text, each block being one observation."""
     parts, digest = [], hashlib.sha256()
     for document in documents:
         parts.append(document.blocks())
         digest.update(hashlib.sha256(document.text.encode()).digest())
     if not parts:
         raise UserError(f"{where}: holds no token to predict")
-    nats, n_tokens, n_bytes, n_characters, n_words = np.concatenate(parts, axis=1)
-    return TextScores(nats, n_tokens, n_bytes, n_characters, n_words, len(parts), digest.hexdigest())
+    nats, *counts = np.concatenate(parts, axis=1)
+    by_token, by_byte, by_character, by_word = (ratio(nats, each) for each in counts)
+    metrics = {
+        "nats_per_token": by_token,
+        "token_perplexity": by_token.exponential(),
+        "bits_per_byte": by_byte.scaled(1 / math.log(2)),
+        "byte_perplexity": by_byte.exponential(),
+        "nats_per_character": by_character,
+        "word_perplexity": by_word.exponential(),
+    }
+    return TextAnswers(
+        n_documents=len(parts),
+        n_blocks=len(nats),
+        **{name: int(each.sum()) for name, each in zip(COUNTED, counts)},
+        metrics=scores(metrics),
+        fingerprint=digest.hexdigest(),
+        blocks={name: each.tolist() for name, each in zip(("nats", *COUNTED), (nats, *counts))},
+    )

@@ -61,8 +61,6 @@ class Scorer:
 
         Raises UserError if the model has fewer learned positions than max_length.
         """
-        if max_length < 1 or batch_size < 1:
-            raise UserError(f"max_length, batch_size: got {max_length}, {batch_size}; must be at least 1")
         if model.positions is not None and max_length > model.positions.n_positions:
             raise UserError(
                 f"max_length: got {max_length}; the model reads no more than {model.positions.n_positions} tokens"

@@ -70,20 +70,18 @@ def analyse(
         }
     for source in named.values():
         source.check()
-    first, *others = named
+    if text is None:
+        corpus = next(iter(named.values())).text(observer)
+    else:
+        corpus = Corpus(shown_path(Path(text)), lambda: read_documents(text))
+    models, reading = [], None
     with tempfile.TemporaryDirectory() as folder:
-        corpus = (
-            named[first].text(observer)
-            if text is None
-            else Corpus(shown_path(Path(text)), lambda: read_documents(text))
-        )
-        model = load_model(named[first].path, step=named[first].step, attention="sdpa")
-        reading = _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
-        models = [_analysed(first, named[first], model, reading.held_out(first, model), options, observer)]
-        for name in others:
+        for name, source in named.items():
+            model = load_model(source.path, step=source.step, attention="sdpa")
+            reading = reading or _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
+            models.append(_analysed(name, source, model, reading.held_out(name, model), options, observer))
             del model  # before the next takes its place
-            model = load_model(named[name].path, step=named[name].step, attention="sdpa")
-            models.append(_analysed(name, named[name], model, reading.held_out(name, model), options, observer))
+    assert reading is not None
     names = list(of_paths)
     return Analysis(
         title="-vs-".join(names if len(names) <= N_IN_TITLE else [names[0], f"{len(names) - 1}-others"]),

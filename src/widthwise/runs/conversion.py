@@ -27,7 +27,7 @@ from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, iden
 from widthwise.runs.environment import environment
 from widthwise.runs.save import IMPORTED
 from widthwise.runs.trained import RunCheckpoint, check_tokenizer
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import adopt
 from widthwise.training.objective import carried_state
 from widthwise.training.observer import Observer, SilentObserver
@@ -75,14 +75,15 @@ def pending(source: RunCheckpoint) -> tuple[str, ...]:
 
 
 def recipe_with(source: RunCheckpoint, plan: GrowthPlan) -> Recipe:
-    """The recipe of a run with another model, which grows no further. Raises UserError while new and old entries of its
-    last growth learn at rates of their own, which would be lost."""
-    check_rates_are_alike(source)
+    """The recipe of a run with another model, which grows no further. Raises UserError as `check_can_go_on`."""
+    check_can_go_on(source)
     return checked_copy(source.recipe, "recipe", model=plan.new, growth=())
 
 
-def check_rates_are_alike(source: RunCheckpoint) -> None:
-    """Raises UserError where new and old entries of a growth of the run learn at different rates."""
+def check_can_go_on(source: RunCheckpoint) -> None:
+    """Raises UserError where records of the run are missing or were changed, and while new and old entries of its last
+    growth learn at rates of their own, which would be lost."""
+    source.run.check_seal(checkpoint_folder.manifest_of(source.saved).seal, source.saved.name)
     growth = source.recipe.phase_at(source.step).growth
     if growth is not None:
         growth.pace.check_next(source.step, str(source.run.path))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pydantic
 
-from widthwise.config_io import Config, parse
+from widthwise.config_io import Config, UserError, parse
 from widthwise.data.config import DataSection, open_data
 from widthwise.data.documents import ProgressCallback
 from widthwise.data.manifest import MANIFEST
@@ -115,6 +115,14 @@ def unseen_data(tokenizer: Tokenizer | None) -> dict[str, Any]:
 def recorded_identity(run: RunDir) -> DataIdentity:
     """Return the identity of the data a run was begun with. Raises UserError where its record is broken."""
     return parse(DataIdentity, run.environment().get(KEY), f"{run.path}/environment.json: {KEY}")
+
+
+def check_data_of_run(run: RunDir, data: OpenedData, advice: str = "") -> None:
+    """Raises UserError where a run was trained on other data than its recipe names now. advice: ends the message."""
+    before, now = recorded_identity(run), identity_of(data)
+    if before != now:
+        was, is_now = before.compared(now)
+        raise UserError(f"{run.path}: was trained on other data ({was}) than its recipe now names ({is_now}){advice}")
 
 
 def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:

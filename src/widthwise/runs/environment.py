@@ -7,9 +7,10 @@ import shlex
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from widthwise import __version__
 
 REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads", "n_processes", "n_shards")
 """Keys of `environment` that must stay the same for a resumed run to be bitwise the run it would have been."""
@@ -30,7 +31,7 @@ def environment() -> dict[str, Any]:
         "command": command_line(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "widthwise": _package_version(),
+        "widthwise": __version__,
         "commit": _commit(),
         "platform": platform.platform(),
         "cpu": cpu_name(),
@@ -54,13 +55,6 @@ def shown_path(path: Path) -> str:
     if not path.is_absolute():
         return str(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def _package_version() -> str | None:
-    try:
-        return version("widthwise")
-    except PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:
@@ -104,19 +98,12 @@ class Clocks(NamedTuple):
     wall: float
 
 
-class OtherWork:
-    """Measures the work of other processes from its construction on."""
-
-    def __init__(self) -> None:
-        self._began = read_clocks()
-
-    def share(self) -> float | None:
-        """The share of the machine's CPUs that other processes used on average; None where the system does not tell."""
-        now = read_clocks()
-        if self._began is None or now is None:
-            return None
-        busy, own, wall = (after - before for before, after in zip(self._began, now))
-        return max(0.0, busy - own) / (wall * (os.cpu_count() or 1)) if wall else None
+def share_of_others(began: Clocks | None, now: Clocks | None) -> float | None:
+    """The share of the machine's CPUs that other processes used on average; None where the system does not tell."""
+    if began is None or now is None:
+        return None
+    busy, own, wall = (after - before for before, after in zip(began, now))
+    return max(0.0, busy - own) / (wall * (os.cpu_count() or 1)) if wall else None
 
 
 def read_clocks() -> Clocks | None:

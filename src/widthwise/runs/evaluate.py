@@ -12,10 +12,10 @@ from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import text_means
 from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
 from widthwise.evaluation.paper_tasks import plan_suite
-from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
+from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
-from widthwise.records.evaluation import Evaluation, TaskAnswers
+from widthwise.records.evaluation import Evaluation, TaskAnswers, TextAnswers
 from widthwise.runs.environment import environment
 from widthwise.runs.loaded import load_model
 from widthwise.runs.scoring import EvaluationConfig
@@ -57,7 +57,7 @@ def evaluate_run(
     texts, readings = {}, _texts(loaded, scorer, config)
     for name, score in readings.items():
         _begin(name, f"reading {name}", scorer, observer)
-        texts[name] = score().record()
+        texts[name] = score()
     tasks, of_suite = (_local_results(scorer, each, observer) for each in (encoded, encoded_suite))
     harness, harness_items = {}, {}
     names = [*config.tasks, *(suite.harness if suite else ())]
@@ -66,8 +66,7 @@ def evaluate_run(
 
         observer.message(f"lm-evaluation-harness: {', '.join(dict.fromkeys(names))}")
         scorer.on_progress = lambda n_done, n_total: None  # the harness shows its own
-        answers = run_lm_eval(scorer, list(dict.fromkeys(names)), config.num_fewshot, config.limit)
-        harness, harness_items = answers.metrics, answers.items
+        harness, harness_items = run_lm_eval(scorer, list(dict.fromkeys(names)), config.num_fewshot, config.limit)
     of_texts, local = ({name: each.metrics for name, each in found.items()} for found in (texts, of_suite))
     means = text_means(list(of_texts.values()))
     bits = means.metrics["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
@@ -92,9 +91,9 @@ def evaluate_run(
     )
 
 
-def _texts(loaded: LoadedModel, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
+def _texts(loaded: LoadedModel, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextAnswers]]:
     """The texts to read, by name. Raises UserError for one that is missing, or made with another tokenizer."""
-    readings: dict[str, Callable[[], TextScores]] = {}
+    readings: dict[str, Callable[[], TextAnswers]] = {}
     for source in config.texts:
         next(read_documents(source, config.field))
         readings[source] = partial(_score_raw, scorer, source, config)
@@ -108,12 +107,12 @@ def _texts(loaded: LoadedModel, scorer: Scorer, config: EvaluationConfig) -> dic
     return readings
 
 
-def _score_raw(scorer: Scorer, source: str, config: EvaluationConfig) -> TextScores:
+def _score_raw(scorer: Scorer, source: str, config: EvaluationConfig) -> TextAnswers:
     texts = (document.text for document in read_documents(source, config.field))
     return score_documents(scorer, texts, config.stride, config.max_tokens, source)
 
 
-def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, stride: int | None) -> TextScores:
+def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, stride: int | None) -> TextAnswers:
     n_tokens = data.held_out.n_tokens
     if max_tokens is not None:
         n_tokens = min(n_tokens, max_tokens + 1)
@@ -130,7 +129,7 @@ def _local_results(scorer: Scorer, tasks: dict[str, EncodedTask], observer: Obse
     results = {}
     for name, encoded in tasks.items():
         _begin(name, f"{name}: {len(encoded.requests)} items", scorer, observer)
-        results[name] = score_task(scorer, encoded).record()
+        results[name] = score_task(scorer, encoded)
     return results
 
 

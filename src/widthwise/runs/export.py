@@ -28,13 +28,13 @@ from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.recipe.inspection import layer_rows
-from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, recorded_identity
 from widthwise.runs.environment import shown_path
 from widthwise.runs.save import IMPORTED
-from widthwise.runs.trained import chosen_checkpoint, tokenizer_of
-from widthwise.training import checkpoint, checkpoint_folder
+from widthwise.runs.trained import RunCheckpoint, tokenizer_of
+from widthwise.training import checkpoint
 
 LONGEST_BAR = 48
 """Letters that stand for the width of the stream."""
@@ -59,13 +59,10 @@ def export_run(
     all heads get the smallest multiple of this that holds the largest, with zeros. step: of the checkpoint; the newest
     good one where not given. Raises UserError with the reason where the model cannot be written.
     """
-    run = RunDir(path)
-    recipe = saved_recipe(run)
-    found, damages = chosen_checkpoint(run, step)
-    step = checkpoint_folder.step_of(found)
+    source = RunCheckpoint.of(path, step)
+    run, recipe, model, step = source.run, source.recipe, source.model, source.step
     origin = run.environment().get(IMPORTED) or {}
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
-    model = recipe.model_at(step)
     padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
     config, plan, reason = model if padding is None else padding.new, None, None
     try:  # before gigabytes are read
@@ -75,7 +72,7 @@ def export_run(
     except UserError as error:
         plan, reason = None, str(error)
         architecture, _ = hf_config(config, n_positions, own=True)
-    weights = checkpoint.read_weights(found, blueprint(model))
+    weights = checkpoint.read_weights(source.saved, blueprint(model))
     for each in (padding, plan):
         weights = weights if each is None else dict(each.weights(weights))
     tokenizer = tokenizer_of(run) if any(run.tokenizer_folder.glob("*.json")) else None
@@ -119,7 +116,7 @@ def export_run(
         "tokenizer": definition is not None,
         "standalone": has_code,
         "padded": padded,
-        "damages": [str(damage) for damage in damages],
+        "damages": [str(damage) for damage in source.damages],
     }
 
 

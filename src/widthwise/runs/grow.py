@@ -20,9 +20,10 @@ from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.larger import larger_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.schedule import FlopBudget
-from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending, recipe_with
+from widthwise.runs.conversion import Intention, carry_out, check_can_go_on, pending, recipe_with
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.shape.template import ModelTemplate
+from widthwise.training.observer import Observer
 from widthwise.yaml_io import apply_overrides, read_recipe
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
@@ -90,20 +91,38 @@ def _residual(overrides: Sequence[str], model: ModelConfig) -> dict[str, Any]:
 
 def grow_run(
     path: Path | str,
-    out: Path | str,
+    out: Path | str | None,
     to: Path | str | None = None,
     sizes: NewSizes = SAME_SIZES,
     overrides: Sequence[str] = (),
     options: GrowOptions = DEFAULT,
+    step: int | None = None,
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Grows the newest model of a run into that of the recipe `to`, or to other sizes, as a run to go on with.
+    """Grows the model of a run into that of the recipe `to`, or to other sizes, as a run to go on with.
 
-    Returns what grew, with its certificate. Raises UserError where the function cannot be preserved, and where `out` is
-    not free.
+    out: folder of the new run; None: nothing is written, and no weights are read. step: of the checkpoint; the newest
+    good one where not given. Returns what grew, with its certificate. Raises UserError where the function cannot be
+    preserved, and where `out` is not free.
     """
-    source = RunCheckpoint.of(path)
+    source = RunCheckpoint.of(path, step)
     recipe = wanted_recipe(source, None if to is None else Path(to), overrides, sizes)
-    return carry_out(source, growth_intended(source, recipe, options), out)
+    intention = growth_intended(source, recipe, options)
+    return intention.record() if out is None else carry_out(source, intention, out, observer)
+
+
+def bake_run(path: Path | str, out: Path | str, one_eps: bool, observer: Observer | None = None) -> dict[str, Any]:
+    """Writes a run with the constants that its sizes imply, and returns what changed. Raises as `bake_intended`."""
+    source = RunCheckpoint.of(path)
+    return carry_out(source, bake_intended(source, one_eps), out, observer)
+
+
+def pad_run(
+    path: Path | str, out: Path | str, multiples: Multiples, observer: Observer | None = None
+) -> dict[str, Any]:
+    """Writes a run with padded sizes, and returns what changed. Raises as `pad_intended`."""
+    source = RunCheckpoint.of(path)
+    return carry_out(source, pad_intended(source, multiples), out, observer)
 
 
 def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> Intention:
@@ -123,7 +142,7 @@ def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
             raise UserError(
                 f"growth.{index}: comes before step {source.step}, which {source.run.path} has reached already"
             )
-    check_rates_are_alike(source)
+    check_can_go_on(source)
     if source.recipe.rewarmup is not None:
         source.recipe.rewarmup.check_next(source.step, str(source.run.path))
     rewarmup = _rewarmup(source, recipe, plan, options)

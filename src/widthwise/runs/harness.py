@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,18 @@ N_RESAMPLES = 1000
 TASKS_OPTIONS = ("--tasks", "-t")
 
 
-@dataclass(frozen=True)
-class HarnessAnswers:
-    """Answers of a model."""
-
-    metrics: dict[str, Scores]
-    """Task or group of tasks -> its metrics."""
-    items: dict[str, ItemAnswers]
-    """Task or group -> of each metric that is a mean over items the values in the order of the questions."""
-
-
 def run_lm_eval(
     scorer: Scorer, tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None
-) -> HarnessAnswers:
-    """For the arguments and what is raised see `harness_results`."""
-    results = harness_results(scorer, tasks, num_fewshot, limit, log_samples=True)
+) -> tuple[dict[str, Scores], dict[str, ItemAnswers]]:
+    """Return the metrics of each task and group of tasks, and of each metric that is a mean over items the values in
+    the order of the questions. For the arguments and what is raised see `harness_results`.
+    """
+    results = harness_results(scorer, tasks, num_fewshot, limit)
     metrics, tasks_of = metrics_of(results), results["group_subtasks"]
     items = {task: _items(samples, metrics[task]) for task, samples in results["samples"].items()}
     groups = [group for group in tasks_of if group in metrics]
     pooled = {group: _pooled([items[task] for task in _leaves(group, tasks_of)], metrics[group]) for group in groups}
-    return HarnessAnswers(metrics, items | pooled)
+    return metrics, items | pooled
 
 
 def _leaves(name: str, tasks_of: Mapping[str, Sequence[str]]) -> list[str]:
@@ -97,13 +88,12 @@ def harness_results(
     tasks: Sequence[str],
     num_fewshot: int | None = None,
     limit: int | None = None,
-    log_samples: bool = False,
 ) -> dict[str, Any]:
-    """Run `lm_eval.simple_evaluate` and return its results.
+    """Run `lm_eval.simple_evaluate` and return its results, with every question and its answers under `samples`.
 
     tasks: names that the harness knows, and files of local questions (NAME.jsonl; see `evaluation.local_tasks`), which
     alone need no network. num_fewshot: examples before each question; what a task says where not given. limit:
-    questions of each task, from the front. log_samples: whether every question with its answers is under `samples`.
+    questions of each task, from the front.
 
     Raises UserError where the harness is not installed, does not know a task, or cannot have its data, and for tasks of
     one name.
@@ -133,7 +123,6 @@ def harness_results(
             num_fewshot=num_fewshot,
             limit=limit,
             bootstrap_iters=N_RESAMPLES,
-            log_samples=log_samples,
             task_manager=manager,
         )
     assert results is not None  # only of further processes

@@ -7,13 +7,12 @@ import torch
 
 from widthwise.config_io import UserError, require
 from widthwise.data.json_tokenizer import JsonTokenizer
-from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Fields
 from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf, token_named
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
-from widthwise.runs.trained import LoadedModel, blamed_on, load_trained, usual_device
+from widthwise.runs.trained import LoadedModel, blamed_on, check_known, load_trained, usual_device
 from widthwise.sizes import MOST_LAYERS
 
 
@@ -57,7 +56,7 @@ def read_own_model(path: Path, device: torch.device | str | None = None) -> Load
     device = usual_device(device)
     imported, tokenizer_path = import_hf(path), path / TOKENIZER
     tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
-    _check_known(tokenizer, tokenizer_path, imported.config.vocab_size)
+    check_known(tokenizer, imported.config.vocab_size)
     model = build(imported.config, seed=0, device=device)
     model.set_weights(imported.take_weights())
     return LoadedModel(path, model.eval(), tokenizer, device, imported.n_positions)
@@ -93,7 +92,7 @@ def read_with_transformers(
     ids = (config.eos_token_id for config in (model.generation_config, model.config))
     eos = token_named(definition, next((index for index in ids if index is not None), None), str(path / TOKENIZER))
     tokenizer = JsonTokenizer(str(path / TOKENIZER), definition, str(path / TOKENIZER), eos)
-    _check_known(tokenizer, path / TOKENIZER, model.get_input_embeddings().num_embeddings)
+    check_known(tokenizer, model.get_input_embeddings().num_embeddings)
     return LoadedModel(path, model, tokenizer, device, getattr(model.config, "max_position_embeddings", None))
 
 
@@ -110,9 +109,3 @@ def _check_config(path: Path) -> None:
     for key in ("max_position_embeddings", "n_positions"):
         if fields.get(key) is not None:
             fields.size(key)
-
-
-def _check_known(tokenizer: Tokenizer, path: Path, vocab_size: int) -> None:
-    """Raises UserError for a tokenizer with tokens that the model does not know."""
-    if tokenizer.vocab_size > vocab_size:
-        raise UserError(f"{path}: has {tokenizer.vocab_size} tokens; the model knows {vocab_size}")

@@ -48,9 +48,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
             for name, text in validation.texts.items()
         }
         or None,
-        "val_tasks": {
-            name: TaskResult.model_validate(task.record().to_data()) for name, task in validation.tasks.items()
-        }
+        "val_tasks": {name: TaskResult.model_validate(task.to_data()) for name, task in validation.tasks.items()}
         or None,
         "token_widths": analyses.get("token_widths"),
         "expert_loads": validation.expert_loads,

@@ -22,6 +22,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import identity_of, unseen_data
 from widthwise.runs.environment import environment
 from widthwise.runs.speed import faster_precision
+from widthwise.runs.trained import check_known, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
 from widthwise.training.teacher import Origin
@@ -29,8 +30,6 @@ from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 IMPORTED = "imported"
 """Key in `environment.json` of what a run was imported from."""
-LONGEST_SEQUENCE = 1024
-"""Most tokens per training sequence, if no recipe gives their number."""
 
 
 def save_run(
@@ -53,11 +52,8 @@ def save_run(
     exists.
     """
     known = open_tokenizer(str(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
-    if known is not None and known.vocab_size > model.config.vocab_size:
-        raise UserError(
-            f"tokenizer {known.spec}: has {known.vocab_size} tokens; must have at most vocab_size = "
-            f"{model.config.vocab_size} of the model"
-        )
+    if known is not None:
+        check_known(known, model.config.vocab_size)
     resolved = _recipe(model, known, recipe, seq_len)
     provenance = _provenance(known, resolved, data)
     copied = build(model.config, seed=0)
@@ -84,7 +80,7 @@ def _recipe(
 ) -> Recipe:
     """The recipe of the run, checked."""
     if given is None:
-        n_positions = None if model.config.positions is None else model.config.positions.n_positions
+        n_positions = None if model.positions is None else model.positions.n_positions
         data = {} if tokenizer is None else {"tokenizer": tokenizer.spec}
         begun = parse_recipe({**first_sections(n_positions), "model": to_data(model.config), "data": data}, "save_run")
     else:
@@ -101,7 +97,7 @@ def first_sections(n_positions: int | None) -> dict[str, Any]:
     n_positions: the longest context of the model, in tokens; None: any.
     """
     return {
-        "seq_len": LONGEST_SEQUENCE if n_positions is None else min(LONGEST_SEQUENCE, n_positions),
+        "seq_len": usual_seq_len(n_positions),
         "optimizer": {"kind": "adamw", "lr": 2e-5},
         "schedule": {"kind": "wsd", "warmup_steps": 50},
         "train": {"steps": 1000, "batch_size": 8, "micro_batch_size": 1},

@@ -20,7 +20,7 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import BUDGETS, ShrinkOptions
-from widthwise.growth.need import covariance, energies_kept, layer_needs, measure, order_of_need
+from widthwise.growth.need import LayerNeed, covariance, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
     LayerSizes,
     Order,
@@ -72,18 +72,12 @@ def shrink_run(
     sizes the smaller one has, in place of a budget. Raises UserError for a model that cannot be cut, a budget that
     cannot be met, and where `out` is not free.
     """
-    if options.budget is None and to is None:
-        raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
-    for name in (*BUDGETS, "shape", "parts", "multiple"):
-        if to is not None and getattr(options, name) != ShrinkOptions.model_fields[name].default:
-            raise UserError(f"--{name.replace('_', '-')}: conflicts with --to, which has the sizes of every layer")
+    _check_request(options, to, overrides)
     if out is not None:
         check_free(Path(out))
-    for each in overrides:
-        if (key := each.partition("=")[0].strip()).partition(".")[0] == "model":
-            raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
     give_back_freed()
-    source = _of_run(path, step, overrides) if _is_run(path, step) else _of_folder(path, overrides)
+    is_of_run = hub_name(path) is None and is_run(Path(path), step)
+    source = (_of_run if is_of_run else _of_folder)(path, step, overrides)
     model, recipe, config = _readable(source.model), source.recipe, source.model.config
     if out is not None:
         recipe.check()
@@ -132,14 +126,7 @@ def shrink_run(
         after=model_size(smaller, recipe.seq_len),
         d_model=[config.d_model, smaller.d_model],
         kv_bytes=[config.inference_cost().kv_bytes(), smaller.inference_cost().kv_bytes()],
-        layers=[
-            LayerCut(
-                **{name: [*pair] for name, *pair in zip(LayerSizes._fields, before, after)},
-                lost=lost.lost(after),
-                energy_kept=[energy.get(f"layers.{i}.{part}.norm", 0.0) for part in ("attention", "ffn")],
-            )
-            for i, (before, after, lost) in enumerate(zip(layer_sizes(config), sizes, needs))
-        ],
+        layers=_layer_cuts(config, sizes, needs, energy),
         shape=shape,
     )
     if out is not None:
@@ -169,13 +156,16 @@ class _Source(NamedTuple):
     """Raises UserError for a tokenizer whose tokens the model does not know."""
 
 
-def _is_run(path: Path | str, step: int | None) -> bool:
-    """Tell a run from a Hugging Face folder or a name of the hub. Raises UserError for a step of those."""
-    if hub_name(path) is None:
-        return is_run(Path(path), step)
-    if step is not None:
-        raise UserError(f"{path}: step: got {step}; a model of the hub has no steps")
-    return False
+def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Sequence[str]) -> None:
+    """Raises UserError unless there is either a budget or a model, and for changes to the model."""
+    if options.budget is None and to is None:
+        raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
+    for name in (*BUDGETS, "shape", "parts", "multiple"):
+        if to is not None and getattr(options, name) != ShrinkOptions.model_fields[name].default:
+            raise UserError(f"--{name.replace('_', '-')}: conflicts with --to, which has the sizes of every layer")
+    for each in overrides:
+        if (key := each.partition("=")[0].strip()).partition(".")[0] == "model":
+            raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
 
 
 def _of_run(path: Path | str, step: int | None, overrides: Sequence[str]) -> _Source:
@@ -189,8 +179,10 @@ def _of_run(path: Path | str, step: int | None, overrides: Sequence[str]) -> _So
     return _Source(name, loaded.step or 0, loaded.model, recipe, origin, partial(check_tokenizer, run))
 
 
-def _of_folder(path: Path | str, overrides: Sequence[str]) -> _Source:
+def _of_folder(path: Path | str, step: int | None, overrides: Sequence[str]) -> _Source:
     """The model of a Hugging Face folder or of the hub. Its weights stay in bf16 if all are and the run computes so."""
+    if step is not None:  # that of a folder `is_run` has refused
+        raise UserError(f"{path}: step: got {step}; a model of the hub has no steps")
     found = import_source(path)
     imported = read_import(found, overrides)
     recipe, own = imported.recipe.settled(faster_precision), imported.tokenizer
@@ -226,6 +218,20 @@ def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], 
     small.tie()
     small.progress = torch.ones_like(model.progress)
     return _readable(small)
+
+
+def _layer_cuts(
+    config: ModelConfig, sizes: Sequence[LayerSizes], needs: Sequence[LayerNeed], energy: Mapping[str, float]
+) -> list[LayerCut]:
+    """Return the record of every layer of the model that was cut."""
+    return [
+        LayerCut(
+            **{name: [*pair] for name, *pair in zip(LayerSizes._fields, before, after)},
+            lost=need.lost(after),
+            energy_kept=[energy.get(f"layers.{i}.{part}.norm", 0.0) for part in ("attention", "ffn")],
+        )
+        for i, (before, after, need) in enumerate(zip(layer_sizes(config), sizes, needs))
+    ]
 
 
 def _arrange_stream(

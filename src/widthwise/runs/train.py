@@ -13,8 +13,8 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import VALIDATION_KEY, DataCache, has_seen_data, identity_of, recorded_identity
-from widthwise.runs.environment import REPRODUCED_WITH, OtherWork, environment
+from widthwise.runs.data_identity import VALIDATION_KEY, DataCache, check_data_of_run, has_seen_data, identity_of
+from widthwise.runs.environment import REPRODUCED_WITH, environment, read_clocks, share_of_others
 from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer, check_vocabulary
@@ -168,13 +168,13 @@ class _Launch:
     def _train(self, loop: TrainingLoop) -> RunResult:
         """A signal behind the last step lets the run finish, and stops what would come after it."""
         with watch_signals(self.observer.message) as watch:
-            other_work = OtherWork()
+            began = read_clocks()
             validation = loop.train(watch)
             model = loop.train_state.gathered_model() if is_analysed(loop.recipe.final_model) else None
 
             def finish() -> RunResult:
                 # The work of the other processes of the run would count as that of strangers.
-                share = other_work.share() if self.processes.world_size == 1 else None
+                share = share_of_others(began, read_clocks()) if self.processes.world_size == 1 else None
                 result = run_result(loop, validation, model).with_changes(other_cpu_share=share)
                 self.run.write_result(result)
                 return result
@@ -219,10 +219,7 @@ class _Launch:
             check_tokenizer(self.run, data.tokenizer)
             data.tokenizer.save(self.run.tokenizer_folder)
             self.run.add_to_environment(identity_of(data).record())
-        before, now = recorded_identity(self.run), identity_of(data)
-        if before != now:
-            was, is_now = before.compared(now)
-            raise UserError(f"{self.run.path}: was trained on other data ({was}) than its recipe now names ({is_now})")
+        check_data_of_run(self.run, data)
 
     def _check_same_bonds(self, loop: TrainingLoop) -> None:
         """A run that was made by another verb is bound to its texts, tasks and teacher when it is first trained."""

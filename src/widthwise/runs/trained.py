@@ -25,7 +25,7 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity, recorded_tokenizer
+from widthwise.runs.data_identity import check_data_of_run, has_seen_data, recorded_tokenizer
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import state_by_name
@@ -36,6 +36,11 @@ HELD_OUT = "held-out"
 NAME_A_TEXT = "name a text with --text or --data"
 LONGEST_WINDOW = 1024
 """Most tokens per window, if no recipe gives their number."""
+
+
+def usual_seq_len(n_positions: int | None) -> int:
+    """Return the tokens per window where no recipe gives them. n_positions: the model's longest text; None: any."""
+    return min(LONGEST_WINDOW, n_positions or LONGEST_WINDOW)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class LoadedModel:
         """Tokens per window if the user does not give it."""
         if self.recipe is not None:
             return self.recipe.seq_len
-        return min(LONGEST_WINDOW, self.n_positions or LONGEST_WINDOW)
+        return usual_seq_len(self.n_positions)
 
     def precision_for(self, options: ScoringOptions) -> Precision:
         """The type of the matrix products."""
@@ -90,10 +95,7 @@ class LoadedModel:
         if not has_seen_data(run):
             raise UserError(f"{run.path}: has not been trained yet; {NAME_A_TEXT}")
         data = open_data(recipe.data)
-        before, now = recorded_identity(run), identity_of(data)
-        if before != now:
-            was, is_now = before.compared(now)
-            raise UserError(f"{run.path}: was trained on {was}, which is now {is_now}; {NAME_A_TEXT}")
+        check_data_of_run(run, data, f"; {NAME_A_TEXT}")
         held_out = recipe.held_out(data)
         if not isinstance(data, MixedData):
             return {HELD_OUT: (data, held_out.n_windows * recipe.seq_len)}
@@ -120,24 +122,19 @@ def load_trained(path: Path | str, device: torch.device | str | None = None, ste
 
     Raises UserError where the folder is no run directory or has no such checkpoint that can be used.
     """
-    run = RunDir(path)
-    recipe = saved_recipe(run)
-    found, damages = chosen_checkpoint(run, step)
-    step = checkpoint_folder.step_of(found)
-    device = usual_device(device)
-    model = build(recipe.model_at(step), seed=0, device=device)
-    checkpoint.load_weights(found, model)
-    positions = model.config.positions
+    source, device = RunCheckpoint.of(path, step), usual_device(device)
+    model = build(source.model, seed=0, device=device)
+    checkpoint.load_weights(source.saved, model)
     return LoadedModel(
-        run.path,
+        source.run.path,
         model.eval(),
-        tokenizer_of(run),
+        tokenizer_of(source.run),
         device,
-        None if positions is None else positions.n_positions,
-        recipe,
-        step,
-        spent_by(run, recipe, step).tokens,
-        damages,
+        None if model.positions is None else model.positions.n_positions,
+        source.recipe,
+        source.step,
+        source.spent.tokens,
+        source.damages,
     )
 
 
@@ -191,11 +188,6 @@ def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: No
     return sorted(steps)
 
 
-def spent_by(run: RunDir, recipe: Recipe, step: int) -> Spent:
-    """Return the costs by a step, those of the parent run included."""
-    return inherited(run.metrics()).until(recipe, step)
-
-
 def tokenizer_of(run: RunDir) -> Tokenizer:
     """The tokenizer of a run. Raises UserError without one, as after an import from a folder that has none."""
     files, identity = sorted(run.tokenizer_folder.glob("*.json")), recorded_tokenizer(run)
@@ -225,12 +217,18 @@ def check_tokens(own: Tokenizer, given: Tokenizer, is_free: bool = True) -> None
 
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raises UserError for a tokenizer with more tokens than the model knows."""
+    """Raises UserError for the tokenizer of a run's data with more tokens than its model knows."""
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
             f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
         )
+
+
+def check_known(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises UserError for the tokenizer of a model with tokens that the model does not know."""
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(f"{tokenizer.spec}: has {tokenizer.vocab_size} tokens; the model knows {vocab_size}")
 
 
 @dataclass(frozen=True)
@@ -241,7 +239,7 @@ class RunCheckpoint:
     recipe: Recipe
     saved: Path
     """Folder of the checkpoint."""
-    damages: tuple[checkpoint_folder.Damage, ...]
+    damages: Sequence[checkpoint_folder.Damage]
     """Newer checkpoints that could not be used, where no step was given."""
 
     @classmethod
@@ -251,10 +249,7 @@ class RunCheckpoint:
         Raises UserError where it is no run directory or has no such checkpoint that can be used.
         """
         run = RunDir(path)
-        recipe = saved_recipe(run)
-        found, damages = chosen_checkpoint(run, step)
-        run.check_seal(checkpoint_folder.manifest_of(found).seal, found.name)
-        return cls(run, recipe, found, tuple(damages))
+        return cls(run, saved_recipe(run), *chosen_checkpoint(run, step))
 
     @property
     def step(self) -> int:
@@ -262,8 +257,8 @@ class RunCheckpoint:
 
     @property
     def spent(self) -> Spent:
-        """Costs of the run by the step of the checkpoint."""
-        return spent_by(self.run, self.recipe, self.step)
+        """Costs by the step of the checkpoint, those of the parent run included."""
+        return inherited(self.run.metrics()).until(self.recipe, self.step)
 
     @property
     def model(self) -> ModelConfig:

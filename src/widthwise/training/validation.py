@@ -22,7 +22,7 @@ from widthwise.data.prepared import PreparedData, checked_parts, is_prepared
 from widthwise.data.readers import open_source
 from widthwise.data.shards import TokenFile, write_tokens
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.evaluation.local_tasks import EncodedTask, TaskScores, encode_task, load_task, score_task
+from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import uncompiled
@@ -33,6 +33,7 @@ from widthwise.model.shards import reshard
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import SampleConfig, ValidationTask, ValidationText
 from widthwise.records.analysis import TokenWidths
+from widthwise.records.evaluation import TaskAnswers
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.step_statistics import ChoiceMeans
 
@@ -60,7 +61,7 @@ class Validation:
     """For each of them, its mean loss in every window; empty without multi-token prediction."""
     texts: Mapping[str, "Validation"] = field(default_factory=dict)
     """Validations of the same moment on the other texts of the recipe, by name."""
-    tasks: Mapping[str, TaskScores] = field(default_factory=dict)
+    tasks: Mapping[str, TaskAnswers] = field(default_factory=dict)
     """Scores of the same moment on the tasks of the recipe, by name."""
 
     def record(self) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class Validation:
             record["val_texts"] = {name: text.numbers() for name, text in self.texts.items()}
         if self.tasks:
             record["val_tasks"] = {
-                name: {metric: estimate.score.value for metric, estimate in task.metrics().items()}
+                name: {metric: score.value for metric, score in task.metrics.items()}
                 for name, task in self.tasks.items()
             }
         return record
@@ -182,7 +183,7 @@ class ValidationSets:
         found = validate(model, self.held_out, processes)
         with uncompiled(model):  # a graph for each length of a question would take longer, and run into Dynamo's limit
             texts = {name: validate(model, text, processes) for name, text in self.texts.items()}
-            tasks: dict[str, TaskScores] = {}
+            tasks: dict[str, TaskAnswers] = {}
             if self.tasks:
                 torch.clear_autocast_cache()  # as `kernels.dispatch.autocast` says
                 scorer = _scorer(model, self.held_out)
