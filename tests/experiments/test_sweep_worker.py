@@ -16,7 +16,7 @@ from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.findings import Findings
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
-from widthwise.experiments.statistics import paired_difference
+from widthwise.experiments.statistics import paired_mean
 from widthwise.experiments.sweep import read_sweep
 from widthwise.records.outcome import Outcome
 from widthwise.reports.answers import answer
@@ -87,7 +87,7 @@ def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(d
     _, folder, found = done
     best, other = sorted(("0.002", "0.03"), key=lambda name: points(found)[name]["val_loss"]["mean"])
     assert answer(found)[0].startswith(f"{best} has the lowest held-out loss of 2 points, ")
-    wide = paired_difference(window_losses(folder, best), window_losses(folder, "plain"), 1 - 0.05 / 2)
+    wide = paired_mean(window_losses(folder, best) - window_losses(folder, "plain"), 1 - 0.05 / 2)
     (judged,) = found.judged
     assert (judged.name, judged.beside, judged.n_points, judged.confidence) == (best, "plain", 2, 1 - 0.05 / 2)
     assert judged.difference == wide
