@@ -22,7 +22,7 @@ from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.sweep import read_sweep
-from widthwise.experiments.tuning import MOST_BEYOND, Tuner, tuning_in_words
+from widthwise.experiments.tuning import MOST_BEYOND, Tuner
 from widthwise.records.outcome import Outcome, Tuning
 from widthwise.reports.answers import answer
 from widthwise.run_dir import RunDir, RunFailed
@@ -70,7 +70,7 @@ def tuning_of(found: Outcome) -> Tuning:
 
 def searched(plan: Experiment, loss: Callable[[str, Mapping[str, float]], float]) -> tuple[Experiment, int]:
     """The comparison that comes of made-up losses, and the number of runs. An infinite loss: the run diverged."""
-    tuner = Tuner(plan)
+    tuner = Tuner(plan, plan.tune)
     while True:
         points = tuner.sweep().points.values()
         losses = {point.name: loss(point.group, point.values) for point in points}
@@ -147,7 +147,7 @@ def test_one_step_of_each_variant_is_measured_for_all_its_factors(tmp_path: Path
     measured = iter((2.0, 3.0))
     monkeypatch.setattr(running, "step_seconds", lambda recipe: next(measured))
     n_steps = 4 + 240 / (4 * 24) / 3  # a validation of 240 tokens, whose forward pass takes a third
-    found = expected_seconds(Tuner(plan_of(tmp_path, TUNE)).sweep(), tmp_path / "new", jobs.Jobs(1, 1))
+    found = expected_seconds(plan_of(tmp_path, TUNE).tuner.sweep(), tmp_path / "new", jobs.Jobs(1, 1))
     assert found == pytest.approx(4 * 2 * n_steps * (2.0 + 3.0))
 
 
@@ -252,15 +252,15 @@ def test_a_run_that_failed_for_another_reason_does_not_count_as_the_worst(done, 
 
 
 def test_the_work_is_known_before_and_a_comparison_without_tuning_has_none(tmp_path: Path) -> None:
-    (words,) = tuning_in_words(plan_of(tmp_path, TUNE))
+    (words,) = plan_of(tmp_path, TUNE).tuning_lines
     assert words.startswith("tuning optimizer.lr: 8 points x 2 seeds: 16 runs of 4 steps and 384 tokens, together ")
     assert words.endswith(f"up to {MOST_BEYOND} more values beyond it")
-    assert tuning_in_words(plan_of(tmp_path)) == []
+    assert plan_of(tmp_path).tuning_lines == []
 
 
 def test_a_short_run_has_the_schedule_and_the_held_out_text_that_it_should(tmp_path: Path) -> None:
-    sweep = Tuner(plan_of(tmp_path, TUNE, "train.validation_skip=24", "train.validation_tokens=120")).sweep()
-    for recipe in sweep.recipes.values():
+    plan = plan_of(tmp_path, TUNE, "train.validation_skip=24", "train.validation_tokens=120")
+    for recipe in plan.tuner.sweep().recipes.values():
         assert (recipe.schedule.warmup_steps, recipe.schedule.decay_steps) == (1, 2)
         assert (recipe.train.validation_skip, recipe.train.validation_tokens) == (144, 120)
         assert recipe.train.validate_every is None

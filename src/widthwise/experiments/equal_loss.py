@@ -40,7 +40,7 @@ class LossCurve:
         by_step = {each["step"]: each for each in records if each["event"] == "validation" and "tokens" in each}
         validations = [by_step[step] for step in sorted(by_step)]
         values = {
-            name: np.array([finite(_value(each, loss.depth)) for each in validations])
+            name: np.array([finite(loss.at_depth(each["loss"], each.get("mtp_losses"))) for each in validations])
             for name, loss in OF_HELD_OUT.items()
         }
         rates = [finite(each.get("lr")) for each in records if each["event"] == "train"]
@@ -73,12 +73,6 @@ class LossCurve:
 
 LossCurves = Sequence[LossCurve]
 """One per seed, in the order of the seeds."""
-
-
-def _value(validation: Mapping[str, Any], depth: int) -> Any:
-    if depth == 0:
-        return validation["loss"]
-    return next(iter((validation.get("mtp_losses") or ())[depth - 1 : depth]), None)
 
 
 def validations_of(curves: Iterable[LossCurve]) -> Validations:

@@ -6,7 +6,7 @@ The points of a comparison are given by name, those of a sweep by axes or by a s
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from widthwise.records.quantities import OF_MODELS
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep import SweepSpace
-    from widthwise.experiments.tuning import TuneConfig
+    from widthwise.experiments.tuning import TuneConfig, Tuner
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
@@ -111,6 +111,16 @@ class Experiment:
         chosen = cache(choose)
         settled = {name: replace(point, recipe=point.recipe.settled(chosen)) for name, point in self.points.items()}
         return replace(self, points=settled)
+
+    @cached_property
+    def tuner(self) -> "Tuner | None":
+        """The grids from which its values are tuned; None without `tune`. Raises UserError for what cannot be tuned."""
+        return self.tune and self.tune.tuner(self)
+
+    @property
+    def tuning_lines(self) -> list[str]:
+        """The work of tuning in words; none if nothing is tuned."""
+        return [] if self.tuner is None else [self.tuner.in_words]
 
     def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
         """Return the name of the point that a point is compared with: itself for a baseline, None if there is none."""

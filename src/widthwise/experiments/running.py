@@ -18,7 +18,7 @@ from widthwise.experiments.jobs import Jobs, ProcessGroup, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
 from widthwise.experiments.scheduler import RunWork, Schedule, train_all
 from widthwise.experiments.study import StorageAway, Study
-from widthwise.experiments.tuning import TUNING, Tuner
+from widthwise.experiments.tuning import TUNING
 from widthwise.files import missing_folders, remove_unused, write_first
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.outcome import Outcome
@@ -111,7 +111,8 @@ def _tuned(
 
     Raises UserError for a run that failed otherwise than by diverging, or that saw other data than the comparison will.
     """
-    tuner = Tuner(plan)
+    tuner = plan.tuner
+    assert tuner is not None
     try:
         group.check_data(tuner.sweep().reference, observer)
     except UserError as error:
