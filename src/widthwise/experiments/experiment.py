@@ -14,7 +14,7 @@ from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
 from widthwise.experiments.matching import Adjustment, Matched, check_trainable
 from widthwise.experiments.statistics import TrendConfig
-from widthwise.model.config import cost_summary
+from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
@@ -159,7 +159,7 @@ class Experiment:
         work, what = self.workload(n_runs=1), "variant" if self.axes is None else "point"
         counts = ({row[key] for row in work["points"]} for key in ("steps", "tokens"))
         steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(each), max(each)})) for each in counts)
-        compute = work["n_runs"] / len(work["points"]) * sum(row["pflops_days"] for row in work["points"])
+        compute = pflops_days(work["training_flops"], 1)
         return (
             f"{work['n_points']} {what}s x {len(self.seeds)} seeds: {work['n_runs']} runs of {steps} steps and "
             f"{tokens} tokens, together {work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"

@@ -9,9 +9,9 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import trend_values
-from widthwise.experiments.equal_loss import LossCurve, validations_of
+from widthwise.experiments.equal_loss import validations_of
 from widthwise.experiments.experiment import Experiment, run_path
-from widthwise.experiments.outcome import SeedRuns, check_same_data, load_result, variant_of, windows
+from widthwise.experiments.outcome import SeedRuns, check_same_data, variant_of, windows
 from widthwise.experiments.statistics import fit_trend, paired_mean, verdict
 from widthwise.experiments.study import Study
 from widthwise.experiments.sweep import SweepConfig
@@ -155,12 +155,11 @@ class Findings:
         """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
         if name in self._trained:
             return
-        paths = [str(run_path(name, seed)) for seed in self._plan.seeds]
-        runs = [RunDir(self._folder / path) for path in paths]
-        results = [load_result(run) for run in runs]
+        found = SeedRuns.read(self._folder, [str(run_path(name, seed)) for seed in self._plan.seeds])
+        runs = [RunDir(self._folder / path) for path in found.paths]
         for run in runs:
             check_same_data(run, self._first_run or runs[0])
-        self._trained[name] = SeedRuns(paths, results, [LossCurve.of(run.metrics()) for run in runs])
+        self._trained[name] = found
 
     @property
     def _first_run(self) -> RunDir | None:

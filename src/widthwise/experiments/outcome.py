@@ -4,12 +4,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.experiments.equal_loss import LossCurves, equal_losses, gaps, tokens_ratios, validations_of
+from widthwise.experiments.equal_loss import LossCurve, LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_mean, seed_interval, verdict
 from widthwise.recipe.inspection import ratios
 from widthwise.records.estimate import Estimate, Verdict
@@ -39,6 +40,12 @@ class SeedRuns:
     results: Results
     curves: LossCurves = ()
     """The validations of these runs; empty to leave out statements on equal loss."""
+
+    @classmethod
+    def read(cls, folder: Path, paths: Sequence[str]) -> "SeedRuns":
+        """Read finished runs in the folder of their experiment."""
+        runs = [RunDir(folder / path) for path in paths]
+        return cls(paths, [load_result(run) for run in runs], [LossCurve.of(run.metrics()) for run in runs])
 
 
 def load_result(run: RunDir) -> RunResult:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from widthwise.computing import Precision
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, mistakes_of
 from widthwise.experiments.experiment import Experiment, run_path, seeded
 from widthwise.experiments.findings import Findings
 from widthwise.experiments.jobs import Jobs, ProcessGroup, Run, process_group
@@ -113,10 +113,8 @@ def _tuned(
     """
     tuner = plan.tuner
     assert tuner is not None
-    try:
+    with mistakes_of("compare.tune"):
         group.check_data(tuner.sweep().reference, observer)
-    except UserError as error:
-        raise UserError(f"compare.tune: {error}") from None
     schedule = None
     while True:
         schedule = train(sweep := tuner.sweep(), folder, before=schedule)
