@@ -51,6 +51,15 @@ def mistakes_at(path: str) -> Iterator[None]:
         raise UserError(f"{path}.{error}") from None
 
 
+@contextmanager
+def mistakes_of(what: str) -> Iterator[None]:
+    """Begin the message of a UserError raised inside with what it is about: `what: ...`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from None
+
+
 class Config(pydantic.BaseModel):
     """Base of every config: frozen, strict, closed. Unknown keys are refused with the nearest valid name."""
 

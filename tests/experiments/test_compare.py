@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import yaml
 from tiny_runs import TINY
+from tiny_sweeps import every_run_raises, spoil
 
 from widthwise.config_io import UserError
-from widthwise.experiments import jobs, running
+from widthwise.experiments import running
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.jobs import Jobs
@@ -50,13 +51,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, di
 
 def variant(comparison: dict, name: str) -> dict:
     return next(each for each in comparison["points"] if each["name"] == name)
-
-
-def spoil(environment: Path) -> None:
-    """As if the data had been others."""
-    record = json.loads(environment.read_text())
-    record["data"]["corpus"]["fingerprint"] = "of another Python"
-    environment.write_text(json.dumps(record))
 
 
 def test_runs_of_one_seed_see_the_same_data_in_the_same_order(done) -> None:
@@ -134,18 +128,14 @@ def test_a_folder_of_another_comparison_and_runs_that_saw_other_data_are_refused
             read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml"
         )
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    spoil(copy / "runs" / "x-seed5" / "environment.json")
+    spoil(copy / "runs" / "x-seed5")
     with pytest.raises(UserError, match=r"x-seed5: was trained on other data .*uniform-seed3.*compare in a new folder"):
         run_experiment(plan, copy, "widthwise compare recipe.yaml")
 
 
-def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path, monkeypatch) -> None:
-    def interrupt(recipe, path, observer, data_cache):
-        raise Interrupted(f"{path}: stopped", 2)
-
-    monkeypatch.setattr(jobs, "train_or_resume", interrupt)
+def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path) -> None:
     message = "uniform-seed3: stopped; the same command resumes the comparison"
-    with pytest.raises(Interrupted, match=message) as stopped:
+    with every_run_raises(Interrupted, "stopped", 2), pytest.raises(Interrupted, match=message) as stopped:
         run_experiment(done[0], tmp_path, "widthwise compare recipe.yaml")
     assert stopped.value.exit_code == 130
 
@@ -161,16 +151,10 @@ def short(tmp_path: Path) -> Experiment:
     return read_plan([tmp_path / "short.yaml"], ["train.steps=2"])
 
 
-def test_a_run_that_fails_stops_its_worker_and_waits_for_another(
-    short: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def diverge(recipe, path, observer, data_cache):
-        raise RunFailed(f"{path}: loss is nan")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jobs, "train_or_resume", diverge)
-        with pytest.raises(RunFailed, match="plain-seed3: loss is nan"):
-            run_experiment(short, tmp_path / "out", COMMAND)
+def test_a_run_that_fails_stops_its_worker_and_waits_for_another(short: Experiment, tmp_path: Path) -> None:
+    message = "plain-seed3: loss is nan"
+    with every_run_raises(RunFailed, "loss is nan"), pytest.raises(RunFailed, match=message):
+        run_experiment(short, tmp_path / "out", COMMAND)
     assert len(run_experiment(short, tmp_path / "out", COMMAND).variants) == 2
 
 
@@ -188,7 +172,7 @@ def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes_th
 def test_a_run_on_other_data_can_be_deleted_to_go_on(short: Experiment, tmp_path: Path) -> None:
     run_experiment(short, tmp_path / "out", COMMAND)
     run = tmp_path / "out" / "runs" / "slow-seed3"
-    spoil(run / "environment.json")
+    spoil(run)
     with pytest.raises(UserError, match="slow-seed3: was trained on other data"):
         run_experiment(short, tmp_path / "out", COMMAND)
     shutil.rmtree(run)

@@ -27,7 +27,7 @@ def straight(height: float, slope: float = 0.4, tokens: np.ndarray = TOKENS, flo
 
 
 def compared(own: Sequence[LossCurve], baseline: Sequence[LossCurve]) -> EqualLoss:
-    return equal_losses(own, baseline, 0.95)["val_loss"]
+    return equal_losses(own, baseline)["val_loss"]
 
 
 def test_the_crossing_of_straight_lines_is_exact() -> None:
@@ -125,7 +125,7 @@ def test_the_gap_is_paired_by_seed_at_tokens_that_all_have() -> None:
     tokens = np.array([500.0, 900, 2000, 7100, 20_000])
     own = [straight(7.0, 0.5, tokens), straight(7.5, 0.5, tokens[1:])]
     baseline = [straight(7.25), straight(7.5)]
-    found = gaps(own, baseline, 0.95)["val_loss"]
+    found = gaps(own, baseline)["val_loss"]
     assert found.tokens == [900, 2000, 7100]
     by_seed = [np.log(found.tokens) * -0.1 + gap for gap in (-0.25, 0.0)]
     assert found.mean == pytest.approx(np.mean(by_seed, axis=0))
@@ -137,12 +137,12 @@ def test_the_gap_is_paired_by_seed_at_tokens_that_all_have() -> None:
 def test_the_ratio_in_the_course_of_training_is_that_of_straight_lines_at_every_height() -> None:
     """As far as both have it: 700 tokens are the first at which a loss is known."""
     own, baseline = [straight(6.9), straight(6.8)], [straight(7), straight(7)]
-    found = tokens_ratios(own, baseline, 0.95)["val_loss"]
+    found = tokens_ratios(own, baseline)["val_loss"]
     shares = np.exp([-0.1 / 0.4, -0.2 / 0.4])
     assert found.tokens == [t for t in TOKENS if t * shares.min() > TOKENS[0]]
     assert found.mean == pytest.approx([math.sqrt(shares.prod())] * len(found.tokens))
     assert found.mean[-1] == pytest.approx(compared(own, baseline).tokens_ratio.mean)
     assert found.high[-1] == pytest.approx(compared(own, baseline).tokens_ratio.high)
-    later = tokens_ratios([straight(7.1)], [straight(7)], 0.95)["val_loss"]
+    later = tokens_ratios([straight(7.1)], [straight(7)])["val_loss"]
     assert later.tokens == [t for t in TOKENS if t * math.exp(0.1 / 0.4) <= END]
-    assert tokens_ratios([straight(11)], [straight(7)], 0.95) == {}
+    assert tokens_ratios([straight(11)], [straight(7)]) == {}

@@ -4,25 +4,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny_sweeps import recipe_file
+from tiny_sweeps import Heard, recipe_file
 
 from widthwise.experiments import scheduler
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import Eta, RunWork
-from widthwise.training.observer import Observer, SilentObserver
-
-
-class Heard(SilentObserver):
-    def __init__(self):
-        self.names: list[str] = []
-        self.left: list[float] = []
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self.names.append(name)
-
-    def remaining(self, seconds: float) -> None:
-        self.left.append(seconds)
+from widthwise.training.observer import Observer
 
 
 @pytest.fixture
@@ -44,18 +32,18 @@ WORKS = {"a1": RunWork(100.0, 10), "b1": RunWork(300.0, 20), "a2": RunWork(100.0
 def test_what_was_not_measured_takes_as_long_as_its_flops_say_and_what_was_as_long_again(clock) -> None:
     """Finished runs are counted and take no time."""
     heard = Heard()
-    eta = Eta(heard, WORKS)
-    with eta.at_work_on("a1", ["b1", "a2", "b2"]) as run:
+    eta = Eta(WORKS)
+    with eta.at_work_on("a1", heard, ["b1", "a2", "b2"], []) as run:
         run.starting("a", 0, 10)
         advance(run, clock, 4, 8.0)  # 2 seconds for each 100 FLOPs
         assert heard.left == [pytest.approx(6 * 2 + 10 * 2 + 2 * 20 * 6)]
         advance(run, clock, 10, 12.0)
     clock.seconds += 1000  # between runs
-    with eta.at_work_on("b1", ["a2", "b2"]) as run:
+    with eta.at_work_on("b1", heard, ["a2", "b2"], []) as run:
         run.starting("b", 0, 20)
         advance(run, clock, 5, 5.0)  # faster than its FLOPs say
     assert heard.left[-1] == pytest.approx(15 * 1 + 10 * 2 + 20 * 1)
-    with Eta(heard, WORKS).at_work_on("b2", []) as run:
+    with Eta(WORKS).at_work_on("b2", heard, [], []) as run:
         run.starting("b", 0, 20)
         advance(run, clock, 10, 10.0)
     assert heard.left[-1] == pytest.approx(10)
@@ -64,12 +52,12 @@ def test_what_was_not_measured_takes_as_long_as_its_flops_say_and_what_was_as_lo
 
 def test_other_workers_share_what_is_left(clock) -> None:
     heard = Heard()
-    eta = Eta(heard, WORKS)
-    with eta.at_work_on("a1", ["a2", "b2"], ["b1"]) as run:
+    eta = Eta(WORKS)
+    with eta.at_work_on("a1", heard, ["a2", "b2"], ["b1"]) as run:
         run.starting("a", 0, 10)
         advance(run, clock, 5, 10.0)
         assert heard.left == [pytest.approx((10 + 20 + 20 * 6 + 20 * 6 / 2) / 2)]
-    with eta.at_work_on("a2", [], ["b1", "b2", "a1"]) as run:
+    with eta.at_work_on("a2", heard, [], ["b1", "b2", "a1"]) as run:
         run.starting("a", 0, 10)
         advance(run, clock, 1, 2.0)
     assert heard.left[-1] >= 9 * 2  # its own steps are made by nobody else

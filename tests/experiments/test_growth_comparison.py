@@ -131,7 +131,7 @@ def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> No
     assert found.family is not None
     assert grown.gap["val_loss"].tokens == [step * 4 * 24 for step in range(1, 7)]
     courses = [[LossCurve.of(RunDir(out / name).metrics())] for name in ("wide", "wide-alone")]
-    assert grown.at_equal_loss == equal_losses(courses[0], courses[1], found.confidence)
+    assert grown.at_equal_loss == equal_losses(courses[0], courses[1])
     assert courses[0][0].training_flops[-1] == found.family.members[0].flops
     assert (found.validations and found.validations.n_fewest) == 6
     page, *tables = write_report([out])

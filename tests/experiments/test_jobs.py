@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny_runs import tiny_recipe
-from tiny_sweeps import recipe_file
+from tiny_sweeps import Heard, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
@@ -36,19 +36,6 @@ def records(folder: Path) -> dict[str, list[dict[str, object]]]:
         ]
         for path in folder.glob("runs/*/metrics.jsonl")
     }
-
-
-class Heard(SilentObserver):
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.stages: list[str] = []
-
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        if self.stages[-1:] != [stage]:
-            self.stages.append(stage)
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self.names.append(name)
 
 
 def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> None:

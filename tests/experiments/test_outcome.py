@@ -6,7 +6,7 @@ import numpy as np
 from small_costs import small_cost
 
 from widthwise.experiments.outcome import SeedRuns, variant_of
-from widthwise.experiments.statistics import paired_difference, seed_interval
+from widthwise.experiments.statistics import paired_mean, seed_interval
 from widthwise.records.estimate import Estimate
 from widthwise.records.evaluation import Score, TaskResult
 from widthwise.records.outcome import Variant
@@ -43,9 +43,9 @@ def trained(results: Sequence[RunResult]) -> SeedRuns:
 def test_further_heads_are_paired_by_seed_and_window_like_the_loss_itself() -> None:
     baseline, own = (runs(of_tokens) for of_tokens in WINDOWS)
     variant = variant_of("x", trained(own), trained(baseline))
-    assert variant.difference == paired_difference(WINDOWS[1, 0], WINDOWS[0, 0])
+    assert variant.difference == paired_mean(WINDOWS[1, 0] - WINDOWS[0, 0])
     for place in (2, 3):
-        estimate = paired_difference(WINDOWS[1, place - 1], WINDOWS[0, place - 1])
+        estimate = paired_mean(WINDOWS[1, place - 1] - WINDOWS[0, place - 1])
         assert QUANTITY[f"difference_next_{place}"].of_variant(variant) == estimate
         losses = OF_HELD_OUT[f"val_loss_next_{place}"].of_variant(variant)
         assert losses == seed_interval(WINDOWS[1, place - 1].mean(axis=1).tolist())
@@ -81,6 +81,6 @@ def test_texts_are_paired_by_seed_and_window_and_tasks_by_seed() -> None:
     found = variant_of("x", own, baseline).validated
     assert set(found) == {"wiki.loss", "piqa.acc"}
     assert found["wiki.loss"].value == seed_interval(WINDOWS[1, 1].mean(axis=1).tolist())
-    assert found["wiki.loss"].difference == paired_difference(WINDOWS[1, 1], WINDOWS[0, 1])
+    assert found["wiki.loss"].difference == paired_mean(WINDOWS[1, 1] - WINDOWS[0, 1])
     assert found["piqa.acc"].value == seed_interval((0.5, 0.75, 0.25))
     assert found["piqa.acc"].difference == seed_interval([0.25, 0.25, -0.25])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_runs import Listener
-from tiny_sweeps import RECIPE, recipe_file
+from tiny_sweeps import RECIPE, every_run_raises, recipe_file, spoil
 
 from widthwise.config_io import UserError
 from widthwise.experiments import jobs
@@ -16,7 +16,7 @@ from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.findings import Findings
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
-from widthwise.experiments.statistics import paired_difference
+from widthwise.experiments.statistics import paired_mean
 from widthwise.experiments.sweep import read_sweep
 from widthwise.records.outcome import Outcome
 from widthwise.reports.answers import answer
@@ -87,7 +87,7 @@ def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(d
     _, folder, found = done
     best, other = sorted(("0.002", "0.03"), key=lambda name: points(found)[name]["val_loss"]["mean"])
     assert answer(found)[0].startswith(f"{best} has the lowest held-out loss of 2 points, ")
-    wide = paired_difference(window_losses(folder, best), window_losses(folder, "plain"), 1 - 0.05 / 2)
+    wide = paired_mean(window_losses(folder, best) - window_losses(folder, "plain"), 1 - 0.05 / 2)
     (judged,) = found.judged
     assert (judged.name, judged.beside, judged.n_points, judged.confidence) == (best, "plain", 2, 1 - 0.05 / 2)
     assert judged.difference == wide
@@ -123,9 +123,7 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if
     assert points(findings.outcome({}))["0.03"] == points(found)["0.03"]
     assert points(findings.outcome({"0.03": "the disk was full"}))["0.03"]["state"] == "finished"  # by another worker
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    run = RunDir(copy / "runs" / "0.03-seed7")
-    data = run.environment()["data"]
-    run.add_to_environment({"data": {**data, "corpus": {**data["corpus"], "fingerprint": "another"}}})
+    spoil(copy / "runs" / "0.03-seed7")
     with pytest.raises(UserError, match=r"0\.03-seed7: was trained on other data"):
         run_experiment(plan, copy, COMMAND)
 
@@ -146,16 +144,10 @@ def small(folder: Path, **section: Any) -> Experiment:
     return plan_of(folder, {"over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4], **section})
 
 
-def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path: Path, monkeypatch) -> None:
-    plan = small(tmp_path)
-
-    def interrupt(recipe, path, observer, data_cache):
-        raise Interrupted(f"{path}: stopped", 15)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jobs, "train_or_resume", interrupt)
-        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same command resumes") as stopped:
-            run_experiment(plan, tmp_path, COMMAND)
+def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    plan, message = small(tmp_path), r"0\.002-seed4: stopped; the same command resumes"
+    with every_run_raises(Interrupted, "stopped", 15), pytest.raises(Interrupted, match=message) as stopped:
+        run_experiment(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
     found = run_experiment(plan, tmp_path, COMMAND)
     assert [point["state"] for point in found["points"]] == ["finished", "finished"]
@@ -192,14 +184,9 @@ def test_a_run_that_another_process_holds_is_shown_as_running_and_taken_over(tmp
     assert run_experiment(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
 
 
-def test_a_mistake_that_can_be_mended_is_tried_again_by_the_next_start(tmp_path: Path, monkeypatch) -> None:
+def test_a_mistake_that_can_be_mended_is_tried_again_by_the_next_start(tmp_path: Path) -> None:
     plan = small(tmp_path)
-
-    def full_disk(recipe, path, observer, data_cache):
-        raise UserError(f"{path}: no space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jobs, "train_or_resume", full_disk)
+    with every_run_raises(UserError, "no space left on device"):
         found = run_experiment(plan, tmp_path, COMMAND)
     assert [point["reason"] for point in found["points"]] == [
         f"runs/{name}-seed4: no space left on device" for name in ("0.002", "0.03")

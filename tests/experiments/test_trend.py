@@ -14,7 +14,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments import findings
 from widthwise.experiments.compare import read_plan, trend_values
 from widthwise.experiments.experiment import Experiment, run_path
-from widthwise.experiments.statistics import TrendConfig, fit_trend, paired_difference
+from widthwise.experiments.statistics import TrendConfig, fit_trend, paired_mean
 from widthwise.model.config import cost_summary
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Outcome, Trend
@@ -45,7 +45,7 @@ def test_a_known_line_is_found_whatever_seeds_and_windows_share() -> None:
 
 def fit_log_linear(values: Sequence[float] | np.ndarray, losses: np.ndarray) -> Trend:
     names = [str(i) for i in range(len(values))]
-    return fit_trend("d_model", dict(zip(names, map(float, values))), dict(zip(names, losses)), 0.95)
+    return fit_trend("d_model", dict(zip(names, map(float, values))), dict(zip(names, losses)))
 
 
 def test_every_seed_has_its_least_squares_line() -> None:
@@ -66,7 +66,7 @@ def test_every_seed_has_its_least_squares_line() -> None:
 def test_between_two_values_the_slope_is_the_paired_difference() -> None:
     """One doubling apart: estimate and interval are those of the difference."""
     losses = noisy(2)[:2]
-    slope, expected = fit_log_linear((3, 6), losses).slope, paired_difference(losses[1], losses[0])
+    slope, expected = fit_log_linear((3, 6), losses).slope, paired_mean(losses[1] - losses[0])
     assert slope.per_seed == pytest.approx(expected.per_seed)
     assert (slope.mean, slope.low, slope.high) == pytest.approx((expected.mean, expected.low, expected.high))
 

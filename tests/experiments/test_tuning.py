@@ -1,6 +1,5 @@
 """Values that every variant is given before a comparison: chosen by made-up losses, and by those of tiny runs."""
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_runs import TINY, outcome
+from tiny_sweeps import every_run_raises, spoil
 
 from widthwise.config_io import UserError
 from widthwise.experiments import jobs, running
@@ -22,7 +22,7 @@ from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.sweep import read_sweep
-from widthwise.experiments.tuning import MOST_BEYOND, Tuner, tuning_in_words
+from widthwise.experiments.tuning import MOST_BEYOND, Tuner
 from widthwise.records.outcome import Outcome, Tuning
 from widthwise.reports.answers import answer
 from widthwise.run_dir import RunDir, RunFailed
@@ -70,7 +70,7 @@ def tuning_of(found: Outcome) -> Tuning:
 
 def searched(plan: Experiment, loss: Callable[[str, Mapping[str, float]], float]) -> tuple[Experiment, int]:
     """The comparison that comes of made-up losses, and the number of runs. An infinite loss: the run diverged."""
-    tuner = Tuner(plan)
+    tuner = Tuner(plan, plan.tune)
     while True:
         points = tuner.sweep().points.values()
         losses = {point.name: loss(point.group, point.values) for point in points}
@@ -147,7 +147,7 @@ def test_one_step_of_each_variant_is_measured_for_all_its_factors(tmp_path: Path
     measured = iter((2.0, 3.0))
     monkeypatch.setattr(running, "step_seconds", lambda recipe: next(measured))
     n_steps = 4 + 240 / (4 * 24) / 3  # a validation of 240 tokens, whose forward pass takes a third
-    found = expected_seconds(Tuner(plan_of(tmp_path, TUNE)).sweep(), tmp_path / "new", jobs.Jobs(1, 1))
+    found = expected_seconds(plan_of(tmp_path, TUNE).tuner.sweep(), tmp_path / "new", jobs.Jobs(1, 1))
     assert found == pytest.approx(4 * 2 * n_steps * (2.0 + 3.0))
 
 
@@ -193,7 +193,7 @@ def test_a_tuned_comparison_is_the_one_with_the_chosen_values_written_by_hand(do
             assert outcome(folder / run) == outcome(tmp_path / "out" / run)
 
 
-def test_the_same_command_goes_on_with_the_tuning_and_repeats_no_run(done, tmp_path: Path, monkeypatch) -> None:
+def test_the_same_command_goes_on_with_the_tuning_and_repeats_no_run(done, tmp_path: Path) -> None:
     plan, folder, found = done
     copy = Path(shutil.copytree(folder, tmp_path / "out"))
     shutil.rmtree(copy / "runs")
@@ -202,13 +202,9 @@ def test_the_same_command_goes_on_with_the_tuning_and_repeats_no_run(done, tmp_p
     shutil.rmtree(again)
     stamps = {path: path.stat().st_mtime_ns for path in copy.glob("tune/runs/*/metrics.jsonl")}
 
-    def interrupt(recipe, path, observer, data_cache):
-        raise Interrupted(f"{path}: stopped", 2)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jobs, "train_or_resume", interrupt)
-        with pytest.raises(Interrupted, match="stopped; the same command resumes the comparison"):
-            run_experiment(plan, copy, COMMAND)
+    message = "stopped; the same command resumes the comparison"
+    with every_run_raises(Interrupted, "stopped", 2), pytest.raises(Interrupted, match=message):
+        run_experiment(plan, copy, COMMAND)
     with RunDir(again).locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison"):
         run_experiment(plan, copy, COMMAND, waits=False)
     assert not (copy / "runs").exists()  # nothing is compared before all is tuned
@@ -233,34 +229,27 @@ def test_runs_of_another_recipe_or_on_other_data_are_not_used(done, tmp_path: Pa
         run_experiment(plan_of(tmp_path, TUNE, "train.max_grad_norm=0.5"), copy, COMMAND)
     copy = Path(shutil.copytree(folder, tmp_path / "other"))
     for path in copy.glob("tune/runs/*/environment.json"):
-        record = json.loads(path.read_text())
-        record["data"]["corpus"]["fingerprint"] = "of another Python"
-        path.write_text(json.dumps(record))
+        spoil(path.parent)
     with pytest.raises(UserError, match=r"was trained on other data .* than is compared on"):
         run_experiment(plan_of(tmp_path, TUNE), copy, COMMAND)
 
 
-def test_a_run_that_failed_for_another_reason_does_not_count_as_the_worst(done, tmp_path: Path, monkeypatch) -> None:
-    plan, _, _ = done
-
-    def fail(recipe, path, observer, data_cache):
-        raise UserError(f"{path}: the disk is full")
-
-    monkeypatch.setattr(jobs, "train_or_resume", fail)
-    with pytest.raises(UserError, match=r"tune: plain-0\.005: runs/plain-0\.005-seed11: the disk is full"):
-        run_experiment(plan, tmp_path / "out", COMMAND)
+def test_a_run_that_failed_for_another_reason_does_not_count_as_the_worst(done, tmp_path: Path) -> None:
+    message = r"tune: plain-0\.005: runs/plain-0\.005-seed11: the disk is full"
+    with every_run_raises(UserError, "the disk is full"), pytest.raises(UserError, match=message):
+        run_experiment(done[0], tmp_path / "out", COMMAND)
 
 
 def test_the_work_is_known_before_and_a_comparison_without_tuning_has_none(tmp_path: Path) -> None:
-    (words,) = tuning_in_words(plan_of(tmp_path, TUNE))
+    (words,) = plan_of(tmp_path, TUNE).tuning_lines
     assert words.startswith("tuning optimizer.lr: 8 points x 2 seeds: 16 runs of 4 steps and 384 tokens, together ")
     assert words.endswith(f"up to {MOST_BEYOND} more values beyond it")
-    assert tuning_in_words(plan_of(tmp_path)) == []
+    assert plan_of(tmp_path).tuning_lines == []
 
 
 def test_a_short_run_has_the_schedule_and_the_held_out_text_that_it_should(tmp_path: Path) -> None:
-    sweep = Tuner(plan_of(tmp_path, TUNE, "train.validation_skip=24", "train.validation_tokens=120")).sweep()
-    for recipe in sweep.recipes.values():
+    plan = plan_of(tmp_path, TUNE, "train.validation_skip=24", "train.validation_tokens=120")
+    for recipe in plan.tuner.sweep().recipes.values():
         assert (recipe.schedule.warmup_steps, recipe.schedule.decay_steps) == (1, 2)
         assert (recipe.train.validation_skip, recipe.train.validation_tokens) == (144, 120)
         assert recipe.train.validate_every is None

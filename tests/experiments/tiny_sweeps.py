@@ -1,16 +1,22 @@
-"""A sweep of runs that take a fraction of a second."""
+"""A sweep of runs that take a fraction of a second, and what is done to runs and heard of them."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from tiny_runs import TINY
+
+from widthwise.experiments import jobs
+from widthwise.training.observer import SilentObserver
 
 RECIPE: dict[str, Any] = {
+    **TINY,
     "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}},
     "seq_len": 17,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
     "train": {
         "steps": 4,
         "batch_size": 3,
@@ -29,3 +35,42 @@ def recipe_file(folder: Path, sweep: dict[str, Any] | None = None, **changes: An
     data = {**RECIPE, **changes} | ({} if sweep is None else {"sweep": sweep})
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     return path
+
+
+@contextmanager
+def every_run_raises(error: type[Exception], message: str, *details: Any) -> Iterator[None]:
+    """In the block runs raise the error, with their path before the message, instead of being trained."""
+
+    def fail(recipe: Any, path: Path, observer: Any, data_cache: Any) -> None:
+        raise error(f"{path}: {message}", *details)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "train_or_resume", fail)
+        yield
+
+
+def spoil(run: Path) -> None:
+    """As if a run had been trained on other data."""
+    path = run / "environment.json"
+    record = json.loads(path.read_text())
+    record["data"]["corpus"]["fingerprint"] = "of another Python"
+    path.write_text(json.dumps(record))
+
+
+class Heard(SilentObserver):
+    """Remembers the names of runs, the seconds left, and stages of the data without repetitions."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.left: list[float] = []
+        self.stages: list[str] = []
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        if self.stages[-1:] != [stage]:
+            self.stages.append(stage)
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self.names.append(name)
+
+    def remaining(self, seconds: float) -> None:
+        self.left.append(seconds)

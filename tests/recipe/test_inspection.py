@@ -25,9 +25,9 @@ MODEL, UNIFORM = TEMPLATE.resolve(33), TEMPLATE.uniform().resolve(33)
 def test_rows_add_up_to_the_model_without_tables_and_final_norm():
     rows, costs, total = layer_rows(MODEL, 33), MODEL.costs(), MODEL.cost()
     outside = costs["embedding"].params + costs["head"].params + MODEL.final_norm_width
-    assert sum(row.params for row in rows) + outside == total.params
-    assert sum(row.forward_flops for row in rows) + costs["head"].flops == total.forward_flops(33)
-    assert sum(row.kv_bytes for row in rows) == total.kv_bytes()
+    assert sum(row["params"] for row in rows) + outside == total.params
+    assert sum(row["forward_flops"] for row in rows) + costs["head"].flops == total.forward_flops(33)
+    assert sum(row["kv_bytes"] for row in rows) == total.kv_bytes()
 
 
 def test_rows_of_a_stream_of_slots_add_up_to_the_model_without_its_ends_and_further_heads():
@@ -37,18 +37,18 @@ def test_rows_of_a_stream_of_slots_add_up_to_the_model_without_its_ends_and_furt
     ends = 2 * 24 * 8 * 64  # the matrices between d_model and the stream
     assert costs["residual"].params - ends // 2 - gains == sum(cost["residual"].params for cost in model.layer_costs())
     outside = 2 * 61 * 64 + ends + gains + model.final_norm_width
-    assert sum(row.params for row in rows) + outside == model.inference_cost().params
+    assert sum(row["params"] for row in rows) + outside == model.inference_cost().params
     outside = 2 * (ends + 61 * 64)
-    assert sum(row.forward_flops for row in rows) + outside == model.inference_cost().forward_flops(33)
+    assert sum(row["forward_flops"] for row in rows) + outside == model.inference_cost().forward_flops(33)
 
 
 def test_rows_repeat_the_sizes():
     rows = layer_rows(MODEL, 33)
-    assert [row.layer for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row.d_model for row in rows] == MODEL.widths
+    assert [row["layer"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["d_model"] for row in rows] == MODEL.widths
     for row, layer in zip(rows, MODEL.layers, strict=True):
-        assert row.n_heads * row.head_dim == row.d_model
-        assert (row.n_kv_heads, row.hidden_widths) == (layer.attention.n_kv_heads, (layer.ffn.d_ff,))
+        assert row["n_heads"] * row["head_dim"] == row["d_model"]
+        assert (row["n_kv_heads"], row["hidden_widths"]) == (layer.attention.n_kv_heads, (layer.ffn.d_ff,))
 
 
 def test_ratios_are_of_the_headline_costs():

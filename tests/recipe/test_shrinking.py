@@ -14,9 +14,9 @@ from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_c
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import parse_recipe
-from widthwise.recipe.shrinking import COUNTS, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
+from widthwise.recipe.shrinking import curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
 from widthwise.shape.kinds import CurveShape
-from widthwise.shape.template import ModelTemplate
+from widthwise.shape.template import QUANTITIES, ModelTemplate
 
 SEQ_LEN = 13
 
@@ -54,7 +54,7 @@ def needs_of(model: ModelConfig, seed: int) -> list[LayerNeed]:
 
 
 def cost(model: ModelConfig, sizes: list[LayerSizes], budget: str) -> float:
-    return COUNTS[budget](smaller_config(model, sizes).inference_cost(), SEQ_LEN)
+    return QUANTITIES[budget](smaller_config(model, sizes).inference_cost(), SEQ_LEN)
 
 
 @settings(max_examples=25, deadline=None)
@@ -239,7 +239,7 @@ def test_the_recipe_of_a_cut_costs_what_the_uniform_model_costs_in_its_proportio
     ]
     curve = curve_of_cut(model, smaller_config(model, [*sizes, whole]))
     found = parse_recipe(recipe_of_cut(recipe, model, curve, match), "recipe").explicit_model
-    whole_cost, own_cost = (COUNTS[match](each.inference_cost(), SEQ_LEN) for each in (model, found))
+    whole_cost, own_cost = (QUANTITIES[match](each.inference_cost(), SEQ_LEN) for each in (model, found))
     assert own_cost == pytest.approx(whole_cost, rel=0.01)
     ratios = [layer.d_model / found.layers[0].d_model for layer in found.layers]
     assert ratios == pytest.approx([1, 1 / 3, 1 / 2, 1], rel=0.02)

@@ -15,10 +15,11 @@ from scipy import stats
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
+from widthwise.experiments.consensus import consensus
 from widthwise.experiments.matching import matched_quantity
 from widthwise.recipe.recipe import load_recipe
-from widthwise.records.discovery import Consensus
-from widthwise.reports.consensus import consensus, read_searches, sentences
+from widthwise.records.discovery import Consensus, Discovery
+from widthwise.reports.consensus import read_searches, sentences
 from widthwise.reports.formats import fixed
 from widthwise.reports.writing import write_report
 
@@ -33,7 +34,7 @@ def drawn_curves(n_layers: int = N_LAYERS) -> list[dict[str, list[float]]]:
 
 def found(folder: Path, *curves: dict[str, list[float]], titles: str = "aaaaaaaa") -> Consensus:
     folders = [write_search(folder / str(i), curve, titles[i]) for i, curve in enumerate(curves)]
-    return consensus(read_searches(folders), folder)
+    return consensus({str(each): Discovery.read(each) for each in folders}, titles[: len(folders)])
 
 
 def profiles_of(curves: list[dict[str, list[float]]]) -> dict[str, np.ndarray]:

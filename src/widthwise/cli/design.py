@@ -75,7 +75,6 @@ def inspect(
     Example: `widthwise inspect configs/x_200m.yaml`
     """
     from widthwise.experiments.recipes import describes_several, read_all, read_one
-    from widthwise.experiments.tuning import tuning_in_words
     from widthwise.recipe.inspection import inspect_recipe
     from widthwise.recipe.recipe import load_recipe
 
@@ -85,7 +84,7 @@ def inspect(
         work = plan.workload(n_runs=1) | {"refusal": refusal}
         drawn = [f"{work['n_drawn']} further points are drawn when the sweep runs"] * bool(work["n_drawn"])
         refused = [] if refusal is None else [f"compare refuses this: {clean(refusal)}"]
-        tuned = [] if refusal else tuning_in_words(plan)
+        tuned = [] if refusal else plan.tuning_lines
         notes = [*tuned, *plan.adjustment_lines, *drawn, *refused]
         say_result(work, as_json, (), [_costs_table(work)], notes=notes)
         return

@@ -161,7 +161,7 @@ def run_and_report(
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.experiments.tuning import TUNING, Tuner, tuning_in_words
+    from widthwise.experiments.tuning import TUNING
     from widthwise.reports.answers import answer
     from widthwise.reports.experiment import tuning_table
     from widthwise.reports.writing import check_kind, write_report
@@ -173,10 +173,10 @@ def run_and_report(
     with training_progress(training.track) as observer:
         amount = plan.in_words
         if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
-            if plan.tune is not None:
-                seconds += expected_seconds(Tuner(plan).sweep(), folder / TUNING, at_a_time) or 0
+            if plan.tuner is not None:
+                seconds += expected_seconds(plan.tuner.sweep(), folder / TUNING, at_a_time) or 0
             amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
-        for line in (*tuning_in_words(plan), amount, *plan.adjustment_lines):
+        for line in (*plan.tuning_lines, amount, *plan.adjustment_lines):
             observer.message(line)
         try:
             found = run_experiment(
@@ -197,16 +197,14 @@ def run_and_report(
 
 def show_workload(plan: "Experiment", as_json: bool) -> None:
     """Print a table of the planned work and what was adjusted, or JSON."""
-    from widthwise.experiments.tuning import Tuner, tuning_in_words
-
     work, row = plan.workload(), "variant" if plan.axes is None else "point"
-    if plan.tune is not None:
-        work["tuning"] = Tuner(plan).sweep().workload()
+    if plan.tuner is not None:
+        work["tuning"] = plan.tuner.sweep().workload()
     notes = ["tokens and FLOPs of all seeds"]
     if work["match"]:
         notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
     table = workload_table(work, WORKLOAD, clean(plan.title), row, "\n".join(notes))
-    say_result(work, as_json, (), [table], notes=[*tuning_in_words(plan), plan.in_words, *plan.adjustment_lines])
+    say_result(work, as_json, (), [table], notes=[*plan.tuning_lines, plan.in_words, *plan.adjustment_lines])
 
 
 def workload_table(work: dict[str, Any], columns: Sequence[Quantity], title: str, row: str, note: str) -> Table:

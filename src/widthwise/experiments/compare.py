@@ -21,7 +21,7 @@ from widthwise.experiments.matching import (
     matched_ratio,
 )
 from widthwise.experiments.statistics import TrendConfig
-from widthwise.experiments.tuning import TuneConfig, Tuner
+from widthwise.experiments.tuning import TuneConfig
 from widthwise.files import listed
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -144,8 +144,7 @@ def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:
     base = next(iter(recipes))
     check_matched(recipes, base, recipes[base], plan.match, advice, tolerance, refused=plan.refused.values())
     trend_values(plan)  # raises where no line can be fitted
-    if plan.tune is not None:
-        Tuner(plan).sweep()
+    _ = plan.tuner  # raises for a value that cannot be tuned
 
 
 def trend_values(plan: Experiment) -> dict[str, float]:

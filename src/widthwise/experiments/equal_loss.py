@@ -40,7 +40,7 @@ class LossCurve:
         by_step = {each["step"]: each for each in records if each["event"] == "validation" and "tokens" in each}
         validations = [by_step[step] for step in sorted(by_step)]
         values = {
-            name: np.array([finite(_value(each, loss.depth)) for each in validations])
+            name: np.array([finite(loss.at_depth(each["loss"], each.get("mtp_losses"))) for each in validations])
             for name, loss in OF_HELD_OUT.items()
         }
         rates = [finite(each.get("lr")) for each in records if each["event"] == "train"]
@@ -75,12 +75,6 @@ LossCurves = Sequence[LossCurve]
 """One per seed, in the order of the seeds."""
 
 
-def _value(validation: Mapping[str, Any], depth: int) -> Any:
-    if depth == 0:
-        return validation["loss"]
-    return next(iter((validation.get("mtp_losses") or ())[depth - 1 : depth]), None)
-
-
 def validations_of(curves: Iterable[LossCurve]) -> Validations:
     """Return the validations that all runs of a comparison have in common."""
     curves = list(curves)
@@ -92,7 +86,7 @@ def validations_of(curves: Iterable[LossCurve]) -> Validations:
     )
 
 
-def equal_losses(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, EqualLoss]:
+def equal_losses(own: LossCurves, baseline: LossCurves) -> dict[str, EqualLoss]:
     """Return name of a held-out loss -> tokens and FLOPs that both need for it, for the losses that both have."""
     found: dict[str, EqualLoss] = {}
     for loss in _common(own, baseline):
@@ -107,15 +101,15 @@ def equal_losses(own: LossCurves, baseline: LossCurves, confidence: float) -> di
             flops_ratios.append(mine.flops_at(at[0]) / other.flops_at(at[1]))
         found[loss] = EqualLoss(
             n_reached=n_reached,
-            tokens=seed_interval(tokens, confidence),
-            training_flops=seed_interval(flops, confidence),
-            tokens_ratio=_geometric(tokens_ratios, confidence),
-            training_flops_ratio=_geometric(flops_ratios, confidence),
+            tokens=seed_interval(tokens),
+            training_flops=seed_interval(flops),
+            tokens_ratio=_geometric(tokens_ratios),
+            training_flops_ratio=_geometric(flops_ratios),
         )
     return found
 
 
-def tokens_ratios(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, OverTokens]:
+def tokens_ratios(own: LossCurves, baseline: LossCurves) -> dict[str, OverTokens]:
     """Return name of a held-out loss -> tokens to the baseline's loss over the baseline's tokens, at each of its
     validations; for the losses that both have."""
 
@@ -124,10 +118,10 @@ def tokens_ratios(own: LossCurves, baseline: LossCurves, confidence: float) -> d
         found = {at: mine.tokens_at(loss, level) / other.tokens_at(loss, level) for at, level in levels}
         return {at: ratio for at, ratio in found.items() if np.isfinite(ratio)}
 
-    return _over_tokens(own, baseline, ratios, lambda values: _geometric(values, confidence))
+    return _over_tokens(own, baseline, ratios, _geometric)
 
 
-def gaps(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, OverTokens]:
+def gaps(own: LossCurves, baseline: LossCurves) -> dict[str, OverTokens]:
     """Return name of a held-out loss -> its difference to the baseline's over tokens, for the losses that both have.
 
     At the variant's validations that every seed has, within the range of the baseline's, which is interpolated over the
@@ -140,7 +134,7 @@ def gaps(own: LossCurves, baseline: LossCurves, confidence: float) -> dict[str, 
         gap = mine.losses[loss][inside] - np.interp(np.log(at), np.log(other.tokens), other.losses[loss])
         return dict(zip(at.tolist(), gap.tolist()))
 
-    return _over_tokens(own, baseline, gap, lambda values: seed_interval(values, confidence))
+    return _over_tokens(own, baseline, gap, seed_interval)
 
 
 def _common(own: LossCurves, baseline: LossCurves) -> list[str]:
@@ -149,9 +143,9 @@ def _common(own: LossCurves, baseline: LossCurves) -> list[str]:
     return [name for name in OF_HELD_OUT if curves and all(name in curve.losses for curve in curves)]
 
 
-def _geometric(ratios: Sequence[float], confidence: float) -> Estimate:
+def _geometric(ratios: Sequence[float]) -> Estimate:
     """Return the geometric mean; its interval is that of the mean logarithm."""
-    of_logarithm = seed_interval(np.log(ratios).tolist(), confidence)
+    of_logarithm = seed_interval(np.log(ratios).tolist())
     mean, low, high = (float(np.exp(finite(end))) for end in (of_logarithm.mean, of_logarithm.low, of_logarithm.high))
     return Estimate(mean=mean, low=low, high=high, per_seed=list(ratios))
 

@@ -6,7 +6,7 @@ The points of a comparison are given by name, those of a sweep by axes or by a s
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,14 +14,14 @@ from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
 from widthwise.experiments.matching import Adjustment, Matched, check_trainable
 from widthwise.experiments.statistics import TrendConfig
-from widthwise.model.config import cost_summary
+from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep import SweepSpace
-    from widthwise.experiments.tuning import TuneConfig
+    from widthwise.experiments.tuning import TuneConfig, Tuner
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
@@ -112,6 +112,16 @@ class Experiment:
         settled = {name: replace(point, recipe=point.recipe.settled(chosen)) for name, point in self.points.items()}
         return replace(self, points=settled)
 
+    @cached_property
+    def tuner(self) -> "Tuner | None":
+        """The grids from which its values are tuned; None without `tune`. Raises UserError for what cannot be tuned."""
+        return self.tune and self.tune.tuner(self)
+
+    @property
+    def tuning_lines(self) -> list[str]:
+        """The work of tuning in words; none if nothing is tuned."""
+        return [] if self.tuner is None else [self.tuner.in_words]
+
     def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
         """Return the name of the point that a point is compared with: itself for a baseline, None if there is none."""
         if self.baseline_group is None:
@@ -149,7 +159,7 @@ class Experiment:
         work, what = self.workload(n_runs=1), "variant" if self.axes is None else "point"
         counts = ({row[key] for row in work["points"]} for key in ("steps", "tokens"))
         steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(each), max(each)})) for each in counts)
-        compute = work["n_runs"] / len(work["points"]) * sum(row["pflops_days"] for row in work["points"])
+        compute = pflops_days(work["training_flops"], 1)
         return (
             f"{work['n_points']} {what}s x {len(self.seeds)} seeds: {work['n_runs']} runs of {steps} steps and "
             f"{tokens} tokens, together {work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from widthwise.config_io import UserError, checked_copy
-from widthwise.experiments.equal_loss import LossCurve, validations_of
+from widthwise.config_io import UserError, checked_copy, mistakes_of
+from widthwise.experiments.equal_loss import validations_of
 from widthwise.experiments.experiment import seeded
 from widthwise.experiments.jobs import Jobs, Run, process_group
-from widthwise.experiments.outcome import SeedRuns, load_result, variant_of
+from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.schedule import FlopBudget
@@ -82,10 +82,8 @@ def plan_family(
     branches = []
     for name, path in zip(names, recipes):
         for each in (source, *further):
-            try:
+            with mistakes_of(str(path)):
                 branches.append(_branch(each, name, wanted_recipe(each, path, overrides), folder, bool(further), alone))
-            except UserError as error:
-                raise UserError(f"{path}: {error}") from None
     paths = [run.path for each in branches for run in each.runs]
     if twice := next((path for path in paths if paths.count(path) > 1), None):  # of a model and a control
         raise UserError(f"--to: two runs would have the folder {twice}; give a recipe another name")
@@ -154,17 +152,13 @@ def run_family(
     PlannedRuns(title=title, command=command, runs=planned).write(folder)
     with process_group(runs[0].recipe) as group:
         train_all(Schedule(runs, observer), group, jobs or Jobs(), "family")
-    results = {run.name: load_result(RunDir(run.path)) for run in runs}
-    curves = {run.name: LossCurve.of(RunDir(run.path).metrics()) for run in runs}
-
-    def read(names: Sequence[str]) -> SeedRuns:
-        return SeedRuns(names, [results[name] for name in names], [curves[name] for name in names])
-
-    points = []
+    points, trained = [], list[SeedRuns]()
     for name in dict.fromkeys(branch.name for branch in branches):
         own = [branch for branch in branches if branch.name == name]
         controls = [branch.control.name for branch in own if branch.control is not None]
-        grown, control = read([branch.run.name for branch in own]), read(controls) if controls else None
+        grown = SeedRuns.read(folder, [branch.run.name for branch in own])
+        control = SeedRuns.read(folder, controls) if controls else None
+        trained += [grown] if control is None else [grown, control]
         points.append(variant_of(name, grown, control).with_changes(group="grown", values={SIZE: name}))
         if control is not None:
             found = variant_of(f"{name}-alone", control, control)
@@ -177,9 +171,9 @@ def run_family(
         seeds=list(dict.fromkeys(branch.seed for branch in branches)),
         baseline_group=None if alone is None else "alone",
         environment=RunDir(branches[0].run.path).environment(),
-        validations=None if alone is None else validations_of(curves.values()),
+        validations=None if alone is None else validations_of(curve for each in trained for curve in each.curves),
         points=points,
-        family=_family(branches, results, alone),
+        family=_family(branches, {path: run for each in trained for path, run in zip(each.paths, each.results)}, alone),
     )
     family.write(folder)
     return family

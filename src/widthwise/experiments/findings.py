@@ -9,10 +9,10 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import trend_values
-from widthwise.experiments.equal_loss import LossCurve, validations_of
+from widthwise.experiments.equal_loss import validations_of
 from widthwise.experiments.experiment import Experiment, run_path
-from widthwise.experiments.outcome import SeedRuns, check_same_data, load_result, variant_of, windows
-from widthwise.experiments.statistics import fit_trend, paired_difference, verdict
+from widthwise.experiments.outcome import SeedRuns, check_same_data, variant_of, windows
+from widthwise.experiments.statistics import fit_trend, paired_mean, verdict
 from widthwise.experiments.study import Study
 from widthwise.experiments.sweep import SweepConfig
 from widthwise.records.estimate import CONFIDENCE
@@ -102,7 +102,7 @@ class Findings:
                 yield self._beside(group, other, mean, len(own), CONFIDENCE)
 
     def _beside(self, name: str, other: str, losses: np.ndarray, n_points: int, confidence: float) -> Judged:
-        difference = paired_difference(losses, self._windows(other), confidence)
+        difference = paired_mean(losses - self._windows(other), confidence)
         judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
         return Judged(name=name, beside=other, n_points=n_points, **judged)
 
@@ -116,7 +116,7 @@ class Findings:
         losses = {name: windows(self._trained[name].results, of) for name in values}
         if not all(each.size for each in losses.values()):
             raise UserError(f"compare.trend.of: {of} is missing per window in runs of an older version")
-        return fit_trend(self._plan.trend.over, values, losses, CONFIDENCE, of)
+        return fit_trend(self._plan.trend.over, values, losses, of)
 
     def _states(self, drawn: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
         """Return every point once that has a name or failed without one: name, group, values, state and reason, as
@@ -155,12 +155,11 @@ class Findings:
         """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
         if name in self._trained:
             return
-        paths = [str(run_path(name, seed)) for seed in self._plan.seeds]
-        runs = [RunDir(self._folder / path) for path in paths]
-        results = [load_result(run) for run in runs]
+        found = SeedRuns.read(self._folder, [str(run_path(name, seed)) for seed in self._plan.seeds])
+        runs = [RunDir(self._folder / path) for path in found.paths]
         for run in runs:
             check_same_data(run, self._first_run or runs[0])
-        self._trained[name] = SeedRuns(paths, results, [LossCurve.of(run.metrics()) for run in runs])
+        self._trained[name] = found
 
     @property
     def _first_run(self) -> RunDir | None:

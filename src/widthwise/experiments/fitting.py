@@ -58,7 +58,7 @@ class Fit:
     """True if means over seeds lie farther off the curve than the noise of runs explains. The intervals do not include
     such a miss."""
 
-    def record(self, confidence: float) -> FittedLaw:
+    def record(self) -> FittedLaw:
         """Return the parameters with their intervals, the quality of the fit, and the confidence band of the curve at
         N_BAND values of x over the points."""
         law, x, y = self.law, self.group.x, self.group.y
@@ -66,13 +66,13 @@ class Fit:
         across = np.geomspace(x.min(), x.max(), N_BAND)
         centre = law.residual_scale(law.y(self.parameters, across))
         spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
-        half_width = students_t(self.degrees_of_freedom, confidence) * spread
+        half_width = students_t(self.degrees_of_freedom) * spread
         low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
         values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
         return FittedLaw(
             form=law.form,
             parameters={
-                symbol: _t_interval(value, drawn, self.degrees_of_freedom, confidence, symbol in law.factors)
+                symbol: _t_interval(value, drawn, self.degrees_of_freedom, symbol in law.factors)
                 for symbol, value, drawn in values
             },
             rms=float(np.sqrt(mean_square)),
@@ -112,7 +112,7 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     return Fit(law, group, parameters, drawn, noise, n_free, has_lack_of_fit)
 
 
-def savings(group: Fit, baseline: Fit, confidence: float) -> Iterator[Saving]:
+def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
     """Yield the savings curve against curve and point against curve. Both fits are of the same law.
 
     Intervals are those of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise the
@@ -142,14 +142,12 @@ def savings(group: Fit, baseline: Fit, confidence: float) -> Iterator[Saving]:
             fit=law.kind,
             kind=kind,
             at=ScalingPoint(name=point.name, x=point.x, y=float(y)),
-            ratio=_t_interval(x / point.x, drawn / point.x, n_free, confidence, as_factor=True),
+            ratio=_t_interval(x / point.x, drawn / point.x, n_free, as_factor=True),
             is_extrapolated=not bool(group.group.x.min() <= x <= group.group.x.max()),
         )
 
 
-def _t_interval(
-    value: float, drawn: np.ndarray, degrees_of_freedom: float, confidence: float, as_factor: bool
-) -> Estimate:
+def _t_interval(value: float, drawn: np.ndarray, degrees_of_freedom: float, as_factor: bool) -> Estimate:
     """Return Student's t times the standard error of the resampled values; no interval if one of them is nan.
 
     as_factor: for positive values, of their logarithms.
@@ -157,7 +155,7 @@ def _t_interval(
     if as_factor and (value <= 0 or (drawn <= 0).any()):
         return Estimate(mean=value, low=None, high=None)
     centre, spread = (np.log(value), np.log(drawn).std()) if as_factor else (value, drawn.std())
-    half_width = students_t(degrees_of_freedom, confidence) * spread
+    half_width = students_t(degrees_of_freedom) * spread
     ends = np.array([centre - half_width, centre + half_width])
     with np.errstate(over="ignore"):
         low, high = (np.exp(ends) if as_factor else ends).tolist()
@@ -194,7 +192,7 @@ def fit_groups(
         if baseline in own
         for name, fit in own.items()
         if name != baseline
-        for saving in savings(fit, own[baseline], CONFIDENCE)
+        for saving in savings(fit, own[baseline])
     ]
     drawn = sorted({"the luck of runs" if group.has_seeds else "residuals" for group in groups})
     sentences = [
@@ -247,7 +245,7 @@ def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
 def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
     unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
     laws: dict[LawName, FittedLaw] = {
-        kind: own[group.name].record(CONFIDENCE)
+        kind: own[group.name].record()
         if group.name in (own := fits[kind])
         else FittedLaw(form=law.form, parameters={}, reason=objection(law, group), **unknown)
         for kind, law in LAWS.items()

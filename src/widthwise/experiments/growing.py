@@ -18,7 +18,7 @@ from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule
-from widthwise.records.discovery import Candidate, Curve, DiscoveredShape, LayerSizes, Stage
+from widthwise.records.discovery import Candidate, Curve, DiscoveredShape, Stage
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number
 from widthwise.run_dir import RunDir
@@ -103,15 +103,10 @@ def _with_units(layer: LayerConfig, step: int, d_model: int) -> LayerConfig:
     return layer.model_copy(update={"ffn": checked_copy(layer.ffn, "ffn", **sizes)})
 
 
-def template_layer(template: ModelTemplate) -> LayerConfig:
-    """Return a layer of the uniform model."""
-    return template.uniform().model_copy(update={"n_layers": 1}).resolve(1).layers[0]
-
-
 def parts_of(template: ModelTemplate, step: float) -> dict[PartName, Part]:
     """Return the parts that a model has, each with the step that a search grows it by. step: over its size in the
     uniform model."""
-    layer = template_layer(template)
+    layer = template.uniform().model_copy(update={"n_layers": 1}).resolve(1).layers[0]
     sizes, hidden = sizes_of(layer), layer.ffn.hidden_widths
 
     def whole(size: Number, quantum: int = 1) -> int:
@@ -224,10 +219,6 @@ class GrowingSearch:
         """Return the matched quantity of a model."""
         return OF_MODELS[self.match].of_cost(cost_summary(model, self.base.seq_len))
 
-    def curve(self, layers: Sequence[LayerSizes]) -> Curve:
-        """Return sizes of layers relative to those of the uniform model."""
-        return Curve.of(layers, sizes_of(template_layer(self.template)))
-
     def find(self, folder: Path, observer: Observer) -> DiscoveredShape:
         """Train and grow stage by stage. Stages that were trained before are not trained again."""
         stages, flops, source, model = list[Stage](), 0.0, None, self.start
@@ -244,7 +235,7 @@ class GrowingSearch:
         stages.append(self._stage(model, self.steps))
         spent = source.spent
         return DiscoveredShape(
-            curve=self.curve(stages[-1].layers),
+            curve=Curve.of(stages[-1].layers, sizes_of(self.uniform.layers[0])),
             stages=stages,
             tokens=spent.tokens,
             flops=flops + spent.training_flops,

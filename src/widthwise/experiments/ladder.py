@@ -101,8 +101,7 @@ def _point(
     if variant == first:
         check_trainable(recipe, name)
     else:
-        match = ladder.match
-        recipe, adjustment = comparable(name, recipe, base, match.quantity, match.parts_of(variant), "ladder")
+        recipe, adjustment = comparable(name, recipe, variant, base, ladder.match, "ladder")
     if before:
         reference = next(iter(before.values()))
         check_same_windows(name, recipe, reference.name, reference.recipe)

@@ -32,7 +32,6 @@ class Law(ABC):
     form: ClassVar[str]
     formula: ClassVar[str]
     """The form with its numbers and the names of x and y, as a format string."""
-    symbols: ClassVar[tuple[str, ...]]
     factors: ClassVar[tuple[str, ...]] = ()
     """Positive symbols whose ratios mean more than differences: their intervals are those of logarithms."""
     steepness: ClassVar[str]
@@ -41,6 +40,10 @@ class Law(ABC):
     """y on the scale of the fit: residuals are differences of these values."""
     from_residual_scale: ClassVar[np.ufunc] = np.positive
     """The inverse of `residual_scale`."""
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return SYMBOLS[self.kind]
 
     @property
     def fewest_points(self) -> int:
@@ -70,7 +73,6 @@ class PowerLaw(Law):
     kind = "power"
     form = "y = a*x^-b"
     formula = "{y} = {a:.5g}*{x}^{minus_b:.4g}"
-    symbols = SYMBOLS["power"]
     factors = ("a",)
     steepness = "b"
     residual_scale = np.log
@@ -101,7 +103,6 @@ class IrreduciblePowerLaw(Law):
     kind = "power_irreducible"
     form = "y = e + a*x^-b"
     formula = "{y} = {e:.4g} + {a:.4g}*{x}^{minus_b:.4g}"
-    symbols = SYMBOLS["power_irreducible"]
     factors = ("a",)
     steepness = "b"
 
@@ -153,7 +154,6 @@ class LogLinearLaw(Law):
     kind = "log_linear"
     form = "y = slope*log2(x) + intercept"
     formula = "{y} = {slope:.4g}*log2({x}) + {intercept:.5g}"
-    symbols = SYMBOLS["log_linear"]
     steepness = "slope"
 
     def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 import pydantic
 from pydantic import Discriminator, Tag
 
-from widthwise.config_io import Config, UserError, checked_copy, nearest_hint
+from widthwise.config_io import Config, UserError, checked_copy, mistakes_of, nearest_hint
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.quantities import OF_MODELS
@@ -32,10 +32,8 @@ SHARED = (*HELD_OUT, "train.steps", "train.batch_size", "train.precision")
 
 def check_trainable(recipe: Recipe, name: str) -> None:
     """Raises UserError, with the name of the recipe, if its parts do not fit together."""
-    try:
+    with mistakes_of(name):
         recipe.check()
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
 
 
 def check_same_windows(name: str, recipe: Recipe, other_name: str, other: Recipe) -> None:
@@ -211,7 +209,7 @@ def adjusted(
     number, or if the nearest misses by more than a comparison allows.
     """
     changes: list[Change] = []
-    try:
+    with mistakes_of(name):
         budget = matched_quantity(baseline, match)
         if aspect is not None:
             recipe, change = _at_depth(recipe, budget, match, aspect)
@@ -220,8 +218,6 @@ def adjusted(
             recipe, change = _nearest(recipe, budget, match, part)
             changes.append(change)
         miss = matched_quantity(recipe, match) / budget - 1
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
     if abs(miss) > LARGEST_MISMATCH:
         last = changes[-1]
         raise UserError(
@@ -234,21 +230,21 @@ def adjusted(
 def comparable(
     name: str,
     recipe: Recipe,
+    group: str,
     baseline: tuple[str, Recipe],
-    match: Matched,
-    parts: Sequence[Adjust],
+    match: MatchConfig,
     section: str,
     aspect: float | None = None,
 ) -> tuple[Recipe, Adjustment | None]:
-    """Return a point of a section, `adjusted` to its baseline, which has a name, if parts are given.
+    """Return a point of a section, `adjusted` to its baseline, which has a name, if that is asked of its group.
 
     Raises UserError if it cannot be trained, or compared with the baseline.
     """
     adjustment = None
-    if parts:
-        recipe, adjustment = adjusted(name, recipe, baseline[1], match, parts, aspect)
+    if parts := match.parts_of(group):
+        recipe, adjustment = adjusted(name, recipe, baseline[1], match.quantity, parts, aspect)
     check_trainable(recipe, name)
-    check_matched({name: recipe}, *baseline, match, f"resize it, or say match: none under {section}")
+    check_matched({name: recipe}, *baseline, match.quantity, f"resize it, or say match: none under {section}")
     return recipe, adjustment
 
 

@@ -4,15 +4,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.experiments.equal_loss import LossCurves, equal_losses, gaps, tokens_ratios, validations_of
-from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
+from widthwise.experiments.equal_loss import LossCurve, LossCurves, equal_losses, gaps, tokens_ratios, validations_of
+from widthwise.experiments.statistics import paired_mean, seed_interval, verdict
 from widthwise.recipe.inspection import ratios
-from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
+from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.outcome import ValidationScore, Variant
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.record import finite
@@ -39,6 +40,12 @@ class SeedRuns:
     results: Results
     curves: LossCurves = ()
     """The validations of these runs; empty to leave out statements on equal loss."""
+
+    @classmethod
+    def read(cls, folder: Path, paths: Sequence[str]) -> "SeedRuns":
+        """Read finished runs in the folder of their experiment."""
+        runs = [RunDir(folder / path) for path in paths]
+        return cls(paths, [load_result(run) for run in runs], [LossCurve.of(run.metrics()) for run in runs])
 
 
 def load_result(run: RunDir) -> RunResult:
@@ -86,11 +93,11 @@ def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
     differences, and the verdict "baseline".
     """
     results, other = own.results, None if baseline is None else baseline.results
-    estimates = {name: seed_interval(each.over_seeds(results), CONFIDENCE) for name, each in OF_RUNS.items()}
+    estimates = {name: seed_interval(each.over_seeds(results)) for name, each in OF_RUNS.items()}
     fields: dict[str, Any] = {name: each for name, each in estimates.items() if name in Variant.model_fields}
     differences = {} if other is None or own is baseline else _differences(results, other)
     difference = differences.pop("val_loss", None)
-    pair = (own.curves, () if baseline is None else baseline.curves, CONFIDENCE)
+    pair = (own.curves, () if baseline is None else baseline.curves)
     suffice = bool(own.curves) and validations_of([*pair[0], *pair[1]]).suffice
     judged: Verdict | None = "baseline"
     if own is not baseline:
@@ -118,14 +125,10 @@ def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
 def _differences(results: Results, baseline: Results) -> dict[str, Estimate]:
     """Return name of a loss that both have -> its paired difference; the training loss has no windows, only seeds."""
     pairs = {name: (windows(results, name), windows(baseline, name)) for name in OF_HELD_OUT}
-    found = {
-        name: paired_difference(own, other, CONFIDENCE)
-        for name, (own, other) in pairs.items()
-        if own.size and other.size
-    }
+    found = {name: paired_mean(own - other) for name, (own, other) in pairs.items() if own.size and other.size}
     own, other = (np.array(OF_RUNS["train_loss"].over_seeds(each)) for each in (results, baseline))
     by_seed = (own - other).tolist()
-    return found | ({"train_loss": seed_interval(by_seed, CONFIDENCE)} if np.isfinite(by_seed).all() else {})
+    return found | ({"train_loss": seed_interval(by_seed)} if np.isfinite(by_seed).all() else {})
 
 
 def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:
@@ -150,8 +153,8 @@ def _validated(results: Results, baseline: Results | None) -> dict[str, Validati
             for each in both
         )  # (n_seeds, n_windows)
         if own.size and (is_baseline or other.size):  # files that another program wrote may lack the windows
-            difference = None if is_baseline else paired_difference(own, other, CONFIDENCE)
-            value = seed_interval(own.mean(axis=1).tolist(), CONFIDENCE)
+            difference = None if is_baseline else paired_mean(own - other)
+            value = seed_interval(own.mean(axis=1).tolist())
             found[f"{name}.loss"] = ValidationScore(value=value, difference=difference)
     for name in _common_names([result.val_tasks or {} for each in both for result in each]):
         for metric in OF_TASKS:
@@ -159,8 +162,8 @@ def _validated(results: Results, baseline: Results | None) -> dict[str, Validati
             own, other = ([finite(score and score.value) for score in each] for each in scores)
             if np.isfinite([*own, *other]).all():
                 by_seed = [] if is_baseline else [a - b for a, b in zip(own, other, strict=True)]
-                difference = seed_interval(by_seed, CONFIDENCE) if by_seed else None
-                found[f"{name}.{metric}"] = ValidationScore(value=seed_interval(own, CONFIDENCE), difference=difference)
+                difference = seed_interval(by_seed) if by_seed else None
+                found[f"{name}.{metric}"] = ValidationScore(value=seed_interval(own), difference=difference)
     return found
 
 

@@ -11,14 +11,14 @@ from typing import Any, cast
 import torch
 
 from widthwise.computing import Precision
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, mistakes_of
 from widthwise.experiments.experiment import Experiment, run_path, seeded
 from widthwise.experiments.findings import Findings
 from widthwise.experiments.jobs import Jobs, ProcessGroup, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
 from widthwise.experiments.scheduler import RunWork, Schedule, train_all
 from widthwise.experiments.study import StorageAway, Study
-from widthwise.experiments.tuning import TUNING, Tuner
+from widthwise.experiments.tuning import TUNING
 from widthwise.files import missing_folders, remove_unused, write_first
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.outcome import Outcome
@@ -111,11 +111,10 @@ def _tuned(
 
     Raises UserError for a run that failed otherwise than by diverging, or that saw other data than the comparison will.
     """
-    tuner = Tuner(plan)
-    try:
+    tuner = plan.tuner
+    assert tuner is not None
+    with mistakes_of("compare.tune"):
         group.check_data(tuner.sweep().reference, observer)
-    except UserError as error:
-        raise UserError(f"compare.tune: {error}") from None
     schedule = None
     while True:
         schedule = train(sweep := tuner.sweep(), folder, before=schedule)

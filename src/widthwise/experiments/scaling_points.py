@@ -100,9 +100,9 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
         raise UserError(f"{twice[0]}: is given twice; a model counts once")
     tables = [path for path in paths if path.is_file()]
     found = [row for path in tables for row in _table_points(path, axes)]
-    models, baselines, left_out = _measured([path for path in paths if path not in tables], axes)
+    measured, baselines, left_out = _measured([path for path in paths if path not in tables], axes)
     groups: dict[str, list[Point]] = {}
-    for group, point in [*found, *(model.placed(axes) for model in models)]:
+    for group, point in [*found, *measured]:
         groups.setdefault(group, []).append(point)
     if not groups:
         raise UserError(f"fit: found no finished model; {'; '.join(left_out)}")
@@ -162,44 +162,35 @@ def _positive(text: str | float, name: str, where: str) -> float:
     return value
 
 
-@dataclass(frozen=True)
-class _Model:
-    """The runs of one recipe."""
-
-    variant: Variant
-    where: str
-    default_group: str
-    folder: Path
-    """The one to which the paths of its runs are relative."""
-
-    def placed(self, axes: Axes) -> tuple[str, Point]:
-        """Return its group and its point."""
-        variant, key = self.variant, axes.group_by
-        x, losses = (QUANTITY[name].of_variant(variant) for name in (axes.x, axes.y))
-        if x is None or losses is None or not losses.per_seed:
-            raise UserError(f"{self.where}: has no {axes.x if x is None else axes.y}")
-        x = _positive(finite((x.per_seed or [x.mean])[0]), axes.x, self.where)
-        per_seed = [_positive(finite(loss), axes.y, self.where) for loss in losses.per_seed]
-        point = Point.of_seeds(variant.name, x, per_seed)
-        if key is None:
-            return self.default_group, point
-        if key == BY_FOLDER:
-            return self.folder.resolve().name, point
-        if key in variant.values:
-            return str(variant.values[key]), point
-        run = RunDir(self.folder / variant.runs[0])
-        if not run.exists:
-            raise UserError(f"{self.where}: --group-by {key} is only in the run itself, and {run.path} is missing")
-        return str(_value_at(run, key)), point
+def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> tuple[str, Point]:
+    """Return the group and the point of a variant. folder: that to which the paths of its runs are relative."""
+    key = axes.group_by
+    x, losses = (QUANTITY[name].of_variant(variant) for name in (axes.x, axes.y))
+    if x is None or losses is None or not losses.per_seed:
+        raise UserError(f"{where}: has no {axes.x if x is None else axes.y}")
+    x = _positive(finite((x.per_seed or [x.mean])[0]), axes.x, where)
+    per_seed = [_positive(finite(loss), axes.y, where) for loss in losses.per_seed]
+    point = Point.of_seeds(variant.name, x, per_seed)
+    if key is None:
+        return default_group, point
+    if key == BY_FOLDER:
+        return folder.resolve().name, point
+    if key in variant.values:
+        return str(variant.values[key]), point
+    run = RunDir(folder / variant.runs[0])
+    if not run.exists:
+        raise UserError(f"{where}: --group-by {key} is only in the run itself, and {run.path} is missing")
+    return str(_value_at(run, key)), point
 
 
-def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[str | None], list[str]]:
-    """Return the models of run directories, comparisons and sweeps; the names of the baselines of these; the unfinished
-    points of sweeps, in words. Raises UserError for any other folder."""
+def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Point]], set[str | None], list[str]]:
+    """Return the points of run directories, comparisons and sweeps, each with its group; the names of the baselines of
+    these; the unfinished points of sweeps, in words. Raises UserError for any other folder."""
     for option, name, allowed in (("--x", axes.x, X_QUANTITIES), ("--y", axes.y, Y_QUANTITIES)):
         if folders and name not in allowed:
             raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
-    models, baselines, left_out, alike = list[_Model](), set[str | None](), list[str](), dict[str, list[RunDir]]()
+    points, baselines, left_out = list[tuple[str, Point]](), set[str | None](), list[str]()
+    alike: dict[str, list[RunDir]] = {}
     for path in folders:
         if (path / Outcome.file_name).is_file():
             found = Outcome.read(path)
@@ -208,7 +199,7 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[st
                 left_out.append(f"{path} without {', '.join(missing)}")
             for each in (point for point in found.points if isinstance(point, Variant)):
                 group = (each.group or path.name) if found.axes else each.name
-                models.append(_Model(each, f"{path}: {each.name}", group, path))
+                points.append(_placed(each, axes, f"{path}: {each.name}", group, path))
         elif RunDir(path).exists:
             recipe = parse_yaml(RunDir(path).config_yaml(), str(path))
             recipe.get("train", {}).pop("seed", None)
@@ -219,8 +210,8 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[_Model], set[st
     for runs in alike.values():  # which differ only in the seed
         first = runs[0].path
         variant = variant_of(first.name, SeedRuns([run.path.name for run in runs], [*map(_result, runs)]), None)
-        models.append(_Model(variant, str(first), "runs", first.resolve().parent))
-    return models, baselines - {None}, left_out
+        points.append(_placed(variant, axes, str(first), "runs", first.resolve().parent))
+    return points, baselines - {None}, left_out
 
 
 def _result(run: RunDir) -> RunResult:

@@ -40,9 +40,9 @@ class Eta:
     A step is expected to take the time of earlier steps of the same FLOPs, or else that of its FLOPs at the mean rate.
     """
 
-    def __init__(self, observer: Observer, works: Mapping[str, RunWork], further: Sequence[RunWork] = ()):
+    def __init__(self, works: Mapping[str, RunWork], further: Sequence[RunWork] = ()):
         """works: run -> its work, in order, done or not. further: the work of runs that are not known yet."""
-        self.observer, self._works, self._further = observer, dict(works), list(further)
+        self._works, self._further = dict(works), list(further)
         self._places = {run: place for place, run in enumerate(works, start=1)}
         self._n_runs = len(works) + len(further)
         self._present: dict[str, _RunObserver] = {}
@@ -59,16 +59,16 @@ class Eta:
 
     @contextmanager
     def at_work_on(
-        self, run: str, waiting: Iterable[str], elsewhere: Iterable[str] = (), observer: Observer | None = None
+        self, run: str, observer: Observer, waiting: Iterable[str], elsewhere: Iterable[str]
     ) -> Iterator[Observer]:
         """Yield the observer of a run that is trained in the block; several runs may be at work at the same time.
 
-        waiting: the runs that no worker has begun. elsewhere: those that other workers have claimed.
-        observer: shows this run; default: the one that shows all.
+        observer: shows this run. waiting: the runs that no worker has begun. elsewhere: those that other workers have
+        claimed.
         """
         self._waiting, self._elsewhere = list(waiting), list(elsewhere)
         place = f"run {self._places[run]} of {self._n_runs}"
-        present = self._present[run] = _RunObserver(self, place, self._works[run], observer or self.observer)
+        present = self._present[run] = _RunObserver(self, place, self._works[run], observer)
         try:
             yield present
         finally:
@@ -154,7 +154,7 @@ class Schedule:
         self._held_elsewhere: list[str] = []
         self._n_announced = 0
         works = {name: RunWork.of(run.recipe, run.grown_at or 0) for name, run in self.left.items()}
-        self.eta = Eta(observer, works, further)
+        self.eta = Eta(works, further)
 
     @property
     def n_held_elsewhere(self) -> int:
@@ -198,7 +198,7 @@ class Schedule:
         """Yield the observer of a run that is trained in the block. observer: of the job that trains it."""
         idle = [name for name in self.left if name not in {*self._at_work, *self._held_elsewhere}]
         waiting = [name for name in idle if not RunDir(self.left[name].path).has_result]
-        with self.eta.at_work_on(run.name, waiting, self._held_elsewhere, observer) as shown:
+        with self.eta.at_work_on(run.name, observer, waiting, self._held_elsewhere) as shown:
             yield shown
 
     def announce_wait(self) -> None:

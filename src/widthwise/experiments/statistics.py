@@ -8,7 +8,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, nearest_hint
-from widthwise.evaluation.estimate import SampleEstimate, mean_of, students_t
+from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, students_t
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
 from widthwise.records.outcome import Trend, TrendPoint
@@ -24,25 +24,16 @@ def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> 
     per_seed: one number per seed.
     """
     values = np.asarray(per_seed, dtype=np.float64)
-    standard_error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return _interval(float(values.mean()), standard_error, values.tolist(), confidence)
+    return _interval(mean(values), confidence).with_changes(per_seed=values.tolist())
 
 
-def _interval(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
-    """Return Student's t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
-    half_width = float(students_t(len(per_seed) - 1, confidence) * standard_error)
-    return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
+def _interval(sample: SampleEstimate, confidence: float) -> Estimate:
+    """Return Student's t interval; none if the standard error is nan."""
+    half_width = students_t(sample.df, confidence) * sample.stderr
+    return Estimate(mean=sample.value, low=sample.value - half_width, high=sample.value + half_width)
 
 
-def paired_difference(
-    variant: np.ndarray, baseline: np.ndarray, confidence: float = CONFIDENCE, seed: int = 0
-) -> Estimate:
-    """Return the mean of variant - baseline, estimated by `paired_mean`. Both: (n_seeds, n_windows) paired losses."""
-    differences = np.asarray(variant, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
-    return paired_mean(differences, confidence, seed)
-
-
-def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: int = 0) -> Estimate:
+def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE) -> Estimate:
     """Return the mean of differences of losses, or of other sums of them; its interval is Student's t times a bootstrap
     standard error.
 
@@ -53,12 +44,13 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: i
     interval.
     """
     n_seeds, n_windows = differences.shape
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     seed_weights = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=N_RESAMPLES) / n_seeds
     window_weights = random.multinomial(n_windows, np.full(n_windows, 1 / n_windows), size=N_RESAMPLES) / n_windows
     means = np.einsum("rs,sw,rw->r", seed_weights, differences, window_weights, optimize=True)
     standard_error = means.std() * np.sqrt(n_seeds / (n_seeds - 1)) if n_seeds > 1 else float("nan")
-    return _interval(float(differences.mean()), standard_error, differences.mean(axis=1).tolist(), confidence)
+    sample = SampleEstimate(float(differences.mean()), float(standard_error), n_seeds - 1)
+    return _interval(sample, confidence).with_changes(per_seed=differences.mean(axis=1).tolist())
 
 
 def change_between(before: Estimate, after: Estimate, are_paired: bool, confidence: float = CONFIDENCE) -> Estimate:
@@ -77,16 +69,15 @@ def change_between(before: Estimate, after: Estimate, are_paired: bool, confiden
     for each in pair:
         df, width = len(each.per_seed) - 1, finite(each.high) - finite(each.low)
         samples.append(SampleEstimate(finite(each.mean), width / 2 / students_t(df, confidence), df))
-    mean = samples[1].value - samples[0].value
+    apart = mean_of([samples[0].scaled(-1), samples[1]]).scaled(2)
     if not are_paired:
-        apart = mean_of(samples).scaled(2)
-        half_width = students_t(apart.df, confidence) * apart.stderr
-        return Estimate(mean=mean, low=mean - half_width, high=mean + half_width)
+        return _interval(apart, confidence)
     per_seed = np.array([[finite(value) for value in each.per_seed] for each in pair])
     of_text = np.square([each.stderr for each in samples]) - per_seed.var(axis=1, ddof=1) / n_seeds
     changes = np.diff(per_seed, axis=0)[0]
     variance = changes.var(ddof=1) / n_seeds + np.maximum(of_text, 0).sum()
-    return _interval(mean, float(np.sqrt(variance)), changes.tolist(), confidence)
+    sample = SampleEstimate(apart.value, float(np.sqrt(variance)), n_seeds - 1)
+    return _interval(sample, confidence).with_changes(per_seed=changes.tolist())
 
 
 def verdict(difference: Estimate) -> Verdict:
@@ -147,9 +138,7 @@ class TrendConfig(Config):
         return values
 
 
-def fit_trend(
-    over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float, of: str = "val_loss"
-) -> Trend:
+def fit_trend(over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], of: str = "val_loss") -> Trend:
     """Fit ordinary least squares over all variants, one line per seed.
 
     over: name of the quantity; values: above 0, by variant; of: name of the loss; losses: in nats per token, by variant
@@ -160,8 +149,8 @@ def fit_trend(
     centre = doublings.mean()
     slope_factors = (doublings - centre) / np.square(doublings - centre).sum()
     slopes = np.tensordot(slope_factors, of_variants, axes=1)  # (n_seeds, n_windows)
-    slope = paired_mean(slopes, confidence)
-    intercept = seed_interval((of_variants.mean(axis=0) - centre * slopes).mean(axis=1), confidence)
+    slope = paired_mean(slopes)
+    intercept = seed_interval((of_variants.mean(axis=0) - centre * slopes).mean(axis=1))
     means = of_variants.mean(axis=(1, 2))
     line = finite(intercept.mean) + finite(slope.mean) * doublings
     return Trend(
@@ -170,7 +159,7 @@ def fit_trend(
         slope=slope,
         intercept=intercept,
         r_squared=float(1 - (means - line).var() / means.var()) if np.ptp(means) else None,
-        verdict=verdict(paired_mean(np.ptp(doublings) * slopes, confidence)),
+        verdict=verdict(paired_mean(np.ptp(doublings) * slopes)),
         points=[
             TrendPoint(variant=name, value=value, line=on_line, residual=residual)
             for (name, value), on_line, residual in zip(values.items(), line.tolist(), (means - line).tolist())

@@ -10,8 +10,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -182,13 +182,11 @@ class Study:
         for lock in self._locks.values():
             lock.release()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock under which one worker at a time chooses."""
+    def _locked(self) -> "BaseFileLock":
+        """Return the lock under which one worker at a time chooses."""
         from filelock import FileLock
 
-        with FileLock(self._folder / "study.lock"):
-            yield
+        return FileLock(self._folder / "study.lock")
 
     def _trials(self) -> "list[FrozenTrial]":
         try:

@@ -16,7 +16,7 @@ from widthwise.config_io import Config, UserError, parse, require, to_data
 from widthwise.experiments.axes import Axis, word
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
-    Matched,
+    MatchConfig,
     MatchSection,
     check_same_windows,
     check_trainable,
@@ -25,7 +25,6 @@ from widthwise.experiments.matching import (
 )
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
-from widthwise.shape.adjusting import Adjust
 from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, recipe_name
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class SweepConfig(Config):
                 raise ValueError(
                     f"{_where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
                 )
-            parts = self.adjusted(group)
+            parts = self.matching.parts_of(group)
             if ASPECT in axes and "d_model" not in parts:
                 raise ValueError(
                     f"{_where(group)}.{ASPECT}: needs match: {{adjust: d_model}}, which solves the width for it"
@@ -95,10 +94,11 @@ class SweepConfig(Config):
             for key, is_solved in (("model.d_model", "d_model" in parts), ("model.n_layers", ASPECT in axes)):
                 if key in axes and is_solved:
                     raise ValueError(f"{_where(group)}.{key}: is solved for from the budget; vary another key")
-        if self.match is not None:
-            self.match.check_names(self.groups)
-        if self.baseline is None and self.matched != "none":
-            raise ValueError(f"match: got {self.matched!r}; nothing can be matched without a baseline (baseline: {{}})")
+        self.matching.check_names(self.groups)
+        if self.baseline is None and self.matching.quantity != "none":
+            raise ValueError(
+                f"match: got {self.matching.quantity!r}; nothing can be matched without a baseline (baseline: {{}})"
+            )
         return self
 
     @property
@@ -109,14 +109,9 @@ class SweepConfig(Config):
         return {name: self.over if group.over is None else group.over for name, group in self.groups.items()}
 
     @property
-    def matched(self) -> Matched:
-        if self.match is None:
-            return "none" if self.baseline is None else "params"
-        return self.match.quantity
-
-    def adjusted(self, group: str) -> tuple[Adjust, ...]:
-        """Return the parts of the points of a group that are adjusted, in turn."""
-        return () if self.match is None else self.match.parts_of(group)
+    def matching(self) -> MatchConfig:
+        """`match`, or what it is where it is not given."""
+        return self.match or MatchConfig(quantity="none" if self.baseline is None else "params")
 
 
 class SweepSpace:
@@ -175,10 +170,8 @@ class SweepSpace:
             check_trainable(recipe, name)
             check_same_windows(name, recipe, *self._reference)
         else:
-            matched, parts, aspect = self.config.matched, self.config.adjusted(group), values.get(ASPECT)
-            recipe, adjustment = comparable(
-                name, recipe, self._reference, matched, parts, "sweep, or --match none", aspect
-            )
+            section, aspect = "sweep, or --match none", values.get(ASPECT)
+            recipe, adjustment = comparable(name, recipe, group, self._reference, self.config.matching, section, aspect)
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
@@ -213,13 +206,13 @@ class SweepSpace:
 
     def identity(self) -> str:
         """Return a hash, equal for searches that may share a study: of all that decides what is trained."""
-        config, search = self.config, self.config.search
+        config, search, match = self.config, self.config.search, self.config.matching
         assert search is not None
         points = {} if self.baseline is None else {self.baseline.name: to_data(self.baseline.recipe)}
-        described = [points, list(config.seeds), config.matched, self.axes_as_data(), search.sampler, dict(self._data)]
+        described = [points, list(config.seeds), match.quantity, self.axes_as_data(), search.sampler, dict(self._data)]
         described.append({name: group.change for name, group in config.groups.items()})
-        if config.match is not None and config.match.adjust:
-            described.append(to_data(config.match))
+        if match.adjust:
+            described.append(to_data(match))
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
@@ -256,7 +249,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
         title=title,
         points=space.grid(),
         seeds=config.seeds,
-        match=config.matched,
+        match=config.matching.quantity,
         baseline=space.baseline and space.baseline.name,
         section=config,
         axes=space.axes_as_data(),

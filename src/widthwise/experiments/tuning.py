@@ -51,6 +51,10 @@ class TuneConfig(Config):
                 raise ValueError(f"over.{key}: got {factors}; must be two factors or more, each once")
         return self
 
+    def tuner(self, plan: Experiment) -> "Tuner":
+        """Return the grids of a comparison. Raises UserError for what cannot be tuned."""
+        return Tuner(plan, self)
+
 
 Place = tuple[int, ...]
 """A combination: for each key the index on its ladder."""
@@ -59,10 +63,8 @@ Place = tuple[int, ...]
 class Tuner:
     """The grid of every variant, as far as it has been extended."""
 
-    def __init__(self, plan: Experiment):
-        """plan: a comparison with `tune`. Raises UserError for what cannot be tuned."""
-        assert plan.tune is not None
-        self._plan, self._tune = plan, plan.tune
+    def __init__(self, plan: Experiment, tune: TuneConfig):
+        self._plan, self._tune = plan, tune
         self._ladders = [_ladder(factors) for factors in self._tune.over.values()]
         grid = [range(MOST_BEYOND, MOST_BEYOND + len(factors)) for factors in self._tune.over.values()]
         self._tried = {name: {place: self._point(name, place) for place in product(*grid)} for name in plan.points}
@@ -88,6 +90,12 @@ class Tuner:
             for name, tried in self._tried.items()
         }
         return Experiment(f"{self._plan.title}-{TUNING}", points, self._tune.seeds, axes=axes)
+
+    @property
+    def in_words(self) -> str:
+        """The amount of work before the comparison."""
+        more = f"where an end of a variant's grid is best, up to {MOST_BEYOND} more values beyond it"
+        return f"tuning {', '.join(self._tune.over)}: {self.sweep().in_words}; {more}"
 
     def extend(self, found: Outcome) -> list[str]:
         """Add what is untried and allowed beside the best of each variant, and return the names of these runs.
@@ -181,11 +189,3 @@ def _shortened(name: str, recipe: Recipe, share: float) -> Recipe:
     train = checked_copy(reported, f"{name}: train", steps=steps, validation_skip=skip, **changes)
     schedule = recipe.schedule.shortened(share)
     return checked_copy(recipe, name, train=train, schedule=schedule, validation=ValidationConfig())
-
-
-def tuning_in_words(plan: Experiment) -> list[str]:
-    """Return the amount of work before a comparison; empty if nothing is tuned."""
-    if plan.tune is None:
-        return []
-    more = f"where an end of a variant's grid is best, up to {MOST_BEYOND} more values beyond it"
-    return [f"tuning {', '.join(plan.tune.over)}: {Tuner(plan).sweep().in_words}; {more}"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import pydantic
 
-from widthwise.config_io import Config, UserError, mistakes_at
+from widthwise.config_io import Config, UserError, mistakes_at, mistakes_of
 from widthwise.growth.choices import GrowthChoices, RewarmupOf
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelChange, ModelSection, changed_section
@@ -186,11 +186,9 @@ def grown_phases(
         section = changed_section(before.section, event.model, f"{where}.model")
         with mistakes_at(where):
             wanted = section.resolve(seq_len)
-        try:
+        with mistakes_of(where):
             pace = Pace.after(start, event, settling_steps, n_steps - start)
             plan = plan_growth(before.model, wanted, align(before.model, wanted, event.layers))
             growth = Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
         phases += [replace(before, end=start), Phase(start, n_steps, section, growth.plan.new, growth)]
     return tuple(phases)

@@ -1,6 +1,5 @@
 """The sizes and costs of a model, layer by layer and next to a baseline; nothing is trained."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
@@ -12,42 +11,29 @@ from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.template import ModelTemplate
 
 
-@dataclass(frozen=True)
-class LayerRow:
-    """Sizes and cost of one layer; FLOPs and bytes per token."""
+def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
+    """Return the sizes and costs of each layer, numbered from 1; FLOPs and bytes are per token.
 
-    layer: int
-    """The layer's number, from 1."""
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    hidden_widths: tuple[int, ...]
-    """Hidden channels of every map of the feed-forward, in order."""
-    params: float
-    forward_flops: float
-    kv_bytes: float
-    activation_bytes: float
-
-
-def layer_rows(config: ModelConfig, seq_len: int) -> list[LayerRow]:
-    """One row a layer, first to last."""
-    costs = [sum(parts.values(), Cost()) for parts in config.layer_costs()]
-    return [
-        LayerRow(
-            layer=number,
-            d_model=layer.d_model,
-            n_heads=layer.attention.n_heads,
-            n_kv_heads=layer.attention.n_kv_heads,
-            head_dim=layer.attention.head_dim,
-            hidden_widths=layer.ffn.hidden_widths,
-            params=cost.params,
-            forward_flops=cost.forward_flops(seq_len),
-            kv_bytes=cost.kv_bytes(),
-            activation_bytes=cost.activation_bytes(),
+    `hidden_widths` are the hidden channels of every map of the feed-forward, in order.
+    """
+    rows = []
+    for number, (layer, parts) in enumerate(zip(config.layers, config.layer_costs(), strict=True), start=1):
+        cost, attention = sum(parts.values(), Cost()), layer.attention
+        rows.append(
+            {
+                "layer": number,
+                "d_model": layer.d_model,
+                "n_heads": attention.n_heads,
+                "n_kv_heads": attention.n_kv_heads,
+                "head_dim": attention.head_dim,
+                "hidden_widths": layer.ffn.hidden_widths,
+                "params": cost.params,
+                "forward_flops": cost.forward_flops(seq_len),
+                "kv_bytes": cost.kv_bytes(),
+                "activation_bytes": cost.activation_bytes(),
+            }
         )
-        for number, (layer, cost) in enumerate(zip(config.layers, costs), start=1)
-    ]
+    return rows
 
 
 def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
@@ -58,7 +44,7 @@ def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
 def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) -> dict[str, Any]:
     """Return the output of `inspect --json`: cost summary, a row per layer, the baseline's summary and ratios to it."""
     own = cost_summary(config, seq_len)
-    found = {**own.to_data(), "layers": [vars(row) for row in layer_rows(config, seq_len)]}
+    found = {**own.to_data(), "layers": layer_rows(config, seq_len)}
     if baseline is not None:
         other = cost_summary(baseline, seq_len)
         found |= {"baseline": other.to_data(), "ratio": ratios(own, other)}

@@ -8,7 +8,7 @@ from typing import Any, Self
 import pydantic
 
 from widthwise.computing import Precision
-from widthwise.config_io import Config, UserError, checked_copy, parse
+from widthwise.config_io import Config, UserError, checked_copy, mistakes_of, parse
 from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import OpenedData
@@ -58,10 +58,8 @@ class Recipe(Config):
         distill = self.train.distill
         if distill is None or distill.are_known(self.seq_len):
             return self
-        try:
+        with mistakes_of("train.distill.teacher"):
             model = saved_recipe(RunDir(distill.teacher)).final_model
-        except UserError as error:
-            raise UserError(f"train.distill.teacher: {error}") from None
         if model.positions is not None and self.seq_len > model.positions.n_positions:
             raise UserError(
                 f"train.distill.teacher: {distill.teacher} reads {model.positions.n_positions} tokens; must be at "

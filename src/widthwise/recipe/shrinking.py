@@ -30,11 +30,10 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.discovery import Curve
 from widthwise.shape.profile import sizes_of
 from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.template import QUANTITIES
 
 Sizes = Sequence[LayerSizes]
 NO_OTHER = ", and a cut leaves it as it is"
-Counting = Callable[[Cost, int], float]
-"""Takes a cost and the tokens of a sequence."""
 TURN = 0.75
 """Depth of the narrowest layer of an x, as a fraction of n_layers; variable-width paper, arXiv:2606.18246."""
 N_HALVINGS = 40
@@ -43,13 +42,6 @@ SECONDS = 60
 """Time for the solver, after which the best sizes so far are taken."""
 N_LEVELS = 16
 """Widths, and numbers of hidden units and experts, among which a layer chooses."""
-
-
-COUNTS: dict[str, Counting] = {
-    "params": lambda cost, seq_len: cost.params,
-    "flops": lambda cost, seq_len: cost.forward_flops(seq_len),
-    "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
-}
 
 
 def sizes_like(model: ModelConfig, wanted: ModelConfig, needs: Sequence[LayerNeed] = ()) -> list[LayerSizes]:
@@ -129,7 +121,7 @@ def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) 
 def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[Callable[[Sizes], float], float]:
     """Return the cost of sizes, and what it may be. Raises UserError where the least sizes cost more."""
     assert options.budget is not None
-    count, share = COUNTS[options.budget], getattr(options, options.budget)
+    count, share = QUANTITIES[options.budget], getattr(options, options.budget)
 
     def cost(sizes: Sizes) -> float:
         return count(smaller_config(model, sizes).inference_cost(), seq_len)
@@ -199,7 +191,7 @@ def _found(
     Raises UserError where the solver finds none in its time.
     """
     assert options.budget is not None
-    count = COUNTS[options.budget]
+    count = QUANTITIES[options.budget]
 
     def cost_of(layer: LayerConfig) -> float:
         return count(sum(layer.costs(model.residual, layer.d_in).values(), Cost()), seq_len)

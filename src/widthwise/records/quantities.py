@@ -4,7 +4,7 @@ A new quantity is one entry of QUANTITIES, with its definition in NOTES; everyth
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,19 +23,19 @@ class Quantity(ABC):
     """A number that models, runs or comparisons of two have, and how tables show it."""
 
     name: str
-    """Its name in recipes, on the command line, among ratios and, unless `column` is given, in CSV."""
+    """Its name in recipes, on the command line and among ratios."""
     title: str
     """Its title in tables and figures, with its unit."""
     n_decimals: int | None = None
     """Decimals shown; None: three significant digits with a decimal prefix."""
     getter: Callable[[Any], Any] | None = field(default=None, repr=False)
-    """Takes the number from a record; None: the number is the record's field of that name."""
+    """Takes the number from a record; None: it stands at `path`."""
     note: str = ""
     """Its definition, for the footnotes of the main table; formatted with `confidence` and `baseline`."""
     short: str = ""
     """Its title on a terminal, if `title` is too long there."""
-    column: str = ""
-    """Its column in CSV, if that is not `name`."""
+    path: str = ""
+    """Its place in a record, if that is not the field `name`: fields and keys with dots between."""
     is_main: bool = False
     """The main table of a comparison shows it."""
     is_loss: bool = False
@@ -55,7 +55,7 @@ class Quantity(ABC):
 
     @property
     def csv_column(self) -> str:
-        return self.column or self.name
+        return self.path.replace(".", "_") or self.name
 
     @property
     def brief_title(self) -> str:
@@ -69,7 +69,11 @@ class Quantity(ABC):
 
     def read(self, record: Any) -> Any:
         """Return the number that a record has; None if it lacks it."""
-        return getattr(record, self.name) if self.getter is None else self.getter(record)
+        if self.getter is not None:
+            return self.getter(record)
+        for key in (self.path or self.name).split("."):
+            record = record.get(key) if isinstance(record, Mapping) else getattr(record, key)
+        return record
 
     def over_seeds(self, results: Sequence[RunResult]) -> list[float]:
         """Return one value per seed; NaN for a run that lacks it."""
@@ -137,8 +141,17 @@ class OfHeldOut(OfRun):
 
     depth: int = 0
     """The depth of multi-token prediction that it is of; 0: the model's own."""
-    windows: Callable[[RunResult], Sequence[float]] = field(default=lambda run: (), repr=False)
-    """The mean loss of every held-out window, by which differences are paired; empty if a result lacks them."""
+
+    def at_depth(self, first: Any, further: Sequence[Any] | None) -> Any:
+        """Return what is the model's own, or that of its depth among those of multi-token prediction; None without."""
+        return next(iter((first, *(further or ()))[self.depth : self.depth + 1]), None)
+
+    def of_run(self, result: RunResult) -> Number | None:
+        return self.at_depth(result.val_loss, result.val_mtp_losses)
+
+    def windows(self, run: RunResult) -> Sequence[float]:
+        """Return the mean loss of every held-out window, by which differences are paired; empty if a run lacks them."""
+        return self.at_depth(run.val_window_losses, run.val_mtp_window_losses) or ()
 
 
 class OfPair(Quantity):
@@ -178,6 +191,10 @@ NOTES = {
 }
 
 
+def _difference_of(loss: str) -> Callable[[Variant], Estimate | None]:
+    return lambda variant: variant.differences.get(loss)
+
+
 def _of_mtp(depth: int) -> Sequence[Quantity]:
     """Return the loss of a depth of multi-token prediction and its difference, named after the place of the token that
     it predicts."""
@@ -187,20 +204,18 @@ def _of_mtp(depth: int) -> Sequence[Quantity]:
             name,
             f"{place} held-out loss",
             4,
-            lambda run: next(iter((run.val_mtp_losses or ())[depth - 1 : depth]), None),
-            f"Cross-entropy of the token {depth + 1} places ahead, by depth {depth} of multi-token prediction, which "
-            "is given those between; mean over seeds and its {confidence} interval.",
-            f"loss {place}",
+            note=f"Cross-entropy of the token {depth + 1} places ahead, by depth {depth} of multi-token prediction, "
+            "which is given those between; mean over seeds and its {confidence} interval.",
+            short=f"loss {place}",
             is_main=True,
             is_loss=True,
             depth=depth,
-            windows=lambda run: next(iter(run.val_mtp_window_losses[depth - 1 : depth]), ()),
         ),
         OfPair(
             f"difference_next_{depth + 1}",
             f"difference, {place}",
             4,
-            lambda variant: variant.differences.get(name),
+            _difference_of(name),
             f"The {place} loss minus that of {{baseline}}, paired and with an interval as the difference of the "
             "held-out loss.",
             is_main=True,
@@ -232,10 +247,6 @@ def _at_equal_loss(depth: int) -> Sequence[Quantity]:
     return (*(ratio(*each) for each in names.items()), *(to_baseline(*each) for each in names.items()))
 
 
-def _params(part: str) -> Callable[[CostSummary], Number | None]:
-    return lambda cost: cost.params.get(part)
-
-
 def _flops(part: str) -> Callable[[CostSummary], Number | None]:
     return lambda cost: cost.flops_by_part.get(part)
 
@@ -250,32 +261,24 @@ def _training_flops(run: RunResult) -> Number | None:
 _TABLE: Sequence[Quantity] = (
     OfRun("steps", "steps", 0),
     OfRun("tokens", "tokens"),
-    OfHeldOut(
-        "val_loss",
-        "held-out loss",
-        4,
-        short="loss",
-        is_main=True,
-        is_loss=True,
-        windows=lambda run: run.val_window_losses,
-    ),
+    OfHeldOut("val_loss", "held-out loss", 4, short="loss", is_main=True, is_loss=True),
     OfPair("difference", "difference", 4, short="diff", is_main=True, is_signed=True, is_judged=True),
     *(quantity for depth in range(1, MOST_MTP_DEPTHS + 1) for quantity in _of_mtp(depth)),
     *(quantity for depth in range(MOST_MTP_DEPTHS + 1) for quantity in _at_equal_loss(depth)),
     OfRun("train_loss", "training loss", 4, is_main=True, is_loss=True),
-    OfPair(
-        "difference_train_loss",
-        "difference, training loss",
-        4,
-        lambda own: own.differences.get("train_loss"),
-        is_signed=True,
-    ),
+    OfPair("difference_train_loss", "difference, training loss", 4, _difference_of("train_loss"), is_signed=True),
     OfRun("val_perplexity", "perplexity", 2),
     OfRun("val_bits_per_byte", "bits per byte", 4, short="bits/B", is_main=True, is_loss=True, has_ratio=True),
     OfModel(
-        "params", "parameters", None, _params("total"), short="params", is_main=True, has_ratio=True, is_shape_cost=True
+        "params",
+        "parameters",
+        getter=lambda cost: cost.params.get("total"),
+        short="params",
+        is_main=True,
+        has_ratio=True,
+        is_shape_cost=True,
     ),
-    *(OfModel(f"params_{part}", f"parameters, {part}", None, _params(part)) for part in PARTS),
+    *(OfModel(f"params_{part}", f"parameters, {part}", path=f"params.{part}") for part in PARTS),
     OfModel(
         "layer_params",
         "parameters, layers without norms",
@@ -285,15 +288,7 @@ _TABLE: Sequence[Quantity] = (
         has_ratio=True,
         is_shape_cost=True,
     ),
-    OfModel(
-        "active_params",
-        "parameters, active",
-        None,
-        _params("active"),
-        short="active",
-        column="params_active",
-        has_ratio=True,
-    ),
+    OfModel("active_params", "parameters, active", path="params.active", short="active", has_ratio=True),
     OfModel(
         "dead_params",
         "parameters that never learn",
@@ -304,9 +299,8 @@ _TABLE: Sequence[Quantity] = (
     OfModel(
         "flops",
         "FLOPs per token, forward",
-        getter=lambda cost: cost.flops_per_token.forward,
+        path="flops_per_token.forward",
         short="FLOPs",
-        column="flops_per_token_forward",
         is_main=True,
         has_ratio=True,
         is_shape_cost=True,
@@ -317,25 +311,9 @@ _TABLE: Sequence[Quantity] = (
         for part in PARTS
         if part != "mtp"
     ),
-    OfModel(
-        "flops_causal",
-        "FLOPs per token, forward, causal",
-        getter=lambda cost: cost.flops_per_token.forward_causal,
-        column="flops_per_token_forward_causal",
-        has_ratio=True,
-    ),
-    OfModel(
-        "flops_training",
-        "FLOPs per token, training",
-        getter=lambda cost: cost.flops_per_token.training,
-        column="flops_per_token_training",
-    ),
-    OfModel(
-        "flops_training_mtp",
-        "FLOPs per token, training, mtp",
-        getter=lambda cost: cost.flops_per_token.training_mtp,
-        column="flops_per_token_training_mtp",
-    ),
+    OfModel("flops_causal", "FLOPs per token, forward, causal", path="flops_per_token.forward_causal", has_ratio=True),
+    OfModel("flops_training", "FLOPs per token, training", path="flops_per_token.training"),
+    OfModel("flops_training_mtp", "FLOPs per token, training, mtp", path="flops_per_token.training_mtp"),
     OfModel("d_model", "d_model", 0),
     OfModel("average_width", "average width", 1, short="width", is_main=True, has_ratio=True),
     OfModel("stream_width", "width of the stream", 0),
@@ -343,9 +321,8 @@ _TABLE: Sequence[Quantity] = (
     OfModel(
         "kv_bytes",
         "KV bytes per token (bf16)",
-        getter=lambda cost: cost.kv_bytes_per_token,
+        path="kv_bytes_per_token",
         short="KV B",
-        column="kv_bytes_per_token",
         is_main=True,
         has_ratio=True,
         is_shape_cost=True,
@@ -353,9 +330,8 @@ _TABLE: Sequence[Quantity] = (
     OfModel(
         "activation_bytes",
         "activation bytes per token (bf16)",
-        getter=lambda cost: cost.activation_bytes_per_token,
+        path="activation_bytes_per_token",
         short="act. B",
-        column="activation_bytes_per_token",
         has_ratio=True,
         is_shape_cost=True,
     ),

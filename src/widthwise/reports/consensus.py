@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.experiments.statistics import seed_interval
+from widthwise.experiments.consensus import consensus
 from widthwise.records.discovery import DISCOVERED, Consensus, Discovery
-from widthwise.records.discovery import Curve as ShapeCurve
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS
 from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
@@ -23,7 +20,6 @@ from widthwise.reports.page import Code, Page, made_anew, note, section
 from widthwise.reports.scales import side
 from widthwise.reports.table import Table
 from widthwise.reports.tables import text_key, text_words
-from widthwise.shape.profile import along
 from widthwise.yaml_io import dump_yaml, merge, read_mapping
 
 WORDS = {1: "above the mean", -1: "below the mean", 0: "noise"}
@@ -47,12 +43,6 @@ class Search:
     def text_name(self) -> str:
         return text_words(self.discovery.environment or {}) or clean(self.discovery.title)
 
-    def sizes(self, n_layers: int) -> list[np.ndarray]:
-        """Width, attention and hidden units, each (n_layers,) over what the uniform model has, on straight lines."""
-        curve = self.discovery.found.curve
-        factors = (None, curve.attention, curve.hidden)
-        return [along(np.multiply(own or 1.0, curve.widths).tolist(), n_layers) for own in factors]
-
 
 def read_searches(folders: Sequence[Path]) -> list[Search]:
     """Read `discovery.json` of each folder; their runs are not needed.
@@ -72,40 +62,14 @@ def read_searches(folders: Sequence[Path]) -> list[Search]:
     return found
 
 
-def consensus(searches: Sequence[Search], out: Path) -> Consensus:
-    """Return the record from which the page in `out` can be made anew: the mean profile, and how alike searches are."""
-    n_layers = max(len(each.discovery.found.curve.widths) for each in searches)
-    sizes = np.array([each.sizes(n_layers) for each in searches])  # (n_searches, 3, n_layers)
-    levels = sizes.mean(axis=2)
-    relative = (sizes / levels[:, :, None]).round(12)  # layers that are alike differ by no last digit
-    profiles = dict(zip(SIZES, relative.swapaxes(0, 1)))
-    widths, *others = (own.mean(axis=0) for own in profiles.values())
-    shares = (levels[:, 1:] / levels[:, :1]).mean(axis=0)
-    attention, hidden = (share * own / widths for share, own in zip(shares, others))
-    folders, command = made_anew([each.folder for each in searches], out)
-    return Consensus(
-        command=command,
-        searches=folders,
-        match=searches[0].discovery.match,
-        profiles={size: [seed_interval(values) for values in own.T.tolist()] for size, own in profiles.items()},
-        correlations={size: _correlations(searches, own) for size, own in profiles.items()},
-        curve=ShapeCurve(widths=widths.tolist(), attention=attention.tolist(), hidden=hidden.tolist()),
-    )
-
-
-def _correlations(searches: Sequence[Search], profiles: np.ndarray) -> dict[str, float]:
-    """Return the mean correlation of two searches; an even profile has none. profiles: (n_searches, n_layers)."""
-    found = dict[str, list[float]]()
-    for (one, own), (other, theirs) in combinations(zip(searches, profiles), 2):
-        if np.ptp(own) and np.ptp(theirs):
-            pair = "same text" if one.text == other.text else "different texts"
-            found.setdefault(pair, []).append(float(np.corrcoef(own, theirs)[0, 1]))
-    return {pair: float(np.mean(values)) for pair, values in sorted(found.items(), reverse=True)}
-
-
 def consensus_page(searches: Sequence[Search]) -> Page:
     """Return the page of several searches."""
-    found = consensus(searches, Path())
+    found = consensus({str(each.folder): each.discovery for each in searches}, [each.text for each in searches])
+
+    def record(out: Path) -> Consensus:
+        folders, command = made_anew([each.folder for each in searches], out)
+        return found.with_changes(searches=folders, command=command)
+
     shape = {"model": {"shape": found.curve.section(found.match)}}
     recipes = [path for each in searches if (path := each.folder / f"{DISCOVERED}.yaml").is_file()]
     n_intervals = sum(map(len, found.profiles.values()))
@@ -127,7 +91,7 @@ def consensus_page(searches: Sequence[Search]) -> Page:
         ),
         made_from=f"{Discovery.file_name} of each folder",
         files={f"{DISCOVERED}.yaml": dump_yaml(merge(read_mapping(path), shape)) for path in recipes[:1]},
-        record=partial(consensus, searches),
+        record=record,
     )
 
 

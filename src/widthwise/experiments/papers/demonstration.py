@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError, mistakes_at
+from widthwise.config_io import mistakes_at, mistakes_of
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.certificate import N_SEQUENCES, N_TOKENS, certify, decoder_of, largest, liveness_of, logits_of
 from widthwise.growth.describe import expansions
@@ -114,10 +114,8 @@ def planned_expansions(recipe: Recipe, changes: Mapping[str, ModelChange]) -> di
         section = changed_section(recipe.model, change, where)
         with mistakes_at(where):
             wanted = section.resolve(recipe.seq_len)
-        try:
+        with mistakes_of(where):
             found[name] = plan_growth(recipe.final_model, wanted), wanted
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
     return found
 
 

@@ -19,7 +19,7 @@ from widthwise.experiments.recipes import describes_several, read_all
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.paper import Answer, PaperExperiment, PaperItem, PaperLine
-from widthwise.records.quantities import QUANTITY, TITLES
+from widthwise.records.quantities import TITLES
 from widthwise.records.record import Number, finite
 from widthwise.yaml_io import papers_folder, read_mapping, recipe_path
 
@@ -284,4 +284,4 @@ def _measured(item: Item, row: str, quantity: str, printed: PrintedNumber, measu
 def _title(quantity: str) -> str:
     if quantity.endswith(CHANGE):
         return f"{_title(quantity.removesuffix(CHANGE))}, relative to the baseline"
-    return TITLES[quantity] if quantity in QUANTITY else quantity.replace("_", " ")
+    return TITLES.get(quantity, quantity.replace("_", " "))
