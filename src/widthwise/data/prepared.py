@@ -272,8 +272,8 @@ def adopt(
         corpus = CorpusRecord(
             name=" + ".join(str(tokens.prefix) for tokens in files.values()),
             fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
-            n_documents=splits.train.n_documents + splits.held_out.n_documents,
-            n_bytes=splits.train.n_bytes + splits.held_out.n_bytes,
+            n_documents=splits.n_documents,
+            n_bytes=splits.n_bytes,
         )
         write_manifest(folder, tokenizer=known, corpus=corpus, splits=splits, files=records)
 
