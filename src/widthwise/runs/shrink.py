@@ -38,7 +38,7 @@ from widthwise.kernels.dispatch import widened
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
-from widthwise.model.memory import give_back_freed
+from widthwise.model.memory import give_back_tensors
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
 from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
@@ -82,7 +82,7 @@ def shrink_run(
     for each in overrides:
         if (key := each.partition("=")[0].strip()).partition(".")[0] == "model":
             raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
-    give_back_freed()
+    give_back_tensors()
     source = _of_run(path, step, overrides) if _is_run(path, step) else _of_folder(path, overrides)
     model, recipe, config = _readable(source.model), source.recipe, source.model.config
     if out is not None:
