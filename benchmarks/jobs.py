@@ -23,8 +23,8 @@ from workloads import DTYPES
 
 from widthwise.computing import Precision
 from widthwise.data.loader import Loader
+from widthwise.model.memory import keep_freed_memory
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.metrics import keep_freed_memory
 from widthwise.training.train_state import TrainState
 
 SHAPES = ((1, 2), (1, 8), (2, 8), (4, 8))

@@ -60,6 +60,18 @@ def mistakes_of(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {error}") from None
 
 
+@contextmanager
+def refusing(what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn these errors, raised inside, into a UserError `what (reason)`. One that is a UserError stays as it is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except errors as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"{what} ({reason})") from None
+
+
 class Config(pydantic.BaseModel):
     """Base of every config: frozen, strict, closed. Unknown keys are refused with the nearest valid name."""
 

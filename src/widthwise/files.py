@@ -9,13 +9,13 @@ import shutil
 import socket
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
 import pydantic
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config, UserError, refusing
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
@@ -27,11 +27,9 @@ HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 @contextmanager
 def reading(path: Path, most: int | None = None) -> Iterator[None]:
     """Turns an OSError of the block into a UserError that names the file being read, after `check_plain_file`."""
-    try:
+    with refusing(f"{path}: cannot be read", OSError):
         check_plain_file(path, most)
         yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def check_plain_file(path: Path, most: int | None = None) -> None:
@@ -55,13 +53,9 @@ def read_text(path: Path, most: int | None = None) -> str:
         raise UserError(f"{str(path)!r}: cannot be read ({error})") from None
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> AbstractContextManager[None]:
     """Turns an OSError of the block, such as a full disk, into a UserError that names the file being written."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    return refusing(f"{path}: cannot be written", OSError)
 
 
 @contextmanager

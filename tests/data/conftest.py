@@ -17,3 +17,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "out"
     prepare(named_corpus("synthetic"), out, tokenizer="bytes")
     return out
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in the place of the user's cache."""
+    monkeypatch.setenv("WIDTHWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

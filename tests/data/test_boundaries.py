@@ -1,8 +1,5 @@
 """Which document of its row a token is of, and whether data say so."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +9,7 @@ from widthwise.config_io import UserError, parse, to_data
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.prepared import adopt
-from widthwise.data.shards import ShardWriter
+from widthwise.data.shards import write_tokens
 from widthwise.yaml_io import difference, merge
 
 EOS = 256
@@ -33,18 +30,12 @@ def test_a_document_ends_behind_its_separator_and_positions_begin_anew_there(row
         assert (told.documents(tokens) is not None, told.positions(tokens) is not None) == (masks, resets)
 
 
-def write(prefix: Path, *documents: list[int]) -> Path:
-    with ShardWriter(prefix, np.dtype("<u2")) as writer:
-        tokens = np.array([token for document in documents for token in document], dtype="<u2")
-        writer.add(tokens, np.array([len(document) for document in documents]))
-    return prefix
-
-
 @pytest.fixture
 def unended(tmp_path) -> str:
     """A prepared folder with a held-out document that has no separator."""
-    train = write(tmp_path / "a", [1, 2, EOS], [], [EOS])
-    adopt(train, write(tmp_path / "b", [5, EOS], [6, 7]), tmp_path / "unended", tokenizer="bytes")
+    write_tokens(tmp_path / "a", EOS + 1, [[1, 2, EOS], [], [EOS]])
+    write_tokens(tmp_path / "b", EOS + 1, [[5, EOS], [6, 7]])
+    adopt(tmp_path / "a", tmp_path / "b", tmp_path / "unended", tokenizer="bytes")
     return str(tmp_path / "unended")
 
 

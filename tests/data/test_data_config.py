@@ -23,12 +23,6 @@ ONE_DOCUMENT = {"mask_documents": False, "reset_positions": False}
 WEB, CODE = {"path": "web", "weight": 0.7}, {"path": "code", "weight": 0.3}
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WIDTHWISE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_all_defaults_are_written_out_and_a_path_takes_the_place_of_the_corpus():
     source = {"corpus": "python-stdlib", "path": None, "tokenizer": "bpe-4096", "held_out": 0.05, "verify": "full"}
     at_path = {"corpus": None, "path": "somewhere", "tokenizer": None, "held_out": None, "verify": "full"}

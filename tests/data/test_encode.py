@@ -61,7 +61,7 @@ def test_appended_shards_and_their_keys_are_what_writing_on_would_give(tmp_path)
         for half in (ALL[:30], ALL[30:]):
             part = write(tmp_path / half[0].name, [half])
             keys = [DIVISION.entry(document).key for document in half]
-            shards.append(tmp_path / half[0].name, part.splits(), part.found(), keys)
+            shards.append(tmp_path / half[0].name, part.splits(), part.n_left_out, keys)
     assert (shards.found(), shards.splits()) == (whole.found(), whole.splits())
     check_same_files(tmp_path / "out", tmp_path / "whole")
 

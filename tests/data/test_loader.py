@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
 from widthwise.data.loader import HeldOut, Loader
-from widthwise.data.mixture import FileWindows, MixedWindows, TokenMixture, permute
-from widthwise.data.shards import ShardWriter, TokenFile
+from widthwise.data.mixture import FileWindows, MixedWindows, TokenMixture, divided, permute
+from widthwise.data.shards import TokenFile, write_tokens
 
 few = settings(max_examples=25)
 OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}
@@ -25,9 +25,7 @@ N_TOKENS = (997, 311, 2003)
 
 def counting_tokens(prefix: Path, n_tokens: int, first: int = 0) -> TokenFile:
     """A file whose token i is first + i, so that a window shows where it was cut."""
-    with ShardWriter(prefix, np.dtype("<i4")) as writer:
-        writer.add(np.arange(first, first + n_tokens, dtype="<i4"), np.array([n_tokens]))
-    return TokenFile(prefix)
+    return write_tokens(prefix, 2**20, [list(range(first, first + n_tokens))])
 
 
 def three_sources(folder: Path) -> TokenMixture:
@@ -163,7 +161,7 @@ def test_each_source_of_a_mixture_is_read_as_it_is_alone(mixture, n_steps, seed)
 def test_a_mixture_lasts_until_one_of_its_sources_has_no_window_left(mixture, tmp_path):
     """a and b have half of the rows, of which a quarter is a's: b has 24 - 24 / 4 = 18 of the first 48, its all."""
     windows = MixedWindows(mixture, 17)
-    assert (windows.n_windows, windows.counts(48)["b"], windows.source_of(48)) == (48, 18, "b")
+    assert (windows.n_windows, divided(mixture.weights).counts(48)["b"], windows.source_of(48)) == (48, 18, "b")
     rows = windows.read(np.arange(48, dtype=np.uint64))
     sources = [windows.source_of(row) for row in range(48)]
     for name, n_tokens, first in zip("abc", N_TOKENS, np.cumsum([0, *N_TOKENS])):

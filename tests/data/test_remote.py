@@ -23,12 +23,6 @@ from widthwise.files import FileRecord
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WIDTHWISE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def folder(original, tmp_path, cache):
     return shutil.copytree(original, tmp_path / "remote")
 

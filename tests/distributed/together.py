@@ -18,8 +18,7 @@ from train_many import carry_out
 
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
-from widthwise.model.initial_weights import initial_weights
-from widthwise.model.shards import held, set_whole, whole
+from widthwise.model.shards import held, whole
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.train import launched_processes
 from widthwise.training import train_state as train_state_module
@@ -38,7 +37,7 @@ class Division(TypedDict):
 
 def division(recipe: Recipe, processes: Processes) -> Division:
     model = assembled(recipe.explicit_model, recipe.train, processes)
-    set_whole(initial_weights(model, recipe.train.seed))
+    model.init_weights(recipe.train.seed)
     expected = build(recipe.explicit_model, recipe.train.seed)
     pairs = zip(model.named_parameters(), expected.named_parameters(), strict=True)
     return Division(

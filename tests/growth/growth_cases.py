@@ -10,10 +10,11 @@ from expansions import Expansion, changed, same_layers
 from torch import Tensor
 
 from widthwise.config_io import UserError, parse, to_data
+from widthwise.growth.certificate import decoder_of
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.plain import PlainResidualConfig
@@ -135,8 +136,7 @@ def expanded(case: str) -> tuple[ModelConfig, Expansion]:
 def with_random_weights(config: ModelConfig, seed: int, embedding_std: float = 0.3) -> Weights:
     """Weights of a model in which no gain, bias or coefficient stands where it started."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.device("meta"):
-        model = Decoder(config)
+    model = blueprint(config)
     # Blocks without norms square what they read, and attention would take one token only, with a gradient of 0.
     std_of_matrices = 0.1 if any(getattr(layer.ffn, "norm", None) == "none" for layer in config.layers) else 0.3
     weights = {}
@@ -176,17 +176,7 @@ class Measured:
 
 def model_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Decoder:
     """In training, in float64."""
-    with torch.device("meta"):
-        model = Decoder(config)
-    model = model.to(torch.float64).to_empty(device="cpu")
-    model.tie()
-    parameters = dict(model.named_parameters())
-    assert set(parameters) == set(weights)
-    with torch.no_grad():
-        model.progress.fill_(1.0)
-        for name, weight in weights.items():
-            parameters[name].copy_(weight)
-    return model
+    return decoder_of(config, weights, torch.float64).train()
 
 
 def pulled_back(leaves: Weights, grown: Weights, gradients: Weights) -> Weights:

@@ -15,6 +15,7 @@ from growth_cases import (
     SEQ_LEN,
     SLOTS,
     VOCAB_SIZE,
+    difference,
     shaped,
     small_model,
 )
@@ -79,10 +80,6 @@ def drawn(config: ModelConfig) -> Decoder:
 @torch.no_grad()
 def logits(model: Decoder) -> Tensor:
     return model(TOKENS[:, :-1])
-
-
-def difference(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
 
 
 def orthogonal(n: int) -> Tensor:

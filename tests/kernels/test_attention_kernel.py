@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from differentiated import with_gradients
 from thinned import every_pair, in_turn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -44,12 +45,6 @@ def documents_of(kind, n_texts, n_keys):
     return None
 
 
-def gradients(attend, inputs, **options):
-    out = attend(*inputs, SCALE, **options)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return out, *torch.autograd.grad(out, inputs, direction.to(out.dtype))
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks, of which the last ones are not full."""
@@ -70,9 +65,8 @@ SHAPES = [(2, 3, 3, 11, 5, 5), (3, 4, 2, 13, 6, 3), (2, 6, 1, 9, 3, 7), (1, 1, 1
 def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before, kind):
     n_texts, n_keys = shape[0], shape[3] + n_before
     inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
-    ours, truth = (gradients(form, inputs, documents=documents) for form in (attend, reference_attention))
-    for own, expected in zip(ours, truth, strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-11)
+    ours, truth = (with_gradients(form, *inputs, SCALE, documents) for form in (attend, reference_attention))
+    torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
 
 
 @in_turn(
@@ -83,8 +77,8 @@ def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before
 def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound):
     inputs, documents = heads(shape, dtype), documents_of(kind, shape[0], shape[3])
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    ours = gradients(in_blocks, inputs, documents=documents)
-    truth = gradients(reference_attention, exact, documents=documents)
+    ours = with_gradients(in_blocks, *inputs, SCALE, documents)
+    truth = with_gradients(reference_attention, *exact, SCALE, documents)
     for own, expected in zip(ours, truth, strict=True):
         assert own.dtype == dtype
         assert (own - expected).norm() <= bound * expected.norm()
@@ -92,12 +86,11 @@ def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound):
 
 def test_sizes_of_blocks_make_no_difference(monkeypatch):
     inputs = heads((2, 4, 2, 13, 6, 3))
-    truth = gradients(in_blocks, inputs)
+    truth = with_gradients(in_blocks, *inputs, SCALE)
     for n_rows, n_bytes in [(1, 1), (6, 10**9), (10**6, 8)]:
         monkeypatch.setattr(attention_in_blocks, "rows_at_once", lambda n_keys, n_rows=n_rows: n_rows)
         monkeypatch.setattr(attention_in_blocks, "SCORE_BYTES", n_bytes)
-        for own, expected in zip(gradients(in_blocks, inputs), truth, strict=True):
-            torch.testing.assert_close(own, expected, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(with_gradients(in_blocks, *inputs, SCALE), truth, rtol=1e-11, atol=1e-12)
 
 
 def test_blocks_leave_out_what_no_query_of_theirs_sees():
@@ -113,33 +106,31 @@ def test_blocks_leave_out_what_no_query_of_theirs_sees():
 
 def test_each_gradient_alone():
     inputs = heads((2, 4, 2, 13, 6, 3))
-    out, *truth = gradients(in_blocks, inputs)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    _, *truth = with_gradients(in_blocks, *inputs, SCALE)
     for wanted in [(0,), (1,), (2,), (0, 2)]:
         leaves = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(inputs)]
-        found = torch.autograd.grad(in_blocks(*leaves, SCALE), [leaves[i] for i in wanted], direction)
+        _, *found = with_gradients(in_blocks, *leaves, SCALE)
         assert all(torch.equal(gradient, truth[i]) for i, gradient in zip(wanted, found, strict=True))
 
 
 @pytest.mark.parametrize("kind", [None, "padded"])
 def test_memory_in_another_order_makes_no_difference(kind):
     inputs, documents = heads((2, 4, 2, 13, 6, 6), n_keys=15), documents_of(kind, 2, 15)
-    truth = gradients(in_blocks, inputs, documents=documents)
+    truth = with_gradients(in_blocks, *inputs, SCALE, documents)
     room = [torch.zeros(*x.shape[:2], 20, 9, dtype=x.dtype) for x in inputs]
     for own, x in zip(room, inputs, strict=True):
         own[:, :, 2 : 2 + x.shape[2], 3:9] = x.detach()
     views = [own[:, :, 2 : 2 + x.shape[2], 3:9].requires_grad_() for own, x in zip(room, inputs, strict=True)]
     contiguous = [x.detach().contiguous().requires_grad_() for x in inputs]
     for others in (views, contiguous):
-        for own, expected in zip(gradients(in_blocks, others, documents=documents), truth, strict=True):
-            assert torch.equal(own, expected)
+        torch.testing.assert_close(with_gradients(in_blocks, *others, SCALE, documents), truth, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_autocast_makes_the_types_that_torch_makes(dtype):
     inputs = heads((2, 4, 2, 13, 6, 6), dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, truth = (gradients(form, inputs) for form in (in_blocks, sdpa_attention))
+        ours, truth = (with_gradients(form, *inputs, SCALE) for form in (in_blocks, sdpa_attention))
     for own, expected in zip(ours, truth, strict=True):
         assert own.dtype == expected.dtype
         assert (own - expected).norm() <= 2e-2 * expected.norm()
@@ -170,14 +161,11 @@ def test_the_choice_is_in_one_graph_under_a_compiler(kind, n_queries, v_head_dim
     inputs = heads((2, 4, 2, n_queries, 6, v_head_dim), torch.bfloat16)
     documents = documents_of(kind, 2, n_queries)
 
-    def attend(*inputs, documents):
-        return 2 * attention(*inputs, documents=documents)
+    def attend(*arguments):
+        return 2 * attention(*arguments)
 
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    for own, expected in zip(
-        gradients(compiled, inputs, documents=documents), gradients(attend, inputs, documents=documents), strict=True
-    ):
-        torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(*(with_gradients(form, *inputs, SCALE, documents) for form in (compiled, attend)))
 
 
 class TestChoice:

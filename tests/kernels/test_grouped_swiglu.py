@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from differentiated import with_gradients
 from thinned import in_turn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,10 +32,7 @@ def inputs(n_tokens, d_model, d_expert, d_out, n_experts, top_k, dtype=torch.flo
     return normal(n_tokens, d_model), chosen, weights, w_gate, w_up, normal(n_experts, d_out, d_expert, n_in=d_expert)
 
 
-def result(op, arguments):
-    out = op(*arguments)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
-    return out, *torch.autograd.grad(out, [tensor for tensor in arguments if tensor.requires_grad], direction)
+FORMS = (grouped_swiglu, reference_grouped_swiglu)
 
 
 @in_turn(
@@ -46,26 +44,23 @@ def result(op, arguments):
 )
 def test_fused_equals_reference(sizes, dtype, tolerance):
     arguments = inputs(*sizes, dtype, torch.promote_types(dtype, torch.float32))
-    for ours, truth in zip(*(result(op, arguments) for op in (grouped_swiglu, reference_grouped_swiglu)), strict=True):
-        assert ours.dtype == truth.dtype
-        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+    ours, truth = (with_gradients(form, *arguments) for form in FORMS)
+    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("sizes", SIZES[:4:3])
 def test_autocast_equals_reference_under_autocast(sizes):
     arguments = inputs(*sizes, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        outcomes = [result(op, arguments) for op in (grouped_swiglu, reference_grouped_swiglu)]
-    assert outcomes[0][0].dtype == torch.bfloat16
-    for ours, truth in zip(*outcomes, strict=True):
-        assert ours.dtype == truth.dtype
-        torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
+        ours, truth = (with_gradients(form, *arguments) for form in FORMS)
+    assert ours[0].dtype == torch.bfloat16
+    torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zero():
     x, _, weights, *matrices = inputs(*SIZES[0], torch.float32)
     chosen = torch.tensor([[1, 3]]).expand(len(x), 2)
-    for gradient in result(grouped_swiglu, (x, chosen, weights, *matrices))[3:]:
+    for gradient in with_gradients(grouped_swiglu, x, chosen, weights, *matrices)[3:]:
         assert gradient[[0, 2]].count_nonzero() == 0
         assert gradient[[1, 3]].abs().amin(dim=(1, 2)).min() > 0
 
@@ -99,5 +94,5 @@ def test_compiles_to_one_graph():
     torch._dynamo.reset()
     compiled = torch.compile(grouped_swiglu, backend="aot_eager", fullgraph=True, dynamic=False)
     arguments = inputs(13, 7, 5, 9, 4, 2, torch.float32, torch.float32)
-    for ours, truth in zip(*(result(op, arguments) for op in (compiled, grouped_swiglu)), strict=True):
-        torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)
+    ours, truth = (with_gradients(form, *arguments) for form in (compiled, grouped_swiglu))
+    torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """Reads and writes of slots against the reference, and what they keep for the backward pass."""
 
+from collections.abc import Sequence
 from math import ceil
 
 import pytest
@@ -45,14 +46,9 @@ class Chain:
         self.tables = []
         for i in range(1, 3 * n_sites, 3):
             projection = normal(slot_width, k, seed=i + 1, dtype=weights) / slot_width**0.5
-            shapes = [
-                normal(n_slots, k, seed=i, dtype=weights),
-                projection,
-                normal(n_slots, k, seed=i + 2, dtype=weights),
-            ]
-            self.tables.append(
-                [table.requires_grad_() for table in shapes] if dynamic else [shapes[0].requires_grad_()]
-            )
+            static, scale = (normal(n_slots, k, seed=seed, dtype=weights) for seed in (i, i + 2))
+            tables = [static, projection, scale] if dynamic else [static]
+            self.tables.append([table.requires_grad_() for table in tables])
         self.mixes = [
             normal(self.n_read * slot_width, n_write * slot_width, seed=90 + i, dtype=weights).requires_grad_()
             for i in range(n_sites)
@@ -88,10 +84,8 @@ class Chain:
         return list(torch.autograd.grad(out, self.inputs, normal(*out.shape, seed=99, dtype=out.dtype)))
 
 
-def assert_same(ours: list[Tensor], truth: list[Tensor], tolerance: float) -> None:
-    for mine, other in zip(ours, truth, strict=True):
-        assert mine.dtype == other.dtype
-        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+def assert_same(ours: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float) -> None:
+    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
 @in_turn(
@@ -170,10 +164,7 @@ def test_a_read_that_nobody_writes_after():
     (tables,) = chain.tables
     ours, _ = read_slots(chain.state, *tables, 2, 1e-5, 1)
     truth, _ = reference_read_slots(chain.state, *tables, 2, 1e-5)
-    inputs = [chain.state, *tables]
-    assert_same(
-        list(torch.autograd.grad(ours.sin().sum(), inputs)), list(torch.autograd.grad(truth.sin().sum(), inputs)), 1e-10
-    )
+    assert_same(*(torch.autograd.grad(out.sin().sum(), [chain.state, *tables]) for out in (ours, truth)), 1e-10)
 
 
 @pytest.mark.parametrize("frozen", ["all", "first", "state"])
@@ -185,6 +176,4 @@ def test_only_the_wanted_gradients(frozen):
         tensor.requires_grad_(False)
     inputs = [tensor for tensor in chain.inputs if tensor.requires_grad]
     ours, truth = chain.run(read_slots, write_slots, state_every=2), chain.reference()
-    assert_same(
-        list(torch.autograd.grad(ours.sin().sum(), inputs)), list(torch.autograd.grad(truth.sin().sum(), inputs)), 1e-10
-    )
+    assert_same(*(torch.autograd.grad(out.sin().sum(), inputs) for out in (ours, truth)), 1e-10)

@@ -29,8 +29,8 @@ def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale
 def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coefficient, multiplier):
     monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)
     arguments = (*inputs(), multiplier, z_coefficient, 2.5)
-    for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
-        torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
+    ours, truth = (result(form, *arguments) for form in (fused, reference))
+    torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
 
 
 def teacher(hidden, vocab_size=11, d_teacher=5, share=0.3, temperature=1.7):
@@ -54,8 +54,7 @@ def test_what_a_teacher_adds_is_the_literal_divergence():
         objective, loss, _, *found = result(form, hidden, weight, targets, 0.7, 0.2, teacher=taught)
         torch.testing.assert_close(objective, expected, rtol=1e-12, atol=0)
         torch.testing.assert_close(loss, losses.detach(), rtol=1e-12, atol=1e-13)
-        for ours, truth in zip(found, gradients):
-            torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(found, gradients, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +65,8 @@ def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, toler
     monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)
     arguments = inputs(dtype=dtype)
     options = {"multiplier": 0.5, "z_coefficient": 0.01, "scale": 2.5, "teacher": teacher(arguments[0])}
-    for ours, truth in zip(result(fused, *arguments, **options), result(reference, *arguments, **options)):
-        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+    ours, truth = (result(form, *arguments, **options) for form in (fused, reference))
+    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
 @in_turn(
@@ -76,17 +75,15 @@ def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, toler
 )
 def test_fused_equals_reference_in_other_types(shape, dtype, tolerance):
     arguments = (*inputs(shape, 33, 97, dtype, torch.float32), 0.5, 0.01)
-    for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
-        assert ours.dtype == truth.dtype
-        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+    ours, truth = (result(form, *arguments) for form in (fused, reference))
+    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
 def test_autocast_equals_reference_under_autocast():
     arguments = inputs((4, 9), 33, 97, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        outputs = result(fused, *arguments), result(reference, *arguments)
-    for ours, truth in zip(*outputs):
-        torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
+        ours, truth = (result(form, *arguments) for form in (fused, reference))
+    torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
 
 
 def test_losses_have_no_gradient_and_the_objective_is_a_scalar():
@@ -108,8 +105,7 @@ def test_no_gradient_is_formed_where_none_is_wanted(monkeypatch):
     with torch.no_grad():
         expected = fused(hidden, weight, targets, 1.0)
     frozen = fused(hidden.detach(), weight.detach(), targets, 1.0)
-    for a, b in zip(expected, frozen):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(frozen, expected)
 
 
 def test_each_gradient_alone():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from differentiated import with_gradients
 from thinned import in_turn
 
 from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
@@ -16,11 +17,10 @@ def tensors(shape, dtype=torch.float64, gain=None, seed=0):
     return x, values.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
 
 
-def result(op, x, gain, eps=1e-5, norm_dim=None):
-    """Output and both gradients for a fixed random direction."""
-    out = op(x, gain, eps, norm_dim or x.shape[-1])
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
-    return out, *torch.autograd.grad(out, (x, gain), direction)
+def both_forms(x, gain, norm_dim=None):
+    """Output and both gradients of the fused form and of the reference."""
+    arguments = x, gain, 1e-5, norm_dim or x.shape[-1]
+    return [with_gradients(form, *arguments) for form in (rms_norm, reference_rms_norm)]
 
 
 @in_turn(
@@ -32,11 +32,7 @@ def result(op, x, gain, eps=1e-5, norm_dim=None):
 )
 def test_fused_equals_reference(shape, norm_dim, dtype, tolerance):
     x, gain = tensors(shape, dtype)
-    for ours, truth in zip(
-        result(rms_norm, x, gain, norm_dim=norm_dim), result(reference_rms_norm, x, gain, norm_dim=norm_dim)
-    ):
-        assert ours.dtype == truth.dtype
-        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance * 4)
+    torch.testing.assert_close(*both_forms(x, gain, norm_dim), rtol=tolerance, atol=tolerance * 4)
 
 
 @in_turn(
@@ -46,37 +42,32 @@ def test_fused_equals_reference(shape, norm_dim, dtype, tolerance):
 def test_any_gain_has_the_right_gradient(gain, dtype):
     x, gain = tensors((4, 3), dtype, gain)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
-    for ours, truth in zip(result(rms_norm, x, gain), result(reference_rms_norm, x, gain)):
-        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(*both_forms(x, gain), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("form", "values"), [(rms_norm, [0.0, 1.0, -2.0]), (reference_rms_norm, [1.5, -0.5, 2.0])])
 def test_groups_with_gains_of_their_own_are_norms_of_their_own(form, values):
     x, _ = tensors((2, 5, 4, 3))
     gain = (torch.tensor(values, dtype=torch.float64) * torch.arange(1, 5)[:, None]).requires_grad_()
-    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
-    ours = form(x, gain, 1e-5, 3)
-    alone = torch.stack([reference_rms_norm(x[:, :, i], gain[i], 1e-5, 3) for i in range(4)], dim=2)
-    torch.testing.assert_close(ours, alone)
-    for one, other in zip(*(torch.autograd.grad(out, (x, gain), direction) for out in (ours, alone))):
-        torch.testing.assert_close(one, other)
+
+    def alone(x, gain, eps, norm_dim):
+        return torch.stack([reference_rms_norm(x[:, :, i], gain[i], eps, norm_dim) for i in range(4)], dim=2)
+
+    torch.testing.assert_close(*(with_gradients(each, x, gain, 1e-5, 3) for each in (form, alone)))
 
 
 def test_a_zero_vector_is_zero_with_finite_gradient():
     x = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)
     gain = torch.ones(5, dtype=torch.float64, requires_grad=True)
-    for ours, truth in zip(result(rms_norm, x, gain), result(reference_rms_norm, x, gain)):
-        torch.testing.assert_close(ours, truth)
+    torch.testing.assert_close(*both_forms(x, gain))
 
 
 def test_autocast_type_is_the_output_type():
     x, gain = tensors((3, 17), torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        outputs = result(rms_norm, x, gain), result(reference_rms_norm, x, gain)
-    for ours, truth in zip(*outputs):
-        assert ours.dtype == truth.dtype
-        torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
-    assert outputs[0][0].dtype == torch.bfloat16
+        ours, truth = both_forms(x, gain)
+    torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
+    assert ours[0].dtype == torch.bfloat16
 
 
 def test_only_the_wanted_gradients():

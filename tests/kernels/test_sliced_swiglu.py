@@ -86,11 +86,8 @@ def result(form, tensors, width, edge):
 )
 def test_equals_the_masked_form(form, width, edge, n, row_tile, monkeypatch):
     monkeypatch.setattr(kernel, "ROW_TILE", {torch.float64: row_tile})
-    for ours, truth in zip(
-        result(form, operands(n=n), width(n), edge),
-        result(reference_sliced_swiglu, operands(n=n), width(n), edge),
-    ):
-        torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
+    ours, truth = (result(each, operands(n=n), width(n), edge) for each in (form, reference_sliced_swiglu))
+    torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("small_buckets")
@@ -115,14 +112,9 @@ def test_a_learned_ramp_gets_its_gradient():
 
 
 def test_a_mask_without_end_computes_everything():
-    width = WIDTHS["spread"](N)
-
-    edge = Edge(lambda width, units: torch.sigmoid(width - units), torch.inf, torch.inf)
-    for ours, truth in zip(
-        result(fused_sliced_swiglu, operands(), width, edge),
-        result(reference_sliced_swiglu, operands(), width, edge),
-    ):
-        torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
+    width, edge = WIDTHS["spread"](N), Edge(lambda width, units: torch.sigmoid(width - units), torch.inf, torch.inf)
+    ours, truth = (result(form, operands(), width, edge) for form in (fused_sliced_swiglu, reference_sliced_swiglu))
+    torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
 
 def test_under_autocast():

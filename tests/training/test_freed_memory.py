@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import resource, sys
-from widthwise.training.metrics import give_back_freed_memory, keep_freed_memory
+from widthwise.model.memory import give_back_freed_memory, keep_freed_memory
 
 def n_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Discriminator, Tag
+from pydantic import AfterValidator, Discriminator, Tag
 
 from widthwise.config_io import Config, UserError
 from widthwise.data.corpus import named_corpus
@@ -33,11 +33,11 @@ class OneSource(Config):
     a given value must agree.
     """
 
-    corpus: str | None = None
+    corpus: Annotated[str, AfterValidator(lambda name: named_corpus(name).name)] | None = None
     """A corpus by name: python-stdlib (the default), installed-python, synthetic."""
-    path: str | None = None
+    path: Annotated[str, AfterValidator(lambda path: check_url(path) if is_url(path) else path)] | None = None
     """A folder made by `widthwise data prepare` or `widthwise data adopt`, or the URL of one, see `data.remote`."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str, AfterValidator(check_spec)] | None = None
     """bytes, bpe-N, tiktoken:NAME, or the path of a tokenizer.json."""
     held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
     """The fraction of documents kept for validation."""
@@ -59,21 +59,6 @@ class OneSource(Config):
         if self.corpus is not None and self.path is not None:
             raise ValueError(f"got corpus {self.corpus!r} and path {self.path!r}; give one and set the other to null")
         return self
-
-    @pydantic.field_validator("corpus")
-    @classmethod
-    def _check_corpus(cls, name: str | None) -> str | None:
-        return None if name is None else named_corpus(name).name
-
-    @pydantic.field_validator("path")
-    @classmethod
-    def _check_path(cls, path: str | None) -> str | None:
-        return check_url(path) if path is not None and is_url(path) else path
-
-    @pydantic.field_validator("tokenizer")
-    @classmethod
-    def _check_tokenizer(cls, spec: str | None) -> str | None:
-        return None if spec is None else check_spec(spec)
 
     def open(self, where: str, progress: ProgressCallback = ignore_progress) -> PreparedData:
         """Opens or prepares the data, see `open_data`. where: the path of this section, for errors."""

@@ -4,7 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from widthwise.config_io import UserError
 from widthwise.data.manifest import HeldOutRecord
@@ -81,47 +81,18 @@ class Entry(NamedTuple):
         return len(name).to_bytes(8, "little") + name + self.digest
 
 
-class Scanner:
-    """Builds a `Scan` document by document, and writes their keys to a file where one is given."""
-
-    def __init__(self, keys: BinaryIO | None = None):
-        self._hash, self._keys = hashlib.sha256(), keys
-        self.n_documents = self.n_bytes = self.n_held_out = self.n_left_out = 0
-
-    def count(self, entry: Entry) -> None:
-        """Counts the next document."""
-        if entry.split is None:
-            self.n_left_out += 1
-            return
-        self.count_keys(entry.key)
-        self.n_documents += 1
-        self.n_bytes += entry.n_bytes
-        self.n_held_out += entry.split == "held_out"
-
-    def count_keys(self, keys: bytes) -> None:
-        """Takes in the keys of documents, one after the other, or a part of these, for the fingerprint alone."""
-        self._hash.update(keys)
-        if self._keys is not None:
-            self._keys.write(keys)
-
-    def count_totals(self, found: Scan) -> None:
-        """Counts documents whose keys are counted by themselves."""
-        self.n_documents += found.n_documents
-        self.n_bytes += found.n_bytes
-        self.n_held_out += found.n_held_out
-        self.n_left_out += found.n_left_out
-
-    def result(self) -> Scan:
-        return Scan(self._hash.hexdigest(), self.n_documents, self.n_bytes, self.n_held_out, self.n_left_out)
-
-
 def scan(entries: Iterable[tuple[Document, Entry]], progress: ProgressCallback = ignore_progress) -> Scan:
     """Reads all documents once."""
-    scanner = Scanner()
+    fingerprint, n_bytes = hashlib.sha256(), 0
+    counts: dict[Split | None, int] = {"train": 0, "held_out": 0, None: 0}
     for _, entry in entries:
-        scanner.count(entry)
-        progress("reading", scanner.n_bytes, None)
-    return scanner.result()
+        counts[entry.split] += 1
+        if entry.split is not None:
+            fingerprint.update(entry.key)
+            n_bytes += entry.n_bytes
+        progress("reading", n_bytes, None)
+    n_held_out = counts["held_out"]
+    return Scan(fingerprint.hexdigest(), counts["train"] + n_held_out, n_bytes, n_held_out, counts[None])
 
 
 def train_texts(entries: Iterable[tuple[Document, Entry]]) -> Iterator[str]:

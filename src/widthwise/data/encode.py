@@ -1,16 +1,16 @@
 """Documents become tokens, and these the shards of both splits."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from widthwise.data.documents import Document, Entry, Scan, Scanner
+from widthwise.data.documents import Document, Entry, Scan
 from widthwise.data.manifest import SplitRecord, Splits
 from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ class SplitShards:
         dtype = token_dtype(tokenizer.vocab_size)
         self.tokenizer, self.max_tokens = tokenizer, max_tokens
         self._byte_lengths = tokenizer.token_byte_lengths()
-        self._scanner = Scanner(keys)
+        self._fingerprint, self._keys, self.n_left_out = hashlib.sha256(), keys, 0
         self._writers = tuple(ShardWriter(folder / name, dtype) for name in Splits.model_fields)
         self._names = tuple(NameWriter(folder / name) for name in Splits.model_fields)
         self._counts = np.zeros((len(self._writers), len(SplitRecord.model_fields)), dtype=np.int64)
@@ -82,10 +82,8 @@ class SplitShards:
             self._stack.enter_context(writer)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
     @property
     def n_train_tokens(self) -> int:
@@ -94,7 +92,7 @@ class SplitShards:
     @property
     def n_bytes(self) -> int:
         """Bytes of text in both splits."""
-        return self._scanner.n_bytes
+        return self.splits().n_bytes
 
     def fill(self, batches: Iterable[EncodedBatch], has_added: Callable[[], object] = lambda: None) -> None:
         """Appends batches until it is full; `has_added` is called after each."""
@@ -116,13 +114,18 @@ class SplitShards:
             writer.add(own, lengths[chosen])
             names.add(entry.name for entry in entries if entry.split == split)
             count += (chosen.sum(), len(own), n_bytes[chosen].sum(), self._byte_lengths[own].sum())
-        for entry in entries:
-            self._scanner.count(entry)
+        self._add_keys(b"".join(entry.key for entry in entries if entry.split is not None))
+        self.n_left_out += sum(entry.split is None for entry in entries)
 
-    def append(self, folder: Path, splits: Splits, found: Scan, keys: Iterable[bytes]) -> None:
+    def _add_keys(self, keys: bytes) -> None:
+        self._fingerprint.update(keys)
+        if self._keys is not None:
+            self._keys.write(keys)
+
+    def append(self, folder: Path, splits: Splits, n_left_out: int, keys: Iterable[bytes]) -> None:
         """Appends all documents of the shards in another folder, for which there must be room.
 
-        `splits` and `found` are their counts, `keys` those of their entries, in parts.
+        `splits` and `n_left_out` are their counts, `keys` those of their entries, in parts.
         """
         for name, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
             for tokens, lengths in TokenFile(folder / name).parts(APPENDED_TOKENS_AT_ONCE):
@@ -130,8 +133,8 @@ class SplitShards:
             names.append(folder / name)
             count += tuple(getattr(splits, name).model_dump().values())
         for part in keys:
-            self._scanner.count_keys(part)
-        self._scanner.count_totals(found)
+            self._add_keys(part)
+        self.n_left_out += n_left_out
 
     def _n_that_fit(self, train_lengths: np.ndarray) -> int:
         """Count the documents of a batch that fit; lengths (n_documents,) are 0 for those not trained on."""
@@ -146,7 +149,8 @@ class SplitShards:
 
     def found(self) -> Scan:
         """Return the totals of the documents written."""
-        return self._scanner.result()
+        fingerprint, splits = self._fingerprint.hexdigest(), self.splits()
+        return Scan(fingerprint, splits.n_documents, splits.n_bytes, splits.held_out.n_documents, self.n_left_out)
 
     def splits(self) -> Splits:
         records = (SplitRecord(**dict(zip(SplitRecord.model_fields, count))) for count in self._counts.tolist())

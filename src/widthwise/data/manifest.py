@@ -59,6 +59,14 @@ class Splits(Config):
     train: SplitRecord
     held_out: SplitRecord
 
+    @property
+    def n_documents(self) -> int:
+        return self.train.n_documents + self.held_out.n_documents
+
+    @property
+    def n_bytes(self) -> int:
+        return self.train.n_bytes + self.held_out.n_bytes
+
 
 class HeldOutRecord(Config):
     """Source of a held-out split that is not a fraction of the corpus."""

@@ -15,7 +15,6 @@ reciprocals. With two sources it is at most 1/2.
 
 import heapq
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,31 +30,8 @@ from widthwise.data.tokenizer import Tokenizer
 N_ROUNDS = 8
 
 
-class Windows(ABC):
-    """The windows of one or several files, as a pure function of the row."""
-
-    n_windows: int
-    """Rows, from the first, in which no window comes twice."""
-
-    @abstractmethod
-    def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
-        """The windows of these rows, uint64 (n,): int64 (n, seq_len + 1).
-
-        seed: of the order of training, which goes on from epoch to epoch; None: the order of the files, where a row
-        must be less than n_windows.
-        """
-
-    @abstractmethod
-    def source_of(self, row: int) -> str | None:
-        """Name of the source that a row is from; None if there is only one."""
-
-    @abstractmethod
-    def state(self) -> dict[str, int]:
-        """Return the numbers that identify the order of rows."""
-
-
-class FileWindows(Windows):
-    """The windows of one token file."""
+class FileWindows:
+    """The windows of one token file, as a pure function of the row."""
 
     def __init__(self, tokens: TokenFile, seq_len: int):
         """Raises UserError if there are none."""
@@ -66,18 +42,25 @@ class FileWindows(Windows):
             )
         self._tokens, self._seq_len = tokens, seq_len
         self.n_windows = (tokens.n_tokens - 1) // seq_len
+        """Rows, from the first, in which no window comes twice."""
 
     def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
+        """The windows of these rows, uint64 (n,): int64 (n, seq_len + 1).
+
+        seed: of the order of training, which goes on from epoch to epoch; None: the order of the file, where a row
+        must be less than n_windows.
+        """
         if seed is not None:
             epochs, positions = np.divmod(rows, np.uint64(self.n_windows))
             rows = permute(positions, self.n_windows, seed, epochs)
         starts = (rows.astype(np.int64) * self._seq_len).tolist()
         return np.stack([self._tokens.tokens(start, start + self._seq_len + 1) for start in starts]).astype(np.int64)
 
-    def source_of(self, row: int) -> str | None:
-        return None
+    def source_of(self, row: int) -> None:
+        """Name of the source that a row is from, which is only one."""
 
     def state(self) -> dict[str, int]:
+        """Return the numbers that identify the order of rows."""
         return {"n_windows": self.n_windows, "data": self._tokens.fingerprint}
 
 
@@ -178,8 +161,11 @@ class TokenMixture:
     """Each source's share of the windows over that of the others, without a common divisor."""
 
 
-class MixedWindows(Windows):
-    """The windows of several files in given proportions; each file's come in the order in which it has them alone."""
+class MixedWindows:
+    """The windows of several files in given proportions; each file's come in the order in which it has them alone.
+
+    As those of one file, see `FileWindows`.
+    """
 
     def __init__(self, mixture: TokenMixture, seq_len: int):
         """Raises UserError if a file holds none."""
@@ -198,12 +184,8 @@ class MixedWindows(Windows):
         order = [index for of_source in indices.values() for index in of_source]
         return np.concatenate(parts)[np.argsort(order)]
 
-    def source_of(self, row: int) -> str | None:
+    def source_of(self, row: int) -> str:
         return self._division.place(row)[0]
-
-    def counts(self, n_rows: int) -> dict[str, int]:
-        """Count the rows of each source among the first n_rows."""
-        return self._division.counts(n_rows)
 
     def state(self) -> dict[str, int]:
         return {
@@ -211,6 +193,9 @@ class MixedWindows(Windows):
             for name, windows in self.sources.items()
             for key, value in {"weight": self._weights[name], **windows.state()}.items()
         }
+
+
+Windows = FileWindows | MixedWindows
 
 
 def windows_of(tokens: TokenFile | TokenMixture, seq_len: int) -> Windows:
@@ -245,8 +230,7 @@ class MixedData:
 
         Its share of the windows, between 0 and 1, and the average number of times that it reads each of its own.
         """
-        windows = MixedWindows(self.train, seq_len)
-        counts = windows.counts(n_windows)
+        windows, counts = MixedWindows(self.train, seq_len), divided(self.weights).counts(n_windows)
         return {name: (counts[name] / n_windows, counts[name] / own.n_windows) for name, own in windows.sources.items()}
 
 

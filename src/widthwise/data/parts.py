@@ -30,7 +30,6 @@ from widthwise.data.documents import (
     HeldOutFraction,
     HeldOutSources,
     ProgressCallback,
-    Scan,
     ignore_progress,
 )
 from widthwise.data.encode import SplitShards, encode
@@ -55,13 +54,6 @@ class PartRecord(Config):
     """Documents that were equal to a held-out one."""
     is_cut: bool
     """True if it alone has more training tokens than the whole may have, and was left before its end."""
-
-    @property
-    def found(self) -> Scan:
-        """Its counts, without a fingerprint: that of the whole needs the keys of all documents."""
-        train, held_out = self.splits.train, self.splits.held_out
-        n_documents, n_bytes = train.n_documents + held_out.n_documents, train.n_bytes + held_out.n_bytes
-        return Scan("", n_documents, n_bytes, held_out.n_documents, self.n_left_out)
 
 
 class PartProgress(Config):
@@ -155,7 +147,7 @@ def _write_part(
         with open(partial / KEYS, "xb") as keys, SplitShards(partial, tokenizer, max_tokens, keys) as shards:
             shards.fill(encode(entries, tokenizer), lambda: has_added(shards))
         fsync_file(partial / KEYS)
-        record = PartRecord(splits=shards.splits(), n_left_out=shards.found().n_left_out, is_cut=shards.is_full)
+        record = PartRecord(splits=shards.splits(), n_left_out=shards.n_left_out, is_cut=shards.is_full)
         write_atomic(partial / RECORD, record.model_dump_json(indent=1) + "\n")
     return shards
 
@@ -237,12 +229,12 @@ def fill_from_parts(folder: Path, out: Path, progress: ProgressCallback) -> None
                 shards.fill(encode(_entries(plan, part, division), tokenizer))
                 break
             _append(shards, shards_folder(folder, part), record)
-            done.add(record.found.n_bytes)
+            done.add(record.splits.n_bytes)
     finish(out, plan.name, division, shards, progress)
 
 
 def _append(shards: SplitShards, part_folder: Path, record: PartRecord) -> None:
-    shards.append(part_folder, record.splits, record.found, _read_keys(part_folder))
+    shards.append(part_folder, record.splits, record.n_left_out, _read_keys(part_folder))
 
 
 def _read_record(folder: Path) -> PartRecord:

@@ -75,15 +75,18 @@ def check_max_tokens(max_tokens: int | None) -> None:
         raise UserError(f"max_tokens: got {max_tokens}; expected at least 1")
 
 
-def division_of(held_out: float | Sequence[Corpus | Path | str]) -> Division:
+def division_of(
+    held_out: float | Sequence[Corpus | Path | str], field: str = "text", document_bytes: int | None = None
+) -> Division:
     """The division that `held_out` of `prepare` asks for; reads sources once. Raises UserError as `prepare`."""
     if isinstance(held_out, float | int):
         return HeldOutFraction(held_out)
-    return HeldOutSources.of([_opened(each) for each in ([held_out] if isinstance(held_out, str) else held_out)])
+    sources = [held_out] if isinstance(held_out, str) else held_out
+    return HeldOutSources.of([_opened(each, field, document_bytes) for each in sources])
 
 
-def _opened(source: Corpus | Path | str) -> Corpus:
-    return source if isinstance(source, Corpus) else open_source(str(source))
+def _opened(source: Corpus | Path | str, field: str = "text", document_bytes: int | None = None) -> Corpus:
+    return source if isinstance(source, Corpus) else open_source(str(source), field, document_bytes)
 
 
 def write_tokenizer(
@@ -192,7 +195,7 @@ class PreparationPlan(Config):
     def division(self) -> Division:
         """Return the division of the documents; reads the held-out sources."""
         held_out = self.held_out_from if self.held_out is None else self.held_out
-        return _division(held_out, self.field, self.document_bytes)
+        return division_of(held_out, self.field, self.document_bytes)
 
     def open(self, file: FileState) -> SourceFile:
         """A file to read from. Raises UserError if it is no longer as it was."""
@@ -225,7 +228,7 @@ def make_plan(
     check_document_bytes(document_bytes)
     check_max_tokens(max_tokens)
     held_out_from = tuple(held_out) if isinstance(held_out, Sequence) else ()
-    division = _division(held_out, field, document_bytes)
+    division = division_of(held_out, field, document_bytes)
     if source.startswith("hf:") or (source in CORPORA and not Path(source).exists()):
         raise UserError(f"{source}: is not a folder of files, which workers share; leave out workers, or use processes")
     found = source_files(source)
@@ -245,12 +248,6 @@ def make_plan(
         held_out_fingerprint=scan(division.held_out_elsewhere()).fingerprint if held_out_from else None,
         max_tokens=max_tokens,
     )
-
-
-def _division(held_out: float | Sequence[str], field: str, document_bytes: int | None) -> Division:
-    if isinstance(held_out, Sequence):
-        return division_of([open_source(each, field, document_bytes) for each in held_out])
-    return division_of(held_out)
 
 
 def _part_ends(n_bytes: list[int], max_parts: int) -> tuple[int, ...]:

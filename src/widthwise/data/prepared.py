@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, refusing
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
 from widthwise.data.json_tokenizer import open_tokenizer, restore_tokenizer
 from widthwise.data.manifest import (
@@ -109,9 +109,6 @@ class PreparedData:
             raise UserError(
                 f"{self.path}: has no names of documents; it was adopted, or prepared by a version that kept none"
             )
-        return self._documents(split)
-
-    def _documents(self, split: Split) -> Iterator[tuple[str, int]]:
         starts = getattr(self, split).document_starts
         try:
             yield from zip(read_names(self.path / split), np.diff(starts).tolist(), strict=True)
@@ -272,8 +269,8 @@ def adopt(
         corpus = CorpusRecord(
             name=" + ".join(str(tokens.prefix) for tokens in files.values()),
             fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
-            n_documents=splits.train.n_documents + splits.held_out.n_documents,
-            n_bytes=splits.train.n_bytes + splits.held_out.n_bytes,
+            n_documents=splits.n_documents,
+            n_bytes=splits.n_bytes,
         )
         write_manifest(folder, tokenizer=known, corpus=corpus, splits=splits, files=records)
 
@@ -297,8 +294,6 @@ def _bring(source: Path, target: Path, progress: ProgressCallback) -> None:
         os.link(source.resolve(), target)  # the file itself: a link to a relative symbolic link would dangle
     except OSError:
         progress(f"copying {source}", 0, None)
-        try:
+        with refusing(f"{target}: cannot be copied from {source}", OSError):
             shutil.copyfile(source, target)
             fsync_file(target)
-        except OSError as error:
-            raise UserError(f"{target}: cannot be copied from {source} ({error.strerror})") from None

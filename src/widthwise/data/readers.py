@@ -4,14 +4,13 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from widthwise.config_io import UserError, require
+from widthwise.config_io import UserError, refusing, require
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
 from widthwise.data.documents import Corpus, Document
-from widthwise.files import check_plain_file, parse_json
+from widthwise.files import check_plain_file, parse_json, reading
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
 """(file, name for its documents, field that holds the text) -> documents."""
@@ -113,7 +112,7 @@ def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
 
 
 def _read_text(path: Path, name: str, field: str) -> Iterator[Document]:
-    with _refusing(path):
+    with reading(path):
         content = path.read_bytes()
     yield Document(name, _decode(content, path))
 
@@ -127,7 +126,7 @@ def _decode(content: bytes, path: Path, first_line: int = 1) -> str:
 
 
 def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
-    with _refusing(path, EOFError, zlib.error), _decompressed(path) as file:
+    with refusing(f"{path}: cannot be read", OSError, EOFError, zlib.error), _decompressed(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             where = f"{path}: line {number}"
             if len(line) > MAX_LINE_BYTES:
@@ -162,7 +161,7 @@ def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
 
 def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
     pyarrow, parquet = require("pyarrow", "prep"), require("pyarrow.parquet", "prep")
-    with _refusing(path, pyarrow.ArrowException), parquet.ParquetFile(path) as file:
+    with refusing(f"{path}: cannot be read", OSError, pyarrow.ArrowException), parquet.ParquetFile(path) as file:
         if field not in file.schema_arrow.names:
             raise UserError(f"{path}: has no column {field!r}; it has: {', '.join(file.schema_arrow.names)}")
         batches = file.iter_batches(batch_size=1024, columns=[field])
@@ -182,21 +181,10 @@ def _read_dataset(source: str, field: str) -> Iterator[Document]:
     fsspec.register_implementation("reference", Refused, clobber=True)
     name, _, split = source.removeprefix("hf:").partition(":")
     name, _, config = name.partition("@")
-    with _refusing(source, ValueError, RuntimeError):
+    with refusing(f"{source}: cannot be read", OSError, ValueError, RuntimeError):
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
             yield Document(f"{source}:{number}", _text_of_row(row, field, f"{source}: row {number}"))
-
-
-@contextmanager
-def _refusing(where: Path | str, *errors: type[Exception]) -> Iterator[None]:
-    """Turns a failure to read, an OSError or one of `errors`, into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, *errors) as error:
-        raise UserError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 READERS: dict[str, Reader] = {

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from widthwise.config_io import UserError, require, shortened
+from widthwise.config_io import UserError, refusing, require, shortened
 from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
 from widthwise.files import (
@@ -126,12 +126,12 @@ class _Remote:
     def __init__(self, url: str):
         fsspec = require("fsspec", "remote")
         self.url = url
-        with _refusing(url):
+        with refusing(f"{url}: cannot be fetched", Exception):  # whatever its library raises
             self._files, self._root = fsspec.core.url_to_fs(url)
 
     def read_text(self, name: str) -> str:
         """A small file. Raises UserError where it cannot be read or is longer than MAX_JSON_BYTES."""
-        with _refusing(f"{self.url}/{name}"), self._open(name) as file:
+        with self._open(name) as file:
             content = file.read(MAX_JSON_BYTES + 1)
         if len(content) > MAX_JSON_BYTES:
             raise UserError(f"{self.url}/{name}: is longer than {MAX_JSON_BYTES:,} bytes")
@@ -157,19 +157,12 @@ class _Remote:
             raise UserError(f"{self.url}/{name}: is not the file that its manifest promises; it is damaged or changed")
 
     def _parts(self, name: str) -> Iterator[bytes]:
-        with _refusing(f"{self.url}/{name}"), self._open(name) as file:
+        with self._open(name) as file:
             while part := file.read(FETCHED_BYTES_AT_ONCE):
                 yield part
 
-    def _open(self, name: str) -> Any:
-        return self._files.open(f"{self._root}/{name}", "rb")
-
-
-@contextmanager
-def _refusing(where: str) -> Iterator[None]:
-    """Turn whatever a file system of fsspec raises, by its library, into a UserError."""
-    try:
-        yield
-    except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{where}: cannot be fetched ({said})") from None
+    @contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        path = f"{self._root}/{name}"
+        with refusing(f"{self.url}/{name}: cannot be fetched", Exception), self._files.open(path, "rb") as file:
+            yield file

@@ -16,7 +16,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -85,11 +84,9 @@ class ShardWriter:
             self._bin.write(tokens.tobytes())
         self._lengths.append(lengths.astype(np.int32))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
-            if kind is None:
+            if error[0] is None:
                 self._finish()
         finally:
             with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses once more
@@ -230,9 +227,7 @@ class NameWriter:
         with writing(self._path), open(names_path(prefix), "rb") as others:
             shutil.copyfileobj(others, self._file, COPIED_BYTES_AT_ONCE)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with writing(self._path), self._file:
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -142,10 +142,9 @@ def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig 
     for name in ("slot_norm", "final_norm"):
         must_agree(f"mtp.{name}.kind", getattr(before, name).kind, getattr(after, name).kind)
     slots = old.residual.slot_shape(old.d_model)[1], wanted.residual.slot_shape(wanted.d_model)[1]
-    slot_stat = stream.slot.stat_width(*slots, before.slot_norm.stat_width)
     changes = {
         "layer": _layer(before.layer, after.layer, stream, "mtp.layer"),
-        "slot_norm": before.slot_norm.model_copy(update={"stat_width": slot_stat}),
+        "slot_norm": _norm(before.slot_norm, stream.slot, *slots),
         "final_norm": _norm(before.final_norm, stream, old.d_model, wanted.d_model),
     }
     return after.model_copy(update=changes)

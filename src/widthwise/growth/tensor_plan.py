@@ -1,6 +1,6 @@
 """The making of one tensor of a grown model: what comes from the old one, and what fills the entries that are new."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,13 @@ Draw = Callable[[torch.Generator], Tensor]
 def root_mean_square(old: Tensor) -> float:
     """Return the root mean square of the entries, their standard deviation about 0."""
     return float(old.detach().float().square().mean().sqrt()) if old.numel() else 0.0
+
+
+def filled(tensor: Tensor, entries: Iterable[Tensor], value: float) -> Tensor:
+    """Set to `value`, in place, what each dimension names. entries: bool (n,) for each of them."""
+    for dim, named in enumerate(entries):
+        tensor.index_fill_(dim, torch.nonzero(named)[:, 0], value)
+    return tensor
 
 
 class FreshEntries:
@@ -58,9 +65,7 @@ class Constant(FreshEntries):
     value: float
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        for dim, axis in enumerate(maps):
-            grown.index_fill_(dim, torch.nonzero(axis.is_free)[:, 0], self.value)
-        return grown
+        return filled(grown, (axis.is_free for axis in maps), self.value)
 
 
 @dataclass(frozen=True)
@@ -174,9 +179,7 @@ class TensorPlan:
         old: the source, or any tensor of the model if there is none.
         fresh: replaces the plan's own filling where any value would preserve the function.
         """
-        grown = self._gathered(old)
-        if self.scale != 1.0:
-            grown = (grown.double() * self.scale).to(old.dtype)
+        grown = self._gathered(old, self.scale)
         filling = fresh if fresh is not None and self.fresh.is_free else self.fresh
         grown = filling.fill(grown, old, self.maps, generator)
         if self.derived is not None:
@@ -192,8 +195,8 @@ class TensorPlan:
                 grown = torch.where(is_kept, groups, means[:, None]).flatten(0, 1).movedim(0, dim)
         return self._cut(grown)
 
-    def _gathered(self, old: Tensor) -> Tensor:
-        """Move old entries to their new positions; new entries hold arbitrary values.
+    def _gathered(self, old: Tensor, factor: float = 1.0) -> Tensor:
+        """Move old entries, times a factor, to their new positions; new entries hold arbitrary values.
 
         Always a new tensor: it is filled in place, and models or layers must not share memory.
         """
@@ -201,27 +204,23 @@ class TensorPlan:
             return old.new_zeros(self.shape)
         if all(axis.is_appended for axis in self.maps):  # one copy instead of one for each dimension
             behind = [(0, n_new - n_old) for n_new, n_old in zip(self.shape, old.shape)]
-            return pad(old, [n for ends in reversed(behind) for n in ends])
-        grown = old
-        for dim, axis in enumerate(self.maps):
-            if not axis.is_identity:
-                grown = grown.index_select(dim, axis.index.clamp(min=0).to(old.device))
-        return grown
+            grown = pad(old, [n for ends in reversed(behind) for n in ends])
+        else:
+            grown = old
+            for dim, axis in enumerate(self.maps):
+                if not axis.is_identity:
+                    grown = grown.index_select(dim, axis.index.clamp(min=0).to(old.device))
+        return grown if factor == 1.0 else (grown.double() * factor).to(old.dtype)
 
     def _zero(self, grown: Tensor) -> Tensor:
         """Set entries that must be 0, in place."""
-        for dim, axis in enumerate(self.maps):
-            if axis.is_zero.any():
-                grown.index_fill_(dim, torch.nonzero(axis.is_zero)[:, 0], 0.0)
+        grown = filled(grown, (axis.is_zero for axis in self.maps), 0.0)
         return grown if self.zero_entries is None else grown.masked_fill_(self.zero_entries.view(grown.shape), 0.0)
 
     def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
         """Grow a companion, such as an optimizer moment: old entries times `factor`, new entries `new`."""
-        grown = self._gathered(old)  # without the scale, which is part of the factor
-        grown = (grown.double() * factor).to(old.dtype) if factor != 1.0 else grown
-        for dim, axis in enumerate(self.maps):
-            grown.index_fill_(dim, torch.nonzero(axis.index < 0)[:, 0], new)
-        return self._cut(grown)
+        grown = self._gathered(old, factor)  # without the scale, which is part of the factor
+        return self._cut(filled(grown, (axis.index < 0 for axis in self.maps), new))
 
     def _cut(self, whole: Tensor) -> Tensor:
         if self.cut is None:
@@ -232,9 +231,7 @@ class TensorPlan:
     def is_new(self, was_new: Tensor | None = None) -> Tensor:
         """Return bool, of the new shape: the entries that growth added. was_new: the same of an earlier growth."""
         found = torch.zeros(self.shape, dtype=torch.bool) if was_new is None else self._gathered(was_new)
-        for dim, axis in enumerate(self.maps):
-            found.index_fill_(dim, torch.nonzero(axis.is_new)[:, 0], True)
-        return self._cut(found)
+        return self._cut(filled(found, (axis.is_new for axis in self.maps), True))
 
     def must_be_zero(self) -> Tensor:
         """Return bool, of the new shape: the new entries that must be 0."""

@@ -6,7 +6,7 @@ from itertools import accumulate, groupby
 import pydantic
 
 from widthwise.config_io import Config, mistakes_at
-from widthwise.model.cost import Cost, linear
+from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
 from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.norm import NormConfig
@@ -134,8 +134,7 @@ class ModelConfig(Config):
         """
         residual, d_model = self.residual, self.d_model
         n_columns = residual.embedding_width(d_model)
-        table = self.vocab_size * n_columns
-        embedding = Cost(params=table, active_params=table) + residual.entry_cost(d_model)
+        embedding = vector(self.vocab_size * n_columns) + residual.entry_cost(d_model)
         if self.ngrams is not None:
             embedding += self.ngrams.cost(n_columns)
         if self.positions is not None:

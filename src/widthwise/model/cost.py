@@ -61,7 +61,7 @@ def linear(n_in: float, n_out: float, n_vectors: float = 1) -> Cost:
 
 
 def vector(n: float) -> Cost:
-    """A gain: parameters without matrix products."""
+    """Parameters without matrix products: a gain, or a table in which rows are looked up."""
     return Cost(params=n, active_params=n)
 
 

@@ -20,6 +20,7 @@ from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.residual.interface import Stream
+from widthwise.model.shards import put
 
 See = Callable[[int, Stream], None]
 """Called behind each layer, with its index and the stream."""
@@ -81,17 +82,17 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def set_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies a tensor into every parameter; tied parameters go by the first of their names."""
+        """Copies a whole tensor into every parameter, of which each process keeps the rows that it holds; tied
+        parameters go by the first of their names."""
         missing = dict(self.named_parameters())
         for name, tensor in weights:
-            missing.pop(name).copy_(tensor)
+            put(missing.pop(name), tensor)
         assert not missing, f"no weights for {', '.join(missing)}"
 
-    @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """Fills every weight from the seed; see `model.initial_weights`."""
         for parameter, weight in initial_weights(self, seed):
-            parameter.copy_(weight)
+            put(parameter, weight)
 
     @property
     def n_tokens_before(self) -> int:

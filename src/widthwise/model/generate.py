@@ -76,14 +76,11 @@ def pad_left(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor]:
     return tokens, is_real
 
 
-def check_prompts(prompts: Prompts) -> None:
-    """Raises UserError where there is none, or an empty one."""
+def check_prompts(model: Decoder, prompts: Prompts, max_new_tokens: int) -> None:
+    """Raises UserError where there is none, or an empty one, and where a model with learned positions has too few."""
     if not prompts or not all(prompts):
         raise UserError("prompt: is empty; give at least one token for each text")
-
-
-def check_length(model: Decoder, n_prompt: int, max_new_tokens: int) -> None:
-    """Raises UserError where a model with learned positions has too few. n_prompt: tokens of the longest prompt."""
+    n_prompt = max(map(len, prompts))
     n_read = n_prompt + max_new_tokens - 1  # the last token is only found
     if model.positions is not None and max_new_tokens and n_read > model.positions.n_positions:
         raise UserError(
@@ -101,8 +98,7 @@ def stream_tokens(
     Raises UserError for an empty prompt, where positions are learned and end before the text does, and where the cache
     does not fit into memory.
     """
-    check_prompts(prompts)
-    check_length(model, max(len(prompt) for prompt in prompts), max_new_tokens)
+    check_prompts(model, prompts, max_new_tokens)
     sampling = SamplingConfig() if sampling is None else sampling
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -256,10 +252,9 @@ def generate_drafted(
 
     Raises UserError for a model without further heads, and for what `stream_tokens` refuses.
     """
-    check_prompts(prompts)
+    check_prompts(model, prompts, max_new_tokens)
     if not model.depths:
         raise UserError("generate: the model has no heads to draft with; `model.mtp` in its recipe would give it some")
-    check_length(model, max(len(prompt) for prompt in prompts), max_new_tokens)
     counts, continuations = Speculation(), []
     started = time.perf_counter()
     for prompt in prompts:

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from widthwise.config_io import Config
-from widthwise.model.cost import Cost
+from widthwise.model.cost import Cost, vector
 from widthwise.sizes import NTokens, VocabSize
 
 
@@ -26,7 +26,7 @@ class LearnedPositionsConfig(Config):
 
     def cost(self, width: int) -> Cost:
         """width: columns of the table. The sum keeps nothing for the backward pass."""
-        return Cost(params=self.n_positions * width, active_params=self.n_positions * width)
+        return vector(self.n_positions * width)
 
 
 class NGramsConfig(Config):
@@ -39,5 +39,4 @@ class NGramsConfig(Config):
 
     def cost(self, width: int) -> Cost:
         """width: columns of the tables. Looking rows up and adding them takes no product and keeps nothing."""
-        n_params = (self.max_n - 1) * self.n_rows * width
-        return Cost(params=n_params, active_params=n_params)
+        return vector((self.max_n - 1) * self.n_rows * width)

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.cost import Cost, linear
+from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn import FFN
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
@@ -149,6 +149,5 @@ class MTPConfig(MTPOptions):
         """The cost of the loss of one depth. It keeps what the exit keeps, and the gradient of the head's input."""
         cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + head.shared()
         if self.share_reduce:
-            n_shared = residual.reduction_params(d_model)
-            cost += Cost(params=-n_shared, active_params=-n_shared)
+            cost += vector(-residual.reduction_params(d_model))
         return cost + Cost(activation_elements=d_model)

@@ -6,7 +6,7 @@ layer, on the layer of every further head, and on the rest: what such a unit hol
 Nothing here imports torch.distributed, which takes a second: a tensor that is whole is a plain one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -67,12 +67,6 @@ def with_rows(like: Tensor, rows: Tensor) -> Tensor:
 def put(tensor: Tensor, values: Tensor) -> None:
     """Copies the rows that this process holds from a whole tensor of values."""
     held(tensor).copy_(values[held_rows(tensor)] if is_shared(tensor) else values)
-
-
-def set_whole(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """`put` for every pair (tensor, whole tensor of values)."""
-    for tensor, values in pairs:
-        put(tensor, values)
 
 
 def reshard(model: nn.Module) -> None:

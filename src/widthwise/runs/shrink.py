@@ -38,7 +38,7 @@ from widthwise.kernels.dispatch import widened
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
-from widthwise.model.memory import give_back_freed
+from widthwise.model.memory import give_back_tensors
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
 from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
@@ -75,7 +75,7 @@ def shrink_run(
     _check_request(options, to, overrides)
     if out is not None:
         check_free(Path(out))
-    give_back_freed()
+    give_back_tensors()
     is_of_run = hub_name(path) is None and is_run(Path(path), step)
     source = (_of_run if is_of_run else _of_folder)(path, step, overrides)
     model, recipe, config = _readable(source.model), source.recipe, source.model.config

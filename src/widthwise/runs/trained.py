@@ -276,7 +276,7 @@ class RunCheckpoint:
         optimizer = self.optimizer.build(model)
         state = checkpoint.load(self.saved, model, optimizer)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        return weights, state_by_name(model, optimizer), state
+        return weights, dict(state_by_name(model, optimizer)), state
 
 
 def merge(path: Path | str) -> list[Path]:

@@ -45,25 +45,20 @@ class Schedule:
     def turn_layer(self, n_layers: int, depth: float | None) -> int:
         """The layer nearest to the fraction `depth` of n_layers; None for a kind that leaves no choice.
 
-        Raises UserError where the schedule cannot turn there.
+        Raises UserError, with the allowed layers and fractions, where the schedule cannot turn there.
         """
         allowed = self.turn_layers(n_layers)
         assert depth is not None or len(allowed) <= 1, f"kind '{self.kind}' needs a depth"
-        turn = allowed.start if depth is None else round(depth * n_layers)
-        self.check_turn_layer(n_layers, turn)
-        return turn
-
-    def check_turn_layer(self, n_layers: int, turn_layer: int) -> None:
-        """Raises UserError, with the allowed layers and fractions, where the schedule cannot turn at this layer."""
-        allowed = self.turn_layers(n_layers)
         if not allowed:
             raise UserError(f"model.n_layers: {n_layers} is too few for shape kind '{self.kind}'")
-        if turn_layer not in allowed:
+        turn = allowed.start if depth is None else round(depth * n_layers)
+        if turn not in allowed:
             key, first, last = self.layer_key or "kind", allowed[0], allowed[-1]
             raise UserError(
-                f"model.shape.{key}: turns at layer {turn_layer} of {n_layers}; kind '{self.kind}' turns at "
+                f"model.shape.{key}: turns at layer {turn} of {n_layers}; kind '{self.kind}' turns at "
                 f"layers {first} to {last}, a fraction {first / n_layers:.4g} to {last / n_layers:.4g} of the depth"
             )
+        return turn
 
     def check_turn_ratio(self, turn_ratio: float) -> None:
         """Raises UserError where the turn width has the wrong size relative to d_model."""
@@ -146,10 +141,9 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
     """(n_layers,) widths in channels, not rounded, that cost as much as n_layers layers of width cost.d_model.
 
     The width at `turn_layer` (counted from 1) is turn_ratio * cost.d_model. The cost grows with the end width, so at
-    most one fits. Raises UserError where the schedule cannot turn there, nothing is left for the ends, or an end is on
-    the wrong side of the turn.
+    most one fits. turn_layer: one that `Schedule.turn_layer` allows. Raises UserError where nothing is left for the
+    ends, or an end is on the wrong side of the turn.
     """
-    schedule.check_turn_layer(n_layers, turn_layer)
     schedule.check_turn_ratio(turn_ratio)
 
     def widths(end_width: float, ratio: float = turn_ratio) -> np.ndarray:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, refusing
 from widthwise.files import FileRecord, fsync_file, fsync_folder, leftovers, read_json_mapping, write_atomic, writing
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows, with_rows
@@ -196,13 +196,12 @@ def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer
 
 
 def _load_rng(path: Path) -> None:
-    try:
+    errors = KeyError, TypeError, RuntimeError, OSError, SafetensorError
+    with refusing(f"{path / RNG}: holds no state of torch's generators", *errors):
         states = load_file(path / RNG)
         torch.set_rng_state(states["cpu"].clone())
         if "cuda" in states and torch.cuda.is_available():
             torch.cuda.set_rng_state(states["cuda"].clone())
-    except (KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
-        raise UserError(f"{path / RNG}: holds no state of torch's generators ({error})") from None
 
 
 def opened(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -241,11 +241,10 @@ def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
     return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
 
 
-class _Failure:
+class _Failure(NamedTuple):
     """An error on its way to other processes."""
 
-    def __init__(self, error: Exception):
-        self.error = error
+    error: Exception
 
 
 def _attempt(work: Callable[[], Any]) -> bytes:

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from widthwise.growth.plan import GrowthPlan, State, grown_states
+from widthwise.growth.plan import GrowthPlan, grown_states
 from widthwise.model.decoder import Decoder
-from widthwise.model.shards import held, held_rows, is_shared, set_whole, whole, with_rows
+from widthwise.model.shards import held, held_rows, is_shared, whole, with_rows
 from widthwise.recipe.growth_events import Growth, Pace, Phase
 from widthwise.recipe.recipe import Recipe
 
@@ -30,9 +30,8 @@ def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_see
     """
     model, optimizer = new
     weights = _Gathered(dict(old[0].named_parameters()), lambda parameter: whole(parameter.detach()).cpu())
-    parameters = dict(model.named_parameters())
-    set_whole((parameters[name], tensor) for name, tensor in growth.plan.weights(weights, growth.seed(run_seed)))
-    adopt(optimizer, model, grown_states(growth.plan, _states(*old), growth.event.reset))
+    model.set_weights(growth.plan.weights(weights, growth.seed(run_seed)))
+    adopt(optimizer, model, grown_states(growth.plan, state_by_name(*old), growth.event.reset))
 
 
 class _Gathered(Mapping[str, Value]):
@@ -54,17 +53,12 @@ class _Gathered(Mapping[str, Value]):
         return len(self._entries)
 
 
-def _states(model: Decoder, optimizer: torch.optim.Optimizer) -> _Gathered[dict[str, Tensor]]:
-    """The optimizer's state of every parameter that has one."""
+def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> Mapping[str, dict[str, Tensor]]:
+    """Return the optimizer's state of every parameter that has one, gathered onto the CPU when it is asked for."""
     named = dict(model.named_parameters())
     states = {name: optimizer.state[each] for name, each in named.items() if each in optimizer.state}
     # Sorted, because processes gather together: after a checkpoint was read, each may have another order.
     return _Gathered(states, lambda state: {part: whole(value).cpu() for part, value in sorted(state.items())})
-
-
-def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> State:
-    """Return the optimizer's state of every parameter that has one, on the CPU."""
-    return dict(_states(model, optimizer))
 
 
 def adopt(optimizer: torch.optim.Optimizer, model: Decoder, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:

@@ -1,8 +1,6 @@
 """The records of a run: losses, costs, speed and memory."""
 
-import ctypes
 import math
-import os
 import re
 import time
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from typing import Any
 
 import torch
 
+from widthwise.model.memory import give_back_freed_memory, keep_freed_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.training.devices import peak_flops_per_second
@@ -31,13 +30,6 @@ MEASURED_KEYS = (
     "other_cpu_share",
 )
 """Keys of records and results that measure the machine; all others are bitwise the same in every run of a recipe."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""As malloc.h numbers them; see mallopt(3)."""
-MAX_KEPT_BYTES = 2**31 - 1
-"""Free memory at the end of the heap above which it goes back to the system: the most that malloc takes."""
-MAX_IN_HEAP_BYTES = 2**25
-"""Larger blocks come from the system and go back to it. glibc's own limit would reach this by itself, but stops
-adapting once the other is set."""
 
 
 def model_flops_utilization(
@@ -111,26 +103,6 @@ class Stopwatch:
         step_seconds = self._seconds / self._n_steps
         self._seconds, self._n_steps = 0.0, 0
         return step_seconds
-
-
-def keep_freed_memory() -> None:
-    """Memory that tensors free stays with the process from now on, because the next step needs it again.
-
-    Memory from the system comes page by page, each cleared when it is first touched. glibc gives back what is free at
-    the end of its heap, which for a small model is after every step: asking for it again took a tenth of a bf16 step.
-    Does nothing without glibc, or where the environment sets its own limits.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt") and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-        libc.mallopt(M_MMAP_THRESHOLD, MAX_IN_HEAP_BYTES)
-        libc.mallopt(M_TRIM_THRESHOLD, MAX_KEPT_BYTES)
-
-
-def give_back_freed_memory() -> None:
-    """Gives back to the system, once, all memory that was freed. Does nothing without glibc."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 class MetricsLogger:

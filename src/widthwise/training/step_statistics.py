@@ -14,18 +14,13 @@ from widthwise.model.recompute import Recompute
 from widthwise.model.shards import held, whole
 from widthwise.training.processes import Processes
 
-
-def _same(value: Tensor) -> Tensor:
-    return value
-
-
-REPORTED: dict[str, tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "width_fraction": ("width_fraction", Tensor.mean, _same),
-    "expert_load": ("expert_load_max", _same, Tensor.max),
-    "balance_loss": ("balance_loss", _same, _same),
-    "router_z_loss": ("router_z_loss", _same, _same),
+REPORTED = {
+    "width_fraction": "width_fraction",
+    "expert_load": "expert_load_max",
+    "balance_loss": "balance_loss",
+    "router_z_loss": "router_z_loss",
 }
-"""Choice -> its name in a record, what of it is averaged over forward passes, and what of the average is recorded."""
+"""Choice -> its name in a record, which has the largest of its numbers where a layer makes several."""
 
 
 class ChoiceMeans:
@@ -51,7 +46,8 @@ class ChoiceMeans:
         self._sums = self._sums or [{} for _ in choices]
         for sums, chosen in zip(self._sums, choices):
             for name in (name for name in REPORTED if name in chosen):  # in one order in all processes
-                value = n_sequences * REPORTED[name][1](chosen[name].detach())
+                own = chosen[name].detach()
+                value = n_sequences * (own.mean() if name == "width_fraction" else own)  # of the tokens of the pass
                 sums[name] = sums[name] + value if name in sums else value
 
     def means(self) -> list[dict[str, Tensor]]:
@@ -66,8 +62,8 @@ class ChoiceMeans:
         """Key -> one number a layer, null where the layer makes no such choice; only keys that some layer has."""
         layers = self.means()
         return {
-            key: [float(of_mean(means[name])) if name in means else None for means in layers]
-            for name, (key, _, of_mean) in REPORTED.items()
+            key: [float(means[name].max()) if name in means else None for means in layers]
+            for name, key in REPORTED.items()
             if any(name in means for means in layers)
         }
 

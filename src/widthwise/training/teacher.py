@@ -8,8 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from widthwise.config_io import UserError
-from widthwise.files import reading
+from widthwise.config_io import UserError, refusing
 from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.model.decoder import allocate, blueprint
 from widthwise.model.eval_mode import evaluating
@@ -41,11 +40,8 @@ class Origin(NamedTuple):
         path = folder / "origin.safetensors"
         if not path.exists():
             return None
-        with reading(path):
-            try:
-                return cls(**load_file(path))
-            except (SafetensorError, TypeError) as error:
-                raise UserError(f"{path}: cannot be read ({error})") from None
+        with refusing(f"{path}: cannot be read", OSError, SafetensorError, TypeError):
+            return cls(**load_file(path))
 
     def write(self, folder: Path) -> None:
         """Write the file into the folder of a run. Raises OSError."""

@@ -12,10 +12,9 @@ from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
-from widthwise.model.initial_weights import initial_weights
 from widthwise.model.memory import allocating
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.model.shards import put, set_whole, whole
+from widthwise.model.shards import put, whole
 from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
@@ -152,7 +151,7 @@ class TrainState:
     ) -> "TrainState":
         """A phase's model with initial weights. Raises UserError where it does not fit into memory."""
         model = assembled(phase.model, recipe.train, processes)
-        set_whole(initial_weights(model, recipe.train.seed))
+        model.init_weights(recipe.train.seed)
         return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes, teacher)
 
     def grown(self, phase: Phase) -> "TrainState":

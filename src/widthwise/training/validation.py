@@ -28,7 +28,7 @@ from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import uncompiled
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.generate import SamplingConfig, check_length, stream_tokens
+from widthwise.model.generate import SamplingConfig, check_prompts, stream_tokens
 from widthwise.model.shards import reshard
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import SampleConfig, ValidationTask, ValidationText
@@ -264,7 +264,7 @@ class Sampler:
         self._prompts = [self._tokenizer.encode(text) or [self._tokenizer.eos_id] for text in config.prompts]
         self._sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
         try:
-            check_length(model, max(map(len, self._prompts)), config.n_tokens)
+            check_prompts(model, self._prompts, config.n_tokens)
         except UserError as error:
             raise UserError(f"train.sample: {error}") from None
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self
 import pydantic
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.cost import Cost, linear
+from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.mlp import N_KEPT, Activation, MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
@@ -159,7 +159,7 @@ class HourglassConfig(StackConfig):
 def _with_shared_weights(costs: list[Cost]) -> Cost:
     """The sum of the blocks' costs, with their common parameters counted once."""
     total = sum(costs, Cost())
-    return total + Cost(params=costs[0].params - total.params, active_params=costs[0].params - total.params)
+    return total + vector(costs[0].params - total.params)
 
 
 class StackTemplate(BlockOptions, HiddenWidthTemplate, ABC):
