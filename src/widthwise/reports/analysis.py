@@ -18,7 +18,7 @@ from widthwise.reports.analysis_tables import (
     layer_table,
     summary_table,
 )
-from widthwise.reports.charts import Figure, Plot, Style, styles
+from widthwise.reports.charts import Figure, Looks, Plot, styles
 from widthwise.reports.curves import Curve, curve_figure, thin
 from widthwise.reports.formats import clean, fixed, sequence, shorten, si, tick
 from widthwise.reports.page import Code, Page, Text, note, section
@@ -28,7 +28,6 @@ N_SHOWN = 5
 """Checkpoints of a run that a figure over layers shows: more lines could not be told apart."""
 N_POINTS = 100
 """Points of a curve over hidden units, in a small figure."""
-Looks = Mapping[str, Style]
 
 
 def analysis_page(whole: Analysis) -> Page:

@@ -71,6 +71,8 @@ class Style:
         ).format(self.colour, " ".join(map(str, self.dash)), _SHAPE_PATHS[self.shape])
 
 
+Looks = Mapping[str, Style]
+"""Name of what is drawn -> its look."""
 BASELINE_STYLE = Style(MUTED, _DASHES[1])
 
 
@@ -124,7 +126,7 @@ class Figure:
     label: str
     """Text alternative: what the figure shows, with its most important numbers."""
     chart: alt.TopLevelMixin
-    legend: Mapping[str, Style] = field(default_factory=dict)
+    legend: Looks = field(default_factory=dict)
     """Names that `coloured` draws, which the page's legend lists and hides."""
     height: int = 250
     is_small: bool = False
@@ -171,11 +173,6 @@ def _add_zoom(spec: dict[str, Any]) -> None:
             return
 
 
-def shared_legend(figures: Iterable[Figure]) -> Mapping[str, Style]:
-    """Return the legend that figures beside each other have in common."""
-    return {name: style for figure in figures for name, style in figure.legend.items()}
-
-
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -197,7 +194,7 @@ def chart(rows: Rows) -> alt.Chart:
     return made.transform_filter("indexof(hidden, datum.name) < 0") if has_names else made
 
 
-def coloured(chosen: Mapping[str, Style], *channels: str) -> dict[str, Any]:
+def coloured(chosen: Looks, *channels: str) -> dict[str, Any]:
     """Return encodings of the column `name`, which holds cleaned names: its colour, and of `channels` also the rest."""
     names = list(map(clean, chosen))
     ranges = {
@@ -205,18 +202,10 @@ def coloured(chosen: Mapping[str, Style], *channels: str) -> dict[str, Any]:
         "shape": [style.shape for style in chosen.values()],
         "strokeDash": [list(style.dash) for style in chosen.values()],
     }
-    legend = alt.Undefined if len(names) > 1 else None
     return {
         channel: alt.value(ranges[channel][0])
         if len(names) == 1
-        else alt.Color("name:N", scale=alt.Scale(domain=names, range=ranges[channel]), legend=legend)
-        if channel == "color"
-        else {
-            "field": "name",
-            "type": "nominal",
-            "scale": {"domain": names, "range": ranges[channel]},
-            "legend": legend,
-        }
+        else {"field": "name", "type": "nominal", "scale": {"domain": names, "range": ranges[channel]}}
         for channel in channels or ("color",)
     }
 
@@ -244,7 +233,7 @@ class Plot:
 
     x: alt.X
     y_title: str
-    looks: Mapping[str, Style]
+    looks: Looks
     """The looks of the names that are drawn."""
     tip: Sequence[alt.Tooltip]
     domain: Sequence[float] | None = None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports import charts
-from widthwise.reports.charts import MUTED, Figure, Plot, Style
+from widthwise.reports.charts import MUTED, Figure, Looks, Plot
 from widthwise.reports.formats import capital, clean, fixed, si
 from widthwise.reports.table import Table
 from widthwise.reports.tables import by_row
@@ -59,19 +59,12 @@ def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
     return {name: curve for name, curve in curves.items() if not curve.is_empty}
 
 
-def further_heads(run: Run) -> list[Curve]:
-    """Held-out loss over the step of each further head of multi-token prediction, nearest first."""
-    counts = [len(record.get("mtp_losses") or ()) for record in run.metrics if record.get("event") == "validation"]
-
-    def loss_of(depth: int) -> Callable[[Mapping[str, Any]], Any]:
-        return lambda record: next(iter((record.get("mtp_losses") or [])[depth : depth + 1]), None)
-
-    return [_curve(run, "validation", loss_of(depth)) for depth in range(max(counts, default=0))]
-
-
-def of_layer(run: Run, event: str, key: str, layer: int) -> Curve:
-    """One entry of a list with one per layer, over the step. layer: from 1."""
-    return _curve(run, event, lambda record: next(iter((record.get(key) or [])[layer - 1 : layer]), None))
+def by_place(run: Run, event: str, key: str) -> list[Curve]:
+    """Each entry of a list, with one per layer or further head, over the step. key: of a record, which has the list."""
+    n = max((len(record.get(key) or ()) for record in run.metrics if record.get("event") == event), default=0)
+    return [
+        _curve(run, event, lambda record, i=i: next(iter((record.get(key) or [])[i : i + 1]), None)) for i in range(n)
+    ]
 
 
 def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
@@ -154,7 +147,7 @@ def curve_figure(
     key: str,
     title: str,
     curves: Mapping[str, Curve | Bundle],
-    looks: Mapping[str, Style],
+    looks: Looks,
     x_title: str,
     y_title: str,
     crop: bool = False,
@@ -199,7 +192,7 @@ def profile_figures(
     key: str,
     titles: Mapping[str, str],
     profiles: Mapping[str, Mapping[str, Sequence[float]]],
-    looks: Mapping[str, Style],
+    looks: Looks,
     y_title: str,
 ) -> list[Figure]:
     """Return a figure of each size of the layers along the depth. titles: size -> title; profiles: line -> size ->

@@ -11,17 +11,7 @@ from widthwise.records.outcome import Variant
 from widthwise.records.quantities import TITLES
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, Plot, limits_of, styles
-from widthwise.reports.formats import (
-    MISSING,
-    clean,
-    counted,
-    fixed,
-    interval,
-    percentage,
-    sequence,
-    shorten,
-    signed,
-)
+from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, signed
 from widthwise.reports.page import Code, Page, Text, made_anew, note, section
 from widthwise.reports.scales import Scales, described, sentences, side, sign, signs, words, worth
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows

@@ -12,7 +12,7 @@ from widthwise.records.run import ListedRun, PlannedRuns, Run, RunResult
 from widthwise.reports import charts, main_table, tables
 from widthwise.reports import experiment_figures as figures
 from widthwise.reports.answers import answer, badges, question
-from widthwise.reports.charts import BASELINE_STYLE, Figure, Style, styles
+from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, Style, styles
 from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_table, over_seeds
 from widthwise.reports.formats import (
     MISSING,
@@ -144,7 +144,7 @@ def _styles(found: Outcome) -> tuple[dict[str, Style], dict[str, Style]]:
     return of_variants, of_groups
 
 
-def _compared_styles(found: Outcome, looks: Mapping[str, Style], of_groups: Mapping[str, Style]) -> dict[str, Style]:
+def _compared_styles(found: Outcome, looks: Looks, of_groups: Looks) -> dict[str, Style]:
     """Return styles of what is drawn beside its baseline: everything, but of a sweep only the best of each group."""
     if found.kind == "comparison":
         return dict(looks)
@@ -225,7 +225,7 @@ def _open_section(found: Outcome) -> Section | None:
     return section("Points without a result", table) if rows else None
 
 
-def _cost_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+def _cost_section(found: Outcome, looks: Looks) -> Section | None:
     if not found.variants:
         return None
     costs = tables.cost_table({each.name: each for each in found.variants}).folded
@@ -235,7 +235,7 @@ def _cost_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
     return section("Costs", figures.part_figure(found.variants), figures.ratio_figure(found, looks), costs, *layers)
 
 
-def _curves(found: Outcome, runs: Runs, looks: Mapping[str, Style]) -> list[Figure]:
+def _curves(found: Outcome, runs: Runs, looks: Looks) -> list[Figure]:
     """Return losses of named variants over steps and training FLOPs; of a family, size by size over FLOPs."""
     panels: dict[str, list[Variant]] = {}
     for each in found.variants:
@@ -269,7 +269,7 @@ def _flops_per_token(run: Run, variant: Variant) -> float:
     return result.pflops_days * 1e15 * 86400 / result.tokens
 
 
-def _equal_loss_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+def _equal_loss_section(found: Outcome, looks: Looks) -> Section | None:
     """Return what variants need for their baseline's loss; None where nothing is compared, or validations are unknown.
 
     looks: of the variants that are drawn; tables have all.
@@ -339,7 +339,7 @@ def _tuning_cost(tuning: Tuning) -> str:
     return f"{counted(tuning.n_runs, 'run')} of {percentage(tuning.steps)} of the steps, {seeds}: {cost}."
 
 
-def _tuning_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+def _tuning_section(found: Outcome, looks: Looks) -> Section | None:
     if (tuning := found.tuning) is None:
         return None
     drawn = []
@@ -357,7 +357,7 @@ def _tuning_section(found: Outcome, looks: Mapping[str, Style]) -> Section | Non
     return section("Tuning", *drawn, tuning_table(found), told)
 
 
-def _trend_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+def _trend_section(found: Outcome, looks: Looks) -> Section | None:
     trend = found.trend
     if trend is None:
         return None
@@ -410,7 +410,7 @@ def _training_flops(found: Outcome, results: Mapping[str, RunResult]) -> tuple[d
     return {point.name: point.cost.flops_per_token.training for point in found.variants}, "training FLOPs per token"
 
 
-def _point_curves(found: Outcome, runs: Runs, of_groups: Mapping[str, Style]) -> Figure | None:
+def _point_curves(found: Outcome, runs: Runs, of_groups: Looks) -> Figure | None:
     """Return a thin line for each point of a group, a thick one for its best."""
     bundles: dict[str, Bundle] = {}
     for group in found.groups:

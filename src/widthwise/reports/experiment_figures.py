@@ -14,7 +14,7 @@ from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Trend, 
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITIES, TITLES
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Plot, Style, areas, limits_of, styles
+from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Looks, Plot, Style, limits_of, styles
 from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import (
     MISSING,
@@ -37,7 +37,7 @@ _ROW = 30
 _LOSS = "held-out loss"
 
 
-def difference_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
+def difference_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     """Return a forest plot: per variant the difference of each seed, its mean, and its interval where seeds suffice.
 
     None where nothing is compared.
@@ -74,7 +74,7 @@ def difference_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | 
 def part_figure(variants: Sequence[Variant]) -> Figure:
     """Return parameters by part of the model, one stacked bar per variant."""
     names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
-    looks = areas([name for name in names if name not in ("total", "active", "dead")])
+    looks = charts.areas([name for name in names if name not in ("total", "active", "dead")])
     rows = [
         {"name": part, "variant": clean(each.name), "parameters": each.cost.params.get(part, 0.0), "order": i}
         for each in variants
@@ -96,7 +96,7 @@ def part_figure(variants: Sequence[Variant]) -> Figure:
     return Figure("parts", "Parameters by part", label, chart, looks, 40 + 26 * len(variants))
 
 
-def ratio_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
+def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     """Return costs relative to the baseline, one row per quantity. None where there is only the baseline."""
     pairs = [
         (variant, other)
@@ -150,7 +150,7 @@ def point_figure(
     key: str,
     title: str,
     points: Sequence[Point],
-    looks: Mapping[str, Style],
+    looks: Looks,
     across: alt.X,
     words: tuple[str, str],
     level: tuple[str, float] | None = None,
@@ -249,7 +249,7 @@ def moved(estimate: Estimate, by: float) -> Estimate:
     return Estimate(mean=mean, low=low, high=high)
 
 
-def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[str, Style]) -> Figure:
+def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Looks) -> Figure:
     """Return losses over the logarithm of a quantity, with the fitted line and the band of its slope.
 
     Seeds are shifted to a common mean, because runs are compared within a seed.
@@ -289,9 +289,7 @@ def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[st
     return Figure("trend", f"{capital(title)} over {over}", label, alt.layer(*layers), own)
 
 
-def gap_figures(
-    loss: str, variants: Sequence[Variant], looks: Mapping[str, Style], baseline: str
-) -> list[Figure | None]:
+def gap_figures(loss: str, variants: Sequence[Variant], looks: Looks, baseline: str) -> list[Figure | None]:
     """Return figures over tokens: the gap of a held-out loss to the baseline's, and the ratio of tokens."""
     title, other = OF_HELD_OUT[loss].title, shorten(baseline, 40)
     figures = []
@@ -322,7 +320,7 @@ def shown_score(mean: float, outcome: Outcome, n_decimals: int = 4) -> str:
     return (signed if outcome.baseline_words else fixed)(mean, n_decimals)
 
 
-def axis_figures(outcome: Outcome, looks: Mapping[str, Style]) -> list[Figure]:
+def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
     """Return a heat map for a grid of two keys; for one key, a search and larger grids the losses over each key."""
     keys = list(dict.fromkeys(key for axes in outcome.axes.values() for key in axes))
     ends = [key.rpartition(".")[2] for key in keys]
@@ -370,7 +368,7 @@ def _losses_over(
     axis: str,
     title: str,
     groups: Sequence[str],
-    looks: Mapping[str, Style],
+    looks: Looks,
     is_joined: bool,
 ) -> Figure:
     """Points with their intervals over the values of one recipe key; is_joined: a line for each group."""
@@ -465,9 +463,7 @@ def _shades(scores: Sequence[float], has_zero: bool) -> Callable[[float], int]:
     return shade
 
 
-def compute_figure(
-    outcome: Outcome, flops: Mapping[str, float], x_title: str, looks: Mapping[str, Style]
-) -> Figure | None:
+def compute_figure(outcome: Outcome, flops: Mapping[str, float], x_title: str, looks: Looks) -> Figure | None:
     """Return the loss over training compute, one marker per point; None if no point has finished.
 
     flops: by point. Bars are the intervals of the differences, seen from the baseline's loss.

@@ -9,18 +9,7 @@ from widthwise.config_io import UserError, nearest_hint
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
-from widthwise.reports.formats import (
-    TIMES,
-    capital,
-    clean,
-    fixed,
-    interval,
-    percentage,
-    ratio,
-    shorten,
-    shown,
-    signed,
-)
+from widthwise.reports.formats import TIMES, capital, clean, fixed, interval, percentage, ratio, shorten, shown, signed
 from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
 from widthwise.reports.tables import by_row
 

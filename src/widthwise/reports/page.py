@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from widthwise.files import write_atomic
 from widthwise.records.record import StoredRecord
-from widthwise.reports.charts import LOOK, Figure, FileKind, shared_legend
+from widthwise.reports.charts import LOOK, Figure, FileKind
 from widthwise.reports.formats import capital, clean, printable
 from widthwise.reports.table import Table
 
@@ -190,5 +190,5 @@ _ENVIRONMENT.filters |= {
     "json": as_json,
     "hash": _hash,
     "raw": Markup,
-    "legend": lambda figures: {clean(name): style.swatch for name, style in shared_legend(figures).items()},
+    "legend": lambda figures: {clean(name): each.swatch for own in figures for name, each in own.legend.items()},
 }

@@ -8,8 +8,8 @@ import numpy as np
 from widthwise.config_io import UserError
 from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
-from widthwise.reports.charts import Figure, Style, styles
-from widthwise.reports.curves import Curve, by_name, by_step, curve_figure, further_heads, of_layer
+from widthwise.reports.charts import Figure, Looks, styles
+from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure
 from widthwise.reports.evaluations import course_parts, final_table, newest_tables
 from widthwise.reports.formats import clean, shorten
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
@@ -149,7 +149,7 @@ def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
     return f"{where}. {state} Results and costs appear when training ends."
 
 
-def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Figure | None]:
+def _curves(named: Mapping[str, Run], looks: Looks) -> Iterator[Figure | None]:
     def over_steps(key: str, title: str, curves: Mapping[str, Curve], crop: bool = True) -> Figure | None:
         grown = growth_steps(named[name] for name in curves if name in named)
         return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop, grown)
@@ -158,7 +158,7 @@ def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Fi
     yield over_steps("validation-loss", "Held-out loss", held_out_curves(named), crop)
     for event, key, title, crop in _CURVES:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
-    heads = {name: further_heads(run) for name, run in named.items()}
+    heads = {name: by_place(run, "validation", "mtp_losses") for name, run in named.items()}
     for depth in range(1, 1 + max(map(len, heads.values()))):
         own = {name: found[depth - 1] for name, found in heads.items() if len(found) >= depth}
         yield over_steps(f"mtp-{depth}", f"Held-out loss, {depth} after the next", own)
@@ -174,10 +174,9 @@ def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Fi
 def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
     """Yield figures with a curve for each layer, or for some of many, of the runs that recorded norms."""
     for i, (name, run) in enumerate(named.items()):
-        norms = [record for record in run.metrics if record.get("event") == "norms"]
         for key, title in _NORMS.items():
-            n_layers = max((len(record.get(key) or ()) for record in norms), default=0)
-            curves = {f"layer {n}": of_layer(run, "norms", key, n) for n in (layer_ticks(n_layers) if n_layers else ())}
+            layers = by_place(run, "norms", key)
+            curves = {f"layer {n}": layers[n - 1] for n in (layer_ticks(len(layers)) if layers else ())}
             shown, grown = title if len(named) == 1 else f"{name}: {title.lower()}", growth_steps([run])
             key = f"{key.replace('_', '-')}-{i}"
             yield curve_figure(key, shown, curves, styles(curves), "step", title.lower(), growths=grown)

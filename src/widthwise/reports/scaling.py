@@ -1,6 +1,5 @@
 """The page of fitted laws, with `fits.csv` and `savings.csv`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
@@ -11,7 +10,7 @@ from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.records.scaling import ScalingGroup, ScalingLaws
 from widthwise.reports import charts
-from widthwise.reports.charts import INK, Figure, Plot, Style, styles
+from widthwise.reports.charts import INK, Figure, Looks, Plot, styles
 from widthwise.reports.formats import (
     MISSING,
     capital,
@@ -166,7 +165,7 @@ def _ends(estimate: Estimate) -> tuple[float | None, ...]:
     return estimate.mean, estimate.low, estimate.high
 
 
-def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
+def law_figure(scaling: ScalingLaws, looks: Looks) -> Figure:
     """Return points and chosen curves on logarithmic axes; arrows lead from the baseline's curve to the others."""
     x_title, y_title = clean(scaling.x), clean(scaling.y)
     ends = {saving.group: saving.at.x * finite(saving.ratio.mean) for saving in scaling.arrows}
