@@ -35,7 +35,7 @@ from widthwise.reports.formats import (
 )
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
 from widthwise.reports.page import Code, Page, Section, Text, note, section
-from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
+from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence, resolved
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
@@ -51,16 +51,15 @@ _LOSSES = (("validation", "Held-out loss"), ("train", "Training loss"))
 
 def experiment_page(folder: Path, found: Outcome) -> Page:
     """Return the page of an experiment, as far as it has come. Raises UserError where a run is broken."""
-    runs = {
-        each.name: [read_run(folder / path, path) for path in each.runs if RunDir(folder / path).exists]
-        for each in found.variants
-    }
     looks, of_groups = _styles(found)
-    here = {name: own for name, own in runs.items() if own}
-    results = {name: own[0].result for name, own in here.items() if own[0].result}
+    here = {each.name: [path for path in each.runs if RunDir(folder / path).exists] for each in found.variants}
+    runs = {name: [read_run(folder / path, path) for path in paths] for name, paths in here.items() if paths}
+    results = {name: own[0].result for name, own in runs.items() if own[0].result}
     axes = figures.axis_figures(found, of_groups)
-    curves = [_point_curves(found, here, of_groups)] if found.axes else _curves(found, here, looks)
-    has_name = found.kind == "comparison"
+    curves = [_point_curves(found, runs, of_groups)] if found.axes else _curves(found, runs, looks)
+    has_names = found.kind == "comparison"
+    of_names = results if has_names else {}
+    means = {name: over_seeds(own, "validation").mean for name, own in runs.items()}
     return Page(
         found.kind,
         clean(found.title),
@@ -78,14 +77,12 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
                 tables.seed_table(found).folded if found.variants else None,
             ),
             _open_section(found),
-            section("Along the axes", *axes, _axis_note(found), _axis_table(found)) if found.axes else None,
+            section("Along the axes", *axes, _axis_note(found), _axis_table(found)),
             section(
                 "Width of every layer",
                 note("width"),
-                *width_figures({each.name: each.cost for each in found.variants}, looks, results),
-            )
-            if has_name
-            else None,
+                *width_figures({each.name: each.cost for each in found.variants if has_names}, looks, results),
+            ),
             section(
                 "Shapes at one budget",
                 note("shapes", level=percentage(found.confidence)),
@@ -94,33 +91,24 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
             section(
                 "Loss and compute",
                 note("loss-and-compute"),
-                figures.compute_figure(found, *_training_flops(found, results), of_groups),
-            )
-            if found.axes
-            else None,
+                figures.compute_figure(found, *_training_flops(found, results), of_groups) if found.axes else None,
+            ),
             _equal_loss_section(found, _compared_styles(found, looks, of_groups)),
             _trend_section(found, looks),
             _tuning_section(found, looks),
-            growth_section({each.name: here[each.name] for each in _grown(found) if each.name in here}, looks),
+            growth_section({each.name: runs[each.name] for each in _grown(found) if each.name in runs}, looks),
             section(
                 "Loss curves",
                 *curves,
                 note("point-curves") if found.axes else note("seeds-and-means" * (len(found.seeds) > 1), "loss-curves"),
-                curve_table(
-                    "Held-out loss by step, mean over seeds",
-                    {name: over_seeds(own, "validation").mean for name, own in here.items()},
-                ).folded
-                if has_name
-                else None,
-            )
-            if any(curves)
-            else None,
-            dynamic_width_section(results, looks) if has_name else None,
-            virtual_width_section(results, looks) if has_name else None,
+                curve_table("Held-out loss by step, mean over seeds", means).folded if has_names and curves else None,
+            ),
+            dynamic_width_section(of_names, looks),
+            virtual_width_section(of_names, looks),
             _cost_section(found, looks),
             section(
                 "Data and environment",
-                tables.data_table({name: own[0] for name, own in here.items()}),
+                tables.data_table({name: own[0] for name, own in runs.items()}),
                 tables.environment_table(found.environment),
             ),
             _reproduce(found, runs),
@@ -264,9 +252,8 @@ def _over_flops(variant: Variant, runs: Sequence[Run], by_step: Bundle) -> Bundl
 def _flops_per_token(run: Run, variant: Variant) -> float:
     """Return training FLOPs of a model that stays the same, all passes over a token counted where the run has them."""
     result = run.result
-    if result is None or result.pflops_days is None or not result.tokens:
-        return variant.cost.flops_per_token.training
-    return result.pflops_days * 1e15 * 86400 / result.tokens
+    flops = result and QUANTITY["training_flops"].of_run(result)
+    return flops / result.tokens if flops and result.tokens else variant.cost.flops_per_token.training
 
 
 def _equal_loss_section(found: Outcome, looks: Looks) -> Section | None:
@@ -450,13 +437,8 @@ def _study_table(found: Outcome) -> Table | None:
 
 
 def _reproduce(found: Outcome, runs: Runs) -> Section | None:
-    recipes = [
-        Code(own[0].config_yaml, f"{name}: resolved recipe, {own[0].path}/config.yaml")
-        for name, own in runs.items()
-        if own
-    ]
-    folders = [f"{clean(name)}: {', '.join(run.path for run in own)}" for name, own in runs.items() if own]
-    n_elsewhere = sum(len(each.runs) - len(runs[each.name]) for each in found.variants)
+    folders = [f"{clean(name)}: {', '.join(run.path for run in own)}" for name, own in runs.items()]
+    n_elsewhere = sum(len(each.runs) - len(runs.get(each.name, ())) for each in found.variants)
     files = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
     told = "Run this command with the versions above: with a seed, every variant reads the same data in the same order."
     return section(
@@ -465,16 +447,14 @@ def _reproduce(found: Outcome, runs: Runs) -> Section | None:
         Code(found.command),
         _study_table(found),
         note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if found.axes and n_elsewhere else None,
-        *recipes,
+        *(resolved(name, own[0]) for name, own in runs.items()),
         Code("\n".join(files), "Files"),
     )
 
 
-def is_unfinished(folder: Path, found: Outcome | None) -> bool:
-    """Return whether a folder holds an experiment of which runs, points or the result are missing.
-
-    found: its record, if it has one.
-    """
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder holds an experiment of which runs, points or the result are missing."""
+    found = Outcome.read(folder) if (folder / Outcome.file_name).is_file() else None
     if found is not None and found.axes:
         return found.is_open
     if not (folder / PlannedRuns.file_name).is_file():
@@ -482,13 +462,14 @@ def is_unfinished(folder: Path, found: Outcome | None) -> bool:
     return found is None or not all(RunDir(folder / run.path).has_result for run in PlannedRuns.read(folder).runs)
 
 
-def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) -> Page:
+def live_page(folder: Path, refresh_seconds: int | None) -> Page:
     """Return the page of an experiment that is being trained: how far each run has come, and its curves.
 
-    so_far: the page of the points of a sweep that have finished.
+    Of a sweep, the page of the points that have finished follows.
     """
-    has_plan = (folder / PlannedRuns.file_name).is_file()
+    has_plan, has_points = ((folder / each.file_name).is_file() for each in (PlannedRuns, Outcome))
     planned = PlannedRuns.read(folder) if has_plan else PlannedRuns(title="", command="", runs=())
+    so_far = experiment_page(folder, found) if has_points and (found := Outcome.read(folder)).is_open else None
     begun: dict[str, list[Run]] = {each.variant: [] for each in planned.runs}
     listed: dict[str, ListedRun] = {}
     for each in planned.runs:

@@ -12,9 +12,9 @@ from widthwise.records.evaluation import Evaluation
 from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run, RunResult
 from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import MISSING, clean, duration, fixed, si
+from widthwise.reports.page import Code
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunDir
-from widthwise.runs.listing import listed_run
 
 
 def read_run(path: Path, shown_as: str | None = None) -> Run:
@@ -49,9 +49,9 @@ def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, whe
     return sorted([*(result.growth if result else ()), *found], key=lambda growth: growth.step)
 
 
-def listed_runs(named: Mapping[str, Run]) -> dict[str, ListedRun]:
-    """Name -> how far the run has come, for those without a result."""
-    return {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
+def resolved(name: str, run: Run) -> Code:
+    """Return the recipe of a run, folded."""
+    return Code(run.config_yaml, f"{name}: resolved recipe, {run.path}/config.yaml")
 
 
 def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:

@@ -14,11 +14,12 @@ from widthwise.reports.evaluations import course_parts, final_table, newest_tabl
 from widthwise.reports.formats import clean, shorten
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.page import Code, Page, Part, Text, note, section
-from widthwise.reports.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
+from widthwise.reports.reading import progress_table, read_run, reload_sentence, resolved, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
 from widthwise.reports.table import Table
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
+from widthwise.runs.listing import listed_run
 
 _CURVES = (
     ("train", "loss", "Training loss", True),
@@ -57,7 +58,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     looks = styles([*named, BEFORE], baseline=BEFORE)
     costs = {name: run.cost for name, run in named.items() if run.cost is not None}
     results = {name: run.result for name, run in named.items() if run.result}
-    listed = listed_runs(named)
+    listed = {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
     cut = cut_section(named, looks)
@@ -102,10 +103,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section(
                 "How to reproduce",
                 *(Code(command) for command in commands if isinstance(command, str) and command),
-                *(
-                    Code(each.config_yaml, f"{n}: resolved recipe, {each.path}/config.yaml")
-                    for n, each in named.items()
-                ),
+                *map(resolved, named, named.values()),
             ),
         ),
         made_from="the run directories named above",

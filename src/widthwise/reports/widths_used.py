@@ -1,6 +1,7 @@
 """Widths that trained models use: those that tokens chose in dynamic-width layers, and the slots of a virtual width."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import altair as alt
 import numpy as np
@@ -94,19 +95,17 @@ def _layer_table(name: str, widths: TokenWidths) -> Table:
 
 def _token_tables(found: Mapping[str, TokenWidths]) -> Iterator[Table]:
     """Yield losses at forced widths, and mean widths by kind of token, of which there are any; one column per model."""
-    forced, kinds = [], []
-    for widths in found.values():
-        forced.append({f"{fixed(each.fraction, 3)} of d_ff": each.loss for each in widths.forced})
-        deciles = enumerate(widths.by_frequency_decile, start=1)
-        by_class = {clean(kind): mean for kind, mean in widths.by_token_class.items()}
-        kinds.append({f"frequency decile {i}": mean for i, mean in deciles} | by_class)
-    for caption, row_title, columns in (
+    forced, kinds = dict[str, dict[str, str]](), dict[str, dict[str, str]]()
+    for name, widths in found.items():
+        forced[name] = {f"{fixed(each.fraction, 3)} of d_ff": fixed(each.loss, 4) for each in widths.forced}
+        deciles = {f"frequency decile {i}": mean for i, mean in enumerate(widths.by_frequency_decile, start=1)}
+        kinds[name] = {kind: fixed(mean, 4) for kind, mean in (deciles | dict(widths.by_token_class)).items()}
+    for caption, corner, columns in (
         ("Held-out loss at forced widths", "every token uses", forced),
         ("Mean fraction of d_ff by kind of token; decile 1 are the most frequent", "tokens", kinds),
     ):
-        names = dict.fromkeys(name for column in columns for name in column)
-        if rows := [[name, *(fixed(column.get(name), 4) for column in columns)] for name in names]:
-            yield Table(caption, [row_title, *map(clean, found)], rows)
+        if any(columns.values()):
+            yield replace(by_column(caption, columns, corner), sortable=True)
 
 
 def virtual_width_section(models: Models, looks: Looks) -> Section | None:
