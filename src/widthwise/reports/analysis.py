@@ -146,11 +146,7 @@ def _lines(
 ) -> Figure:
     """Return a line for each model, with markers but in a small figure, the y axis of which goes from 0 to 1."""
     own = {name: looks[name] for name in curves}
-    rows = [
-        {"name": clean(name), "x": float(a), "y": float(b)}
-        for name, curve in curves.items()
-        for a, b in zip(curve.x, curve.y)
-    ]
+    rows = [row for name, curve in curves.items() for row in curve.rows(name)]
     tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y}")
     if is_small:
         return Figure(key, title, label, Plot(x, y, own, tip, (0, 1)).lines(rows), own, height=190, is_small=True)

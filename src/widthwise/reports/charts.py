@@ -36,7 +36,6 @@ INK, MUTED, GRID, CARD = map(colour, ("ink", "muted", "grid", "card"))
 SERIES = [colour(f"series-{i}") for i in range(1, 8)]
 HEAT = [colour(f"heat-{i}") for i in range(1, 10)]
 _DASHES: Sequence[Sequence[float]] = ([1, 0], [9, 3], [2, 2.5], [11, 3, 2, 3])
-_SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right")
 _SHAPE_PATHS = {
     "circle": "M14 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "M14.4 2.4h7.2v7.2h-7.2z",
@@ -46,6 +45,7 @@ _SHAPE_PATHS = {
     "cross": "M16.6 1.8h2.8v2.8h2.8v2.8h-2.8v2.8h-2.8V7.4h-2.8V4.6h2.8z",
     "triangle-right": "M22.5 6l-8.4 4.6V1.4z",
 }
+_SHAPES = tuple(_SHAPE_PATHS)
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,11 @@ class Figure:
 def _add_zoom(spec: dict[str, Any]) -> None:
     """Let a reader move and enlarge the axes that show numbers."""
     for unit in reversed(spec.get("layer", [spec])):
-        channels = {
-            axis: own for axis, own in unit.get("encoding", {}).items() if axis in ("x", "y") and "field" in own
-        }
         numeric = [
             axis
-            for axis, own in channels.items()
-            if own.get("type") == "quantitative" and "aggregate" not in own and own.get("axis", {}) is not None
+            for axis, own in unit.get("encoding", {}).items()
+            if axis in ("x", "y") and "field" in own and "aggregate" not in own
+            if own.get("type") == "quantitative" and own.get("axis", {}) is not None
         ]
         if numeric:
             select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}

@@ -33,6 +33,12 @@ class Curve:
     ends: NDArray[np.float64] | None = None
     """Low and high ends of a band, (2, n_points)."""
 
+    def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
+        """Return the points as rows of a chart. further: columns that are the same in all."""
+        rows = [{"name": clean(name), **further, "x": float(x), "y": float(y)} for x, y in zip(self.x, self.y)]
+        ends = () if self.ends is None else self.ends.T.tolist()
+        return [row | {"low": low, "high": high} for row, (low, high) in zip(rows, ends)] if ends else rows
+
     @property
     def is_empty(self) -> bool:
         return not np.isfinite(self.y).any()
@@ -102,13 +108,11 @@ def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
 def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
     """Training FLOPs of a run up to each of these token counts."""
     result = run.result
-    if result is None:
-        return tokens * flops_per_token
-    ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in result.growth]
+    ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in (result.growth if result else ())]
     # A run that began where another one stood has a record of what that had cost.
     said = [record for record in run.metrics if record.get("training_flops") is not None]
     ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in said]
-    if not ends:
+    if result is None or not ends:
         return tokens * flops_per_token
     n_tokens, flops = zip((0.0, 0.0), *sorted(ends), (finite(result.tokens), finite(result.training_flops)))
     return np.interp(tokens, n_tokens, flops)
@@ -210,10 +214,7 @@ def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
     """Rows of a curve, which name how many neighbours each value is the mean of."""
     n_each = math.ceil(len(curve.x) / N_POINTS)
     line += f" (mean of {n_each} neighbouring values)" if n_each > 1 else ""
-    shown = thin(curve)
-    rows = [{"name": clean(name), "line": line, "x": float(x), "y": float(y)} for x, y in zip(shown.x, shown.y)]
-    ends = curve.ends
-    return rows if ends is None else [row | {"low": low, "high": high} for row, low, high in zip(rows, *ends.tolist())]
+    return thin(curve).rows(name, line=line)
 
 
 def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, float] | None:

@@ -41,10 +41,6 @@ def _metrics(found: Iterable[Scores]) -> list[str]:
     return list(dict.fromkeys(metric for scores in found for metric in scores))
 
 
-def _cells(scores: Scores, metrics: Iterable[str]) -> list[str]:
-    return [score_cell(metric, scores.get(metric)) for metric in metrics]
-
-
 def score_cell(metric: str, score: Score | None) -> str:
     """Return a value, in percent for an accuracy, with its standard error below it if it has one."""
     if score is None or score.value is None:
@@ -254,7 +250,8 @@ def _courses(asked: Iterable[tuple[Question, str, tuple[int, float], Scores]], f
 def _course_table(title: str, course: Course) -> Table:
     metrics = _metrics(scores for own in course.values() for scores in own.values())
     rows = [
-        [clean(run), f"{step:,}", MISSING if np.isnan(tokens) else si(tokens), *_cells(scores, metrics)]
+        [clean(run), f"{step:,}", MISSING if np.isnan(tokens) else si(tokens)]
+        + [score_cell(metric, scores.get(metric)) for metric in metrics]
         for run, own in course.items()
         for (step, tokens), scores in own.items()
     ]

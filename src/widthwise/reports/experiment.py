@@ -125,9 +125,8 @@ def _styles(found: Outcome) -> tuple[dict[str, Style], dict[str, Style]]:
     if found.kind == "comparison":
         return styles([each.name for each in found.variants], found.baseline), {}
     of_groups = styles(found.groups)
-    is_baseline = {each.name: each.name == found.baseline for each in found.variants}
     of_variants = {
-        each.name: BASELINE_STYLE if is_baseline[each.name] else of_groups[each.group] for each in found.variants
+        each.name: BASELINE_STYLE if each.name == found.baseline else of_groups[each.group] for each in found.variants
     }
     return of_variants, of_groups
 
@@ -489,7 +488,7 @@ def live_page(folder: Path, refresh_seconds: int | None) -> Page:
     grown = growth_steps([run for own in begun.values() for run in own])
     drawn = []
     for event, title in _LOSSES:
-        curves = {name: over_seeds(own, event) for name, own in begun.items() if own}
+        curves = {name: over_seeds(own, event) for name, own in begun.items()}
         drawn.append(curve_figure(f"{event}-loss", title, curves, looks, "step", title.lower(), True, grown))
     return Page(
         "experiment, not finished",

@@ -42,11 +42,10 @@ def difference_figure(outcome: Outcome, looks: Looks) -> Figure | None:
 
     None where nothing is compared.
     """
-    compared = [each for each in outcome.variants if each.difference is not None and each.name in looks]
-    found = {each.name: each.difference for each in compared if each.difference is not None}
+    found = {each.name: each.difference for each in outcome.variants if each.difference is not None}
     if not found:
         return None
-    own, verdicts = {name: looks[name] for name in found}, {each.name: each.verdict for each in compared}
+    own, verdicts = {name: looks[name] for name in found}, {each.name: each.verdict for each in outcome.variants}
     baseline = shorten(outcome.baseline_words or "its baseline", 30)
     means = [{"name": clean(n), "verdict": verdicts[n], **charts.ends_of(each)} for n, each in found.items()]
     seeds = [
@@ -80,16 +79,13 @@ def part_figure(variants: Sequence[Variant]) -> Figure:
         for each in variants
         for i, part in enumerate(looks)
     ]
-    chart = (
-        charts.chart(rows)
-        .mark_bar(stroke=charts.CARD, strokeWidth=0.7)
-        .encode(
-            x=alt.X("sum(parameters):Q", title="parameters", axis=alt.Axis(format="~s")),
-            y=alt.Y("variant:N", sort=None, title=None),
-            order="order:Q",
-            tooltip=charts.tips(variant="", name="|part", parameters=",.0f"),
-            **charts.coloured(looks, "fill"),
-        )
+    bars = charts.chart(rows).mark_bar(stroke=charts.CARD, strokeWidth=0.7)
+    chart = bars.encode(
+        x=alt.X("sum(parameters):Q", title="parameters", axis=alt.Axis(format="~s")),
+        y=alt.Y("variant:N", sort=None, title=None),
+        order="order:Q",
+        tooltip=charts.tips(variant="", name="|part", parameters=",.0f"),
+        **charts.coloured(looks, "fill"),
     )
     totals = {each.name: si(each.cost.params["total"]) for each in variants}
     label = charts.described("Parameters by part of the model. Totals:", totals)
@@ -101,7 +97,7 @@ def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     pairs = [
         (variant, other)
         for variant in outcome.variants
-        if variant.name in looks and (other := outcome.baseline_of(variant)) is not None and other.name != variant.name
+        if (other := outcome.baseline_of(variant)) is not None and other.name != variant.name
     ]
     rows: list[dict[str, Any]] = [
         {"name": clean(variant.name), "quantity": each.bare_title, "ratio": value}
@@ -114,16 +110,13 @@ def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
         return None
     own = {variant.name: looks[variant.name] for variant, _ in pairs}
     baseline = shorten(outcome.baseline_words or "", 30)
-    points = (
-        charts.chart(rows)
-        .mark_point()
-        .encode(
-            x=charts.x("ratio", f"times the value of {baseline}", grid=True),
-            y=alt.Y("quantity:N", sort=None, title=None),
-            yOffset=alt.YOffset("name:N", sort=None),
-            tooltip=charts.tips(name="|variant", quantity="", ratio=".3f"),
-            **charts.coloured(own, "color", "shape"),
-        )
+    points = charts.chart(rows).mark_point()
+    points = points.encode(
+        x=charts.x("ratio", f"times the value of {baseline}", grid=True),
+        y=alt.Y("quantity:N", sort=None, title=None),
+        yOffset=alt.YOffset("name:N", sort=None),
+        tooltip=charts.tips(name="|variant", quantity="", ratio=".3f"),
+        **charts.coloured(own, "color", "shape"),
     )
     numbers = {
         name: ", ".join(f"{row['quantity']} {ratio(row['ratio']) or '?'}" for row in rows if row["name"] == clean(name))
@@ -208,14 +201,11 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     lowest = {(stack.n_blocks, stack.n_layers): stack for stack in stacks}
     looks = styles([f"K = {k}" for k in sorted({stack.n_blocks for stack in stacks})])
     level = None if baseline is None or zero is None else (baseline.name, zero)
-    by_ratio, by_aspect = list[Point](), list[Point]()
-    for each in stacks:
-        point = Point(
-            f"K = {each.n_blocks}", each.name, each.d_hidden / each.d_model, each.loss, f"L = {each.n_layers}"
-        )
-        by_ratio.append(point)
-        line = "" if each in lowest.values() else None
-        by_aspect.append(point._replace(x=each.d_model / each.n_layers, line=line))
+    by_ratio = [Point(f"K = {s.n_blocks}", s.name, s.d_hidden / s.d_model, s.loss, f"L = {s.n_layers}") for s in stacks]
+    by_aspect = [
+        point._replace(x=each.d_model / each.n_layers, line="" if each in lowest.values() else None)
+        for each, point in zip(stacks, by_ratio)
+    ]
     return [
         point_figure(key, f"Held-out loss over {words}", points, looks, charts.x("x", words), (words, _LOSS), level)
         for key, words, points in (
@@ -337,16 +327,9 @@ def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
             case [(key, list())]:
                 single.setdefault(key, []).append(group)
             case _:
-                over = enumerate(axes)
-                lines += [
-                    _losses_over(f"slice-{number}-{i}", outcome, key, names[key], [group], looks, False)
-                    for i, key in over
-                ]
-    lines += [
-        _losses_over(f"line-{i}", outcome, key, names[key], groups, looks, True)
-        for i, (key, groups) in enumerate(single.items())
-    ]
-    return [*maps, *lines]
+                lines += [(f"slice-{number}-{i}", key, [group], False) for i, key in enumerate(axes)]
+    lines += [(f"line-{i}", key, groups, True) for i, (key, groups) in enumerate(single.items())]
+    return [*maps, *(_losses_over(name, outcome, key, names[key], *each, looks) for name, key, *each in lines)]
 
 
 def _finished(outcome: Outcome, group: str) -> list[Variant]:
@@ -368,8 +351,8 @@ def _losses_over(
     axis: str,
     title: str,
     groups: Sequence[str],
-    looks: Looks,
     is_joined: bool,
+    looks: Looks,
 ) -> Figure:
     """Points with their intervals over the values of one recipe key; is_joined: a line for each group."""
     axes = [outcome.axes[group][axis] for group in groups]
