@@ -290,11 +290,8 @@ def tips(**columns: str) -> list[alt.Tooltip]:
 
 def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0), stroke: str = INK) -> alt.Chart:
     """Return a line across the figure, where an axis has a value."""
-    return (
-        alt.Chart(alt.Data(values=[{}]))
-        .mark_rule(strokeDash=list(dash), stroke=stroke)
-        .encode(**{axis: alt.datum(value)})
-    )  # pyright: ignore[reportArgumentType]
+    rule = alt.Chart(alt.Data(values=[{}])).mark_rule(strokeDash=list(dash), stroke=stroke)
+    return rule.encode(**{axis: alt.datum(value)})  # pyright: ignore[reportArgumentType]
 
 
 def span(values: Iterable[float]) -> tuple[float, float] | None:

@@ -428,11 +428,10 @@ def _values(axis: list | SearchedRange) -> str:
 def _study_table(found: Outcome) -> Table | None:
     if (study := found.study) is None:
         return None
+    words = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
     counts = {"points": study.n_points, "finished": study.n_finished, "failed": study.n_failed}
     counts |= {"chosen again, and counted once": study.n_repeated} if study.n_repeated else {}
-    words = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
-    rows = [[key, value] for key, value in (words | {key: si(n) for key, n in counts.items()}).items()]
-    return Table("The study", ["Item", "Value"], rows, sortable=False)
+    return tables.by_column("The study", {"Value": words | {key: si(n) for key, n in counts.items()}})
 
 
 def _reproduce(found: Outcome, runs: Runs) -> Section | None:

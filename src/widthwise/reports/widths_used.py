@@ -126,15 +126,7 @@ def virtual_width_section(models: Models, looks: Looks) -> Section | None:
         curve_figure("reach-distance", title, distances, of_distances, "layer that reads", up),
         *(
             curve_figure(key, title, {name: _curve(number, own) for name, own in found.items()}, looks, "layer", up)
-            for key, number, title, up in (
-                ("carry", "radius", "Carries of single sublayers", "spectral radius"),
-                (
-                    "carry-product",
-                    "product_radius",
-                    "Carries of all sublayers so far",
-                    "spectral radius of the product",
-                ),
-            )
+            for key, number, title, up in _CARRIES
         ),
         note("reach"),
         by_column("Use of the stream", quantities, "Quantity"),
@@ -146,6 +138,13 @@ def virtual_width_section(models: Models, looks: Looks) -> Section | None:
         ),
         *(_site_table(name, each).folded for name, each in found.items()),
     )
+
+
+_CARRIES = (
+    ("carry", "radius", "Carries of single sublayers", "spectral radius"),
+    ("carry-product", "product_radius", "Carries of all sublayers so far", "spectral radius of the product"),
+)
+"""Key of a figure, number of a sublayer, title and that of the y axis."""
 
 
 def _quantities(width: VirtualWidth) -> dict[str, str]:
