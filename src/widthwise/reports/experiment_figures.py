@@ -332,6 +332,10 @@ def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
     return [*maps, *(_losses_over(name, outcome, key, names[key], *each, looks) for name, key, *each in lines)]
 
 
+def _series(group: str) -> str:
+    return group or "all points"
+
+
 def _finished(outcome: Outcome, group: str) -> list[Variant]:
     return [point for point in outcome.of_group(group) if isinstance(point, Variant)]
 
@@ -360,8 +364,9 @@ def _losses_over(
     numeric = all(map(_is_number, spread))
     is_log = numeric and min(spread) > 0 and max(spread) > 8 * min(spread)
     is_log = axes[0].log if isinstance(axes[0], SearchedRange) else is_log
-    placed: list[tuple[str, Variant, Any]] = [
-        (group or "all points", point, point.values[axis])
+    at, line = float if numeric else _shown, "" if is_joined else None
+    points = [
+        Point(_series(group), point.name, at(point.values[axis]), score(point, outcome), line)
         for group in groups
         for point in _finished(outcome, group)
         if axis in point.values and (not numeric or _is_number(point.values[axis]))
@@ -375,12 +380,7 @@ def _losses_over(
     words, level = (title, _LOSS), None
     if (baseline := outcome.baseline_words) is not None:
         words, level = (title, f"loss minus that of {shorten(baseline, 30)}"), (baseline, 0.0)
-    line = "" if is_joined else None
-    points = [
-        Point(series, point.name, float(value) if numeric else _shown(value), score(point, outcome), line)
-        for series, point, value in placed
-    ]
-    own = {group or "all points": looks[group] for group in groups}
+    own = {_series(group): looks[group] for group in groups}
     shown_groups = ", ".join(clean(group) for group in groups if group) or "All points"
     return point_figure(key, f"{shown_groups}: {title}", points, own, across, words, level)
 
@@ -424,7 +424,7 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
         base.mark_text(dy=8).encode(text="width:N"),
     ]
     words = "Difference to the baseline" if has_zero else "Held-out loss"
-    label = f"{words} of {shorten(group or 'all points', 40)} over {names[down]} and {names[across]}."
+    label = f"{words} of {shorten(_series(group), 40)} over {names[down]} and {names[across]}."
     if best is not None:
         low, high = (shown_score(end, outcome) for end in (min(known.values()), max(known.values())))
         label += f" From {low} to {high}; best: {shorten(best, 60)}."
@@ -453,20 +453,19 @@ def compute_figure(outcome: Outcome, flops: Mapping[str, float], x_title: str, l
     """
     baseline = outcome.baseline_variant
     zero = finite(baseline.val_loss.mean) if baseline else 0.0
+
+    def loss(point: Variant) -> Estimate:
+        return moved(score(point, outcome), zero) if baseline else point.val_loss
+
     points = [
-        Point(
-            group or "all points",
-            each.name,
-            flops[each.name],
-            moved(score(each, outcome), zero) if baseline else each.val_loss,
-        )
+        Point(_series(group), each.name, flops[each.name], loss(each))
         for group in outcome.groups
         for each in _finished(outcome, group)
         if each is not baseline
     ]
     if not points:
         return None
-    own, level = {group or "all points": style for group, style in looks.items()}, None
+    own, level = {_series(group): style for group, style in looks.items()}, None
     if baseline:
         own, level = own | {baseline.name: BASELINE_STYLE}, (baseline.name, zero)
         points.append(Point(baseline.name, baseline.name, flops[baseline.name], Estimate(mean=zero)))
