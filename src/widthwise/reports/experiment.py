@@ -34,8 +34,8 @@ from widthwise.reports.formats import (
     with_interval,
 )
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.page import Code, Page, Section, Text, note, section
-from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence, resolved
+from widthwise.reports.page import Code, Page, Section, Text, note, resolved, section
+from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section

@@ -12,7 +12,6 @@ from widthwise.records.evaluation import Evaluation
 from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run, RunResult
 from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import MISSING, clean, duration, fixed, si
-from widthwise.reports.page import Code
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunDir
 
@@ -47,11 +46,6 @@ def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, whe
     told = (*DESCENTS, *(() if result else ("growth",)))
     found = [parse(GrowthRecord, record, where) for record in metrics if record.get("event") in told]
     return sorted([*(result.growth if result else ()), *found], key=lambda growth: growth.step)
-
-
-def resolved(name: str, run: Run) -> Code:
-    """Return the recipe of a run, folded."""
-    return Code(run.config_yaml, f"{name}: resolved recipe, {run.path}/config.yaml")
 
 
 def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:

@@ -13,8 +13,8 @@ from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_fi
 from widthwise.reports.evaluations import course_parts, final_table, newest_tables
 from widthwise.reports.formats import clean, shorten
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
-from widthwise.reports.page import Code, Page, Part, Text, note, section
-from widthwise.reports.reading import progress_table, read_run, reload_sentence, resolved, state_sentence
+from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
+from widthwise.reports.reading import progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
 from widthwise.reports.table import Table
