@@ -77,7 +77,7 @@ class Answers:
         return _cells(Table(caption, header, rows))
 
 
-def remembered(count: Callable[[Setting], Any]) -> Callable[[Setting], str]:
+def remembered(count: Callable[[Setting], Any]) -> Callable[..., str]:
     """Return the counted numbers as JSON, of which those of `N_KEPT` settings are kept, the last that were asked for.
 
     Nobody waits while another's large model is counted.

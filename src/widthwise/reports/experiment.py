@@ -251,8 +251,9 @@ def _over_flops(variant: Variant, runs: Sequence[Run], by_step: Bundle) -> Bundl
 def _flops_per_token(run: Run, variant: Variant) -> float:
     """Return training FLOPs of a model that stays the same, all passes over a token counted where the run has them."""
     result = run.result
-    flops = result and QUANTITY["training_flops"].of_run(result)
-    return flops / result.tokens if flops and result.tokens else variant.cost.flops_per_token.training
+    if result and result.tokens and (flops := QUANTITY["training_flops"].of_run(result)):
+        return flops / result.tokens
+    return variant.cost.flops_per_token.training
 
 
 def _equal_loss_section(found: Outcome, looks: Looks) -> Section | None:

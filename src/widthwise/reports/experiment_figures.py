@@ -329,7 +329,8 @@ def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
             case _:
                 lines += [(f"slice-{number}-{i}", key, [group], False) for i, key in enumerate(axes)]
     lines += [(f"line-{i}", key, groups, True) for i, (key, groups) in enumerate(single.items())]
-    return [*maps, *(_losses_over(name, outcome, key, names[key], *each, looks) for name, key, *each in lines)]
+    drawn = (_losses_over(at, outcome, key, names[key], own, joined, looks) for at, key, own, joined in lines)
+    return [*maps, *drawn]
 
 
 def _series(group: str) -> str:
