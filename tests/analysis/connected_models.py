@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
+from model_cases import decoder
 from torch import Tensor
 
 from widthwise.config_io import parse
-from widthwise.model.axes import Weight
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
@@ -26,13 +26,8 @@ def connected_model(trained: bool = True, **changes: Any) -> Decoder:
         "residual": {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5},
         "init": {"std": 0.3},
     }
-    model = build(parse(ModelTemplate, merge(data, changes), "model").resolve(7), seed=2, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(4)
-    for module in model.modules():
-        if trained and isinstance(module, Weight) and module.start is not None:
-            with torch.no_grad():
-                module.weight += 0.3 * torch.randn(module.weight.shape, generator=generator, dtype=torch.float64)
-    return model.eval()
+    resolved = parse(ModelTemplate, merge(data, changes), "model").resolve(7)
+    return (decoder(resolved) if trained else build(resolved, seed=2, dtype=torch.float64)).eval()
 
 
 def tokens(n_windows: int, length: int = 7) -> Tensor:

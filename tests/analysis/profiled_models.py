@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from model_cases import decoder
 from torch import Tensor
 from torch.nn.functional import silu
 
 from widthwise.config_io import parse
-from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, build
+from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
 from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.ffn.hourglass_module import Hourglass
@@ -75,14 +75,7 @@ def config_of(name: str) -> ModelConfig:
 
 def model_of(name: str, dtype: torch.dtype = torch.float64) -> Decoder:
     """With weights that start at 0 or 1 moved, so that gains, biases, scores and mixtures are of no special form."""
-    model = build(config_of(name), seed=2, dtype=dtype)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, Weight) and module.start is not None:
-                noise = torch.randn(module.weight.shape, generator=generator, dtype=torch.float64)
-                module.weight += 0.3 * noise.to(dtype)
-    return model.eval()
+    return decoder(config_of(name), dtype=dtype).eval()
 
 
 def windows_of(n_windows: int, length: int = SEQ_LEN, seed: int = 1) -> Tensor:

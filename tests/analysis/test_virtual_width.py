@@ -131,14 +131,13 @@ def test_compiled_layers_show_the_same_and_stay_compiled():
 
 def test_the_model_is_left_as_it_was_even_after_an_error():
     model = connected_model()
-    sites = list(hyper_connections(model).values())
 
     def fail(index, coefficients):
         raise ArithmeticError
 
     with pytest.raises(ArithmeticError), watched_sites(model, fail):
         model.stream(tokens(1))
-    assert all(now is before for now, before in zip(hyper_connections(model).values(), sites, strict=True))
+    assert not any("read" in vars(site) for site in hyper_connections(model).values())
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -154,17 +154,17 @@ def test_a_recipe_that_cannot_be_explored_is_refused() -> None:
             Answers(recipe, overrides)
 
 
-def test_answers_are_kept_up_to_a_number_of_bytes_and_the_oldest_leaves_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_kept_up_to_a_number_and_the_oldest_leaves_first(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int | None] = []
 
-    def count(setting: Setting) -> str:
+    def count(setting: Setting) -> int | None:
         counted.append(setting.d_model)
-        return "x" * 98  # 100 bytes with its quotation marks
+        return setting.d_model
 
-    monkeypatch.setattr("widthwise.explorer.answers.KEPT_BYTES", 250)
+    monkeypatch.setattr("widthwise.explorer.answers.N_KEPT", 2)
     answer = remembered(count)
     for d_model in (1, 2, 1, 3, 1, 2):
-        assert answer(Setting(d_model=d_model)) == f'"{"x" * 98}"'
+        assert answer(Setting(d_model=d_model)) == str(d_model)
     assert counted == [1, 2, 3, 2]  # 1 was asked again before 3 came, so that 2 left
 
 

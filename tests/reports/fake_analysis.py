@@ -1,8 +1,9 @@
 """A made-up analysis on disk: two or more models whose numbers follow simple rules."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from page_section import write
 
 THRESHOLDS = [0.01, 0.1, 1.0]
 
@@ -64,6 +65,4 @@ def analysis(*models: dict[str, Any]) -> dict[str, Any]:
 def write_analysis(folder: Path, *models: dict[str, Any]) -> Path:
     """A folder with an analysis.json; of a uniform model and an x-shaped one where none are given."""
     shown = models or (model("uniform", [64] * 4, 0.5), model("x", [96, 64, 32, 96], 0.8))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "analysis.json").write_text(json.dumps(analysis(*shown)))
-    return folder
+    return write(folder / "analysis.json", analysis(*shown))

@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from page_section import change, write
+
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 
@@ -108,14 +110,7 @@ def write_comparison(folder: Path, names: tuple[str, str, str] = ("uniform", "x"
             **{name: own[of] / base[of] for name, of in RATIOS.items()},
             "tokens_per_second": 1 + i / 50,
         }
-        variant: dict[str, Any] = {
-            "name": name,
-            "state": "finished",
-            "runs": runs,
-            "verdict": verdict,
-            "cost": own,
-            "ratio": ratio,
-        }
+        variant: dict[str, Any] = {"name": name, "state": "finished", "runs": runs, "verdict": verdict}
         variant |= {"cost": own, "ratio": ratio}
         variant |= {"val_loss": estimate(3.05 + offset, 0.02), "train_loss": estimate(3.02 + offset, 0.02)}
         variant |= {"val_bits_per_byte": estimate(1.21 + offset / 2, 0.01)}
@@ -124,11 +119,8 @@ def write_comparison(folder: Path, names: tuple[str, str, str] = ("uniform", "x"
     comparison = {"title": "quickstart", "command": "widthwise compare configs/quickstart.yaml"}
     comparison |= {"created": "2026-11-21T10:00:00+00:00", "confidence": 0.95, "seeds": [1, 2]}
     comparison |= {"baseline": names[0], "matched": "params", "points": variants}
-    comparison |= {
-        "environment": {"python": "3.11.7", "torch": "2.13.0", "widthwise": "0.1.0", "n_cpus": 2, "gpu": None},
-    }
-    (folder / "outcome.json").write_text(json.dumps(comparison))
-    return folder
+    environment = {"python": "3.11.7", "torch": "2.13.0", "widthwise": "0.1.0", "n_cpus": 2, "gpu": None}
+    return write(folder / "outcome.json", {**comparison, "environment": environment})
 
 
 def at_equal_loss(**changes: Any) -> dict[str, Any]:
@@ -145,13 +137,13 @@ def at_equal_loss(**changes: Any) -> dict[str, Any]:
 
 def write_full_comparison(folder: Path) -> Path:
     """One whose main table has every usual column, with one further head."""
-    write_comparison(folder)
-    data = json.loads((folder / "outcome.json").read_text())
-    for variant in data["points"]:
-        measured = {"val_loss_next_2": estimate(3.55, 0.02), "pflops_days": estimate(1.99e-8, 1e-10)}
-        variant["measured"] = measured | {"peak_memory_bytes": estimate(6.77e8, 1e5)}
-        if variant["difference"]:
-            variant["at_equal_loss"] = {"val_loss": at_equal_loss()}
-            variant["differences"] = {"val_loss_next_2": estimate(-0.0123, 0.02)}
-    (folder / "outcome.json").write_text(json.dumps(data))
-    return folder
+
+    def add(data: dict[str, Any]) -> None:
+        for variant in data["points"]:
+            measured = {"val_loss_next_2": estimate(3.55, 0.02), "pflops_days": estimate(1.99e-8, 1e-10)}
+            variant["measured"] = measured | {"peak_memory_bytes": estimate(6.77e8, 1e5)}
+            if variant["difference"]:
+                variant["at_equal_loss"] = {"val_loss": at_equal_loss()}
+                variant["differences"] = {"val_loss_next_2": estimate(-0.0123, 0.02)}
+
+    return change(write_comparison(folder) / "outcome.json", add)

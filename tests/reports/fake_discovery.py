@@ -1,11 +1,11 @@
 """A made-up discovery on disk: three stages of a profile that widens at its ends, with and beside its rivals."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fake_comparison import write_comparison
+from page_section import write
 
 
 def stage(step: int, widths: Sequence[int], **further: Any) -> dict[str, Any]:
@@ -20,11 +20,7 @@ def stage(step: int, widths: Sequence[int], **further: Any) -> dict[str, Any]:
 
 def write_discovery(folder: Path) -> Path:
     write_comparison(folder / "comparison", ("uniform", "discovered", "reversed"))
-    stages = [
-        stage(0, [48, 48, 48]),
-        stage(30, [64, 48, 64]),
-        stage(60, [96, 48, 80], candidates=[]),
-    ]
+    stages = [stage(0, [48, 48, 48]), stage(30, [64, 48, 64]), stage(60, [96, 48, 80], candidates=[])]
     curve = {"widths": [1.5, 0.75, 1.25]}
     found = {"curve": curve, "stages": stages, "tokens": 61_440, "flops": 3e12}
     discovery = {"title": "tiny", "method": "growing", "match": "params", "budget": 2e5, "seed": 3, "found": found}
@@ -34,5 +30,4 @@ def write_discovery(folder: Path) -> Path:
         "options": {"kind": "growing", "step": 0.125, "parts": ["width", "hidden"]},
         "environment": {"torch": "2.13.0", "cpu": "a CPU", "commit": "abc"},
     }
-    (folder / "discovery.json").write_text(json.dumps(discovery))
-    return folder
+    return write(folder / "discovery.json", discovery)

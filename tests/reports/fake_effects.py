@@ -1,12 +1,12 @@
 """Comparisons at several scales whose differences follow from a formula. They have no runs: the page needs none."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fake_comparison import at_equal_loss, cost
+from page_section import write as write_record
 
 SEEDS = (1, 2, 3)
 HALF_WIDTH = 0.01
@@ -41,12 +41,7 @@ def comparison_data(
         variants.append(own | {"at_equal_loss": {"val_loss": at_equal_loss(tokens_ratio=_ratio(at(doublings)))}})
     command = f"widthwise compare configs/w{width}.yaml train.steps={tokens // 1000}"
     about = {"title": f"width {width}", "command": command, "created": "2026-11-23T03:00:00+00:00"}
-    about |= {
-        "confidence": 0.95,
-        "seeds": list(seeds),
-        "baseline": "uniform",
-        "matched": "params",
-    }
+    about |= {"confidence": 0.95, "seeds": list(seeds), "baseline": "uniform", "matched": "params"}
     return {**about, "environment": {"python": "3.11.7", "data": DATA}, "points": variants}
 
 
@@ -70,9 +65,7 @@ def _ratio(gap: float) -> dict[str, Any]:
 
 
 def write(folder: Path, data: Mapping[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "outcome.json").write_text(json.dumps(data))
-    return folder
+    return write_record(folder / "outcome.json", data)
 
 
 def write_scales(folder: Path, effects: Mapping[str, Difference] = EFFECTS) -> list[Path]:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from fake_comparison import SHAPES, write_comparison, write_run
+from page_section import write
 
 SIZE = {"size": "wide"}
 
@@ -28,5 +29,4 @@ def write_family(folder: Path) -> Path:
     controls = [{"name": "wide", "seed": seed, "run": f"runs/wide-alone-seed{seed}"} for seed in (1, 2)]
     costs = {"shared_flops": 2.0, "family_flops": 5.0, "flops_alone": 6.0}
     data["family"] = {"sources": ["runs/small"], "alone": "tokens", **costs, "members": members, "controls": controls}
-    (folder / "outcome.json").write_text(json.dumps(data))
-    return folder
+    return write(folder / "outcome.json", data)

@@ -1,8 +1,9 @@
 """Made-up laws on disk: two groups on exact power laws, of which the second needs 80% of the first's x."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from page_section import write
 
 A, B, SHARE = 3.0, 0.05, 0.8
 SIZES = [2e17, 1e18, 5e18, 2e19]
@@ -46,6 +47,4 @@ def scaling_data() -> dict[str, Any]:
 
 
 def write_scaling(folder: Path, data: dict[str, Any] | None = None) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "scaling.json").write_text(json.dumps(scaling_data() if data is None else data))
-    return folder
+    return write(folder / "scaling.json", scaling_data() if data is None else data)

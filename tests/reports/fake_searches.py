@@ -1,9 +1,10 @@
 """Searches on disk whose profiles a test chooses, with nothing but what their common page reads."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from page_section import write
 
 Profile = Mapping[str, Sequence[float]]
 """widths, attention and hidden -> points of the curve that was found."""
@@ -18,9 +19,7 @@ def discovery_data(curve: Profile, title: str = "tiny", **further: Any) -> dict[
 
 
 def write_search(folder: Path, curve: Profile, title: str = "tiny", **further: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "discovery.json").write_text(json.dumps(discovery_data(curve, title, **further)))
-    return folder
+    return write(folder / "discovery.json", discovery_data(curve, title, **further))
 
 
 def write_searches(folder: Path) -> list[Path]:

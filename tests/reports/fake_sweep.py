@@ -1,10 +1,10 @@
 """A made-up sweep on disk: a grid of two keys, groups of one key, a baseline, and points that came to nothing."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from fake_comparison import cost, write_run
+from page_section import write
 
 LAYERS, WIDTHS, SINGLE = [0.25, 0.5, 0.75], [0.3, 0.7], [0.3, 0.5]
 LAYER_KEY, WIDTH_KEY = "model.shape.bottleneck_layer", "model.shape.bottleneck_width"
@@ -105,8 +105,7 @@ def with_wide_grid(data: dict[str, Any]) -> dict[str, Any]:
 def write_sweep(folder: Path, data: dict[str, Any] | None = None, n_seeds_here: int = 1) -> Path:
     """n_seeds_here: how many runs of each point lie in this folder."""
     data = sweep_data() if data is None else data
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "outcome.json").write_text(json.dumps(data))
+    write(folder / "outcome.json", data)
     for point in data["points"]:
         for seed, run in enumerate(point.get("runs", ())[:n_seeds_here], start=1):
             write_run(folder / run, point["name"], seed, SHAPE, point["val_loss"]["mean"] - 3, n_records=20)

@@ -70,5 +70,11 @@ def change(file: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     """Edits the data of a JSON file; returns its folder."""
     data = json.loads(file.read_text())
     edit(data)
+    return write(file, data)
+
+
+def write(file: Path, data: Mapping[str, Any]) -> Path:
+    """Writes a record; returns its folder, which is made if it is not there."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(data))
     return file.parent

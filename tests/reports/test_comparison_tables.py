@@ -47,7 +47,7 @@ def csv_rows(comparison: Outcome) -> list[dict[str, str]]:
 
 def test_losses_and_costs_have_a_table_each_and_none_is_lost(tmp_path: Path) -> None:
     comparison = Outcome.read(write_full_comparison(tmp_path))
-    losses, costs = main_tables(comparison, "Each variant", {})
+    losses, costs = main_tables(comparison, "Each variant", styles([each.name for each in comparison.variants]))
     titles = [each.title[:1].upper() + each.title[1:] for each in main_columns(comparison)]
     assert sorted([*losses.header[1:], *costs.header[1:]]) == sorted([*titles, "Verdict"])
     assert {"Held-out loss", "Difference", "Training loss", "Tokens at equal loss"} <= set(losses.header)

@@ -14,6 +14,7 @@ from widthwise.records.run import PlannedRuns
 from widthwise.records.scaling import ScalingLaws
 from widthwise.reports import main_table
 from widthwise.reports.answers import answer, badges
+from widthwise.reports.charts import styles
 from widthwise.reports.experiment import experiment_page
 from widthwise.run_dir import RunDir
 
@@ -33,7 +34,7 @@ def test_a_comparison_shows_its_answer_its_figures_and_its_numbers(comparison: P
     shown = found._repr_html_()
     assert shown is not None
     assert _cells(shown, "p")[1:] == [*answer(found), *badges(found)]
-    tables = main_table.main_tables(found, "", {})
+    tables = main_table.main_tables(found, "", styles([each.name for each in found.variants]))
     assert _cells(shown, "td") == [cell for table in tables for row in table.rows for cell in row]
     figures = [each for each in experiment_page(comparison, found).first if each is not None]
     assert [picture.startswith("<svg") for picture in _pictures(shown)] == [True] * len(figures)

@@ -16,7 +16,7 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import page
 from widthwise.reports.charts import COLOURS, HEAT, MUTED, styles
-from widthwise.reports.curves import Curve, against_flops, by_step, curve_figure, further_heads, thin
+from widthwise.reports.curves import Curve, against_flops, by_place, by_step, curve_figure, thin
 from widthwise.reports.page import Page, section
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.tables import data_table, text_key
@@ -59,10 +59,10 @@ def test_further_heads_have_a_curve_each_from_validation_alone() -> None:
         {"event": "validation", "step": 3, "mtp_losses": [2.5, float("nan")]},
         {"event": "validation", "step": 4},
     ]
-    near, far = further_heads(run(records))
+    near, far = by_place(run(records), "validation", "mtp_losses")
     assert (near.x.tolist(), near.y.tolist()) == ([1, 3], [3.0, 2.5])
     assert far.y == pytest.approx([4.0, np.nan], nan_ok=True)
-    assert further_heads(run(records[3:])) == []
+    assert by_place(run(records[3:]), "validation", "mtp_losses") == []
 
 
 def bars(costs: dict[str, dict[str, Any]], used: dict[str, dict[str, Any]] | None = None) -> dict[str, dict]:

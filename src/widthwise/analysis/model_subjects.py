@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from widthwise.analysis.subject import AttentionCall, Subject, Watcher, watched_layers
+from widthwise.analysis.subject import AttentionCall, Subject, Watcher, watched_layers, watched_reads
 from widthwise.config_io import UserError
 from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.model.axes import Linear
@@ -34,14 +34,7 @@ class DecoderSubject(Subject):
 
     def __init__(self, model: Decoder):
         self._model = model
-
-    @property
-    def d_model(self) -> int:
-        return self._model.config.d_model
-
-    @property
-    def widths(self) -> list[int]:
-        return self._model.config.widths
+        self.d_model, self.widths = model.config.d_model, model.config.widths
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
@@ -150,10 +143,6 @@ def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> It
     outputs: list[Tensor] = []
     read = site.read
 
-    def remember(stream: Stream) -> tuple[Tensor, Any]:
-        before.append(stream)
-        return read(stream)
-
     def see_down(module: Any, args: Any, output: Tensor) -> None:
         outputs.append(output)
 
@@ -170,8 +159,7 @@ def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> It
         outputs.clear()
 
     with ExitStack() as stack:
-        site.read = remember
-        stack.callback(delattr, site, "read")
+        stack.enter_context(watched_reads(site, before.append))
         if isinstance(ffn, DynamicHourglass):
             stack.enter_context(ffn.unskipped())
         for down in {block.w_down for block in ffn.stack}:  # blocks can share it
@@ -210,15 +198,9 @@ class HFSubject(Subject):
         self._model, self._kind = model, model.config.model_type
         self._layers, self._downs, self._norm = _parts(model, self._kind)
         self._head: nn.Linear = model.get_output_embeddings()
+        self.d_model = self._head.weight.shape[1]
+        self.widths = [self.d_model] * len(self._layers)
         self._check()
-
-    @property
-    def d_model(self) -> int:
-        return self._head.weight.shape[1]
-
-    @property
-    def widths(self) -> list[int]:
-        return [self.d_model] * len(self._layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

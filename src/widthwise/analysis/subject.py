@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import without_autocast
+from widthwise.model.context import Site
+from widthwise.model.residual.interface import Stream
 
 SCORES_AT_ONCE = 1 << 23
 IN_BLOCKS = torch.ops.widthwise.attention.default
@@ -72,11 +74,8 @@ class AttentionCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is scaled_dot_product_attention:
-            self._see(self.n_calls, _call_of(*args, **kwargs))
-            self.n_calls += 1
-        if func is IN_BLOCKS:
-            self._see(self.n_calls, _call_in_blocks(*args))
+        if func in (scaled_dot_product_attention, IN_BLOCKS):
+            self._see(self.n_calls, (_call_in_blocks if func is IN_BLOCKS else _call_of)(*args, **kwargs))
             self.n_calls += 1
         return func(*args, **kwargs)
 
@@ -133,15 +132,10 @@ class Watcher:
 class Subject(ABC):
     """A causal language model in evaluation mode."""
 
-    @property
-    @abstractmethod
-    def d_model(self) -> int:
-        """Width of the head."""
-
-    @property
-    @abstractmethod
-    def widths(self) -> list[int]:
-        """Width of each layer."""
+    d_model: int
+    """Width of the head."""
+    widths: list[int]
+    """Width of each layer."""
 
     @abstractmethod
     def run(self, tokens: Tensor, watcher: Watcher) -> None:
@@ -150,6 +144,22 @@ class Subject(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: (n, d_model) -> (n, vocab_size)."""
+
+
+@contextmanager
+def watched_reads(site: Site, see: Callable[[Stream], None]) -> Iterator[None]:
+    """Call see(stream) before each read of an uncompiled site."""
+    read = site.read
+
+    def watched(stream: Stream) -> tuple[Tensor, Any]:
+        see(stream)
+        return read(stream)
+
+    site.read = watched
+    try:
+        yield
+    finally:
+        del site.read
 
 
 @contextmanager

@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from widthwise.analysis.meters import Moments
+from widthwise.analysis.subject import watched_reads
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
 from widthwise.kernels.dispatch import autocast
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import Site
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
@@ -192,44 +192,23 @@ def _rounded(values: Tensor) -> Any:
 
 def hyper_connections(model: Decoder) -> dict[str, HyperConnection]:
     """Return the sites by name, such as `layers.3.attention`, in the order of the stream."""
-    named = {name: getattr(layer, attribute) for name, layer, attribute in _places(model)}
+    places = [(i, part, layer) for i, layer in enumerate(model.layers) for part in SUBLAYERS]
+    named = {f"layers.{i}.{part}": getattr(layer, f"{part}_residual") for i, part, layer in places}
     return {name: site for name, site in named.items() if isinstance(site, HyperConnection)}
-
-
-def _places(model: Decoder) -> list[tuple[str, nn.Module, str]]:
-    """List the sites in the order of the stream: name, layer that holds it, attribute there."""
-    return [
-        (f"layers.{i}.{part}", layer, f"{part}_residual") for i, layer in enumerate(model.layers) for part in SUBLAYERS
-    ]
-
-
-class _WatchedSite(Site):
-    """A site that reports its coefficients."""
-
-    def __init__(self, site: HyperConnection, see: Callable[[Tensor], None]):
-        super().__init__()
-        self.site, self._see = site, see
-
-    def read(self, stream: Stream) -> tuple[Tensor, Any]:
-        self._see(self.site.coefficients(stream))
-        return self.site.read(stream)
-
-    def write(self, kept: Any, update: Tensor) -> Stream:
-        return self.site.write(kept, update)
 
 
 @contextmanager
 def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call see(index of the site, its coefficients) in every pass of the layers, which run uncompiled meanwhile."""
-    places = [(layer, attribute, getattr(layer, attribute)) for _, layer, attribute in _places(model)]
-    try:
-        for index, (layer, attribute, site) in enumerate(places):
-            setattr(layer, attribute, _WatchedSite(site, partial(see, index)))
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        for layer, attribute, site in places:
-            setattr(layer, attribute, site)
+
+    def show(index: int, site: HyperConnection, stream: Stream) -> None:
+        see(index, site.coefficients(stream))
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for index, site in enumerate(hyper_connections(model).values()):
+            stack.enter_context(watched_reads(site, partial(show, index, site)))
+        yield
 
 
 SAMPLE_TOKENS = 4096

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from widthwise.explorer.setting import Setting, controls
@@ -15,8 +15,8 @@ from widthwise.reports.inspection import budget_line, cost_table, layer_table
 from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml, read_recipe, recipe_name
 
-KEPT_BYTES = 32 * 2**20
-"""Size of the remembered answers of one sort: a slider comes back to where it was."""
+N_KEPT = 128
+"""Remembered answers of one sort: a slider comes back to where it was."""
 
 
 class Answers:
@@ -77,21 +77,12 @@ class Answers:
         return _cells(Table(caption, header, rows))
 
 
-def remembered(count: Callable[[Setting], Any]) -> Callable[[Setting], str]:
-    """Return the counted numbers as JSON, of which the last `KEPT_BYTES` are kept."""
-    kept: dict[Setting, str] = {}
-    lock = Lock()  # free while it counts, so that nobody waits for another's large model
+def remembered(count: Callable[[Setting], Any]) -> Callable[..., str]:
+    """Return the counted numbers as JSON, of which those of `N_KEPT` settings are kept, the last that were asked for.
 
-    def answer(setting: Setting) -> str:
-        text = kept.get(setting) or json.dumps(count(setting))
-        with lock:
-            kept.pop(setting, None)
-            kept[setting] = text
-            while sum(map(len, kept.values())) > KEPT_BYTES:
-                del kept[next(iter(kept))]
-        return text
-
-    return answer
+    Nobody waits while another's large model is counted.
+    """
+    return lru_cache(N_KEPT)(lambda setting: json.dumps(count(setting)))
 
 
 def _cells(table: Table) -> dict[str, Any]:

@@ -154,8 +154,8 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
             "quantum": shape.quantum,
             "rounding": shape.rounding,
             "turn_width": getattr(shape, schedule.ratio_key),
+            "turn_layer": getattr(shape, schedule.layer_key) if schedule.layer_key else None,
         }
-        start["turn_layer"] = getattr(shape, schedule.layer_key) if schedule.layer_key else None
     return {
         "start": start,
         "shapes": _shapes(),

@@ -18,7 +18,7 @@ from widthwise.reports.analysis_tables import (
     layer_table,
     summary_table,
 )
-from widthwise.reports.charts import Figure, Plot, Style, styles
+from widthwise.reports.charts import Figure, Looks, Plot, styles
 from widthwise.reports.curves import Curve, curve_figure, thin
 from widthwise.reports.formats import clean, fixed, sequence, shorten, si, tick
 from widthwise.reports.page import Code, Page, Text, note, section
@@ -28,7 +28,6 @@ N_SHOWN = 5
 """Checkpoints of a run that a figure over layers shows: more lines could not be told apart."""
 N_POINTS = 100
 """Points of a curve over hidden units, in a small figure."""
-Looks = Mapping[str, Style]
 
 
 def analysis_page(whole: Analysis) -> Page:
@@ -147,11 +146,7 @@ def _lines(
 ) -> Figure:
     """Return a line for each model, with markers but in a small figure, the y axis of which goes from 0 to 1."""
     own = {name: looks[name] for name in curves}
-    rows = [
-        {"name": clean(name), "x": float(a), "y": float(b)}
-        for name, curve in curves.items()
-        for a, b in zip(curve.x, curve.y)
-    ]
+    rows = [row for name, curve in curves.items() for row in curve.rows(name)]
     tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y}")
     if is_small:
         return Figure(key, title, label, Plot(x, y, own, tip, (0, 1)).lines(rows), own, height=190, is_small=True)

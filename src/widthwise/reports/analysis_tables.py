@@ -1,8 +1,8 @@
 """The numbers of an analysis, declared once; its findings; and its tables, for a page and the terminal."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -10,18 +10,12 @@ from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
 from widthwise.reports.formats import MISSING, clean, fixed, si, without_seed
 from widthwise.reports.table import Table
+from widthwise.reports.tables import by_column
 
-T = TypeVar("T")
 MIDDLE = (0.25, 0.75)
 """Depths that count as the middle, as fractions of the layers."""
 RESERVATION = "Of these models on this text; another seed would give other numbers."
 N_FINDINGS = 3
-
-
-def model_columns(caption: str, models: Mapping[str, T], quantities: Mapping[str, Callable[[T], str]]) -> Table:
-    """Return a column for each model, and a row for each quantity. quantities: title -> cell."""
-    rows = [[title, *map(cell, models.values())] for title, cell in quantities.items()]
-    return Table(caption, ["Quantity", *map(clean, models)], rows, sortable=False)
 
 
 @dataclass(frozen=True)
@@ -146,25 +140,27 @@ def checkpoints_table(analysis: Analysis) -> Table:
 
 def summary_table(analysis: Analysis) -> Table:
     """Return means over layers: one row per quantity, one column per model."""
-    quantities: dict[str, Callable[[AnalysedModel], str]] = {
-        "layers": lambda model: str(model.n_layers),
-        "average width": lambda model: fixed(float(np.mean(model.widths)), 1),
-        "target tokens": lambda model: si(model.n_tokens),
-        **dict(_of_whole_models(analysis.utilisation_threshold)),
-        "lowest matrix entropy (after layer)": _lowest_entropy,
-        "valley: drop, rise (after layer)": _valley,
-        "target log-prob, half-way (after layer)": _half_way,
+    columns = {
+        model.name: {
+            "layers": str(model.n_layers),
+            "average width": fixed(float(np.mean(model.widths)), 1),
+            "target tokens": si(model.n_tokens),
+            **dict(_measures(model, analysis.utilisation_threshold)),
+            "lowest matrix entropy (after layer)": _lowest_entropy(model),
+            "valley: drop, rise (after layer)": _valley(model),
+            "target log-prob, half-way (after layer)": _half_way(model),
+        }
+        for model in analysis.models
     }
-    models = {model.name: model for model in analysis.models}
-    return replace(model_columns("Means over layers", models, quantities), note=RESERVATION)
+    return replace(by_column("Means over layers", columns, "Quantity"), note=RESERVATION)
 
 
-def _of_whole_models(threshold: float) -> Iterator[tuple[str, Callable[[AnalysedModel], str]]]:
+def _measures(model: AnalysedModel, threshold: float) -> Iterator[tuple[str, str]]:
     for measure in OF_MODELS:
         title = measure.title.format(threshold) + (", last layer" if measure.whole == "last" else "")
-        yield title, lambda model, measure=measure: measure.shown(measure.of_model(model))
+        yield title, measure.shown(measure.of_model(model))
         if measure.whole == "middle":
-            yield f"{title}, middle half", lambda model, measure=measure: measure.shown(measure.of_middle(model))
+            yield f"{title}, middle half", measure.shown(measure.of_middle(model))
 
 
 def _lowest_entropy(model: AnalysedModel) -> str:

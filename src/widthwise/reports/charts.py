@@ -36,7 +36,6 @@ INK, MUTED, GRID, CARD = map(colour, ("ink", "muted", "grid", "card"))
 SERIES = [colour(f"series-{i}") for i in range(1, 8)]
 HEAT = [colour(f"heat-{i}") for i in range(1, 10)]
 _DASHES: Sequence[Sequence[float]] = ([1, 0], [9, 3], [2, 2.5], [11, 3, 2, 3])
-_SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right")
 _SHAPE_PATHS = {
     "circle": "M14 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "M14.4 2.4h7.2v7.2h-7.2z",
@@ -46,6 +45,7 @@ _SHAPE_PATHS = {
     "cross": "M16.6 1.8h2.8v2.8h2.8v2.8h-2.8v2.8h-2.8V7.4h-2.8V4.6h2.8z",
     "triangle-right": "M22.5 6l-8.4 4.6V1.4z",
 }
+_SHAPES = tuple(_SHAPE_PATHS)
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class Style:
         ).format(self.colour, " ".join(map(str, self.dash)), _SHAPE_PATHS[self.shape])
 
 
+Looks = Mapping[str, Style]
+"""Name of what is drawn -> its look."""
 BASELINE_STYLE = Style(MUTED, _DASHES[1])
 
 
@@ -124,7 +126,7 @@ class Figure:
     label: str
     """Text alternative: what the figure shows, with its most important numbers."""
     chart: alt.TopLevelMixin
-    legend: Mapping[str, Style] = field(default_factory=dict)
+    legend: Looks = field(default_factory=dict)
     """Names that `coloured` draws, which the page's legend lists and hides."""
     height: int = 250
     is_small: bool = False
@@ -157,23 +159,16 @@ class Figure:
 def _add_zoom(spec: dict[str, Any]) -> None:
     """Let a reader move and enlarge the axes that show numbers."""
     for unit in reversed(spec.get("layer", [spec])):
-        channels = {
-            axis: own for axis, own in unit.get("encoding", {}).items() if axis in ("x", "y") and "field" in own
-        }
         numeric = [
             axis
-            for axis, own in channels.items()
-            if own.get("type") == "quantitative" and "aggregate" not in own and own.get("axis", {}) is not None
+            for axis, own in unit.get("encoding", {}).items()
+            if axis in ("x", "y") and "field" in own and "aggregate" not in own
+            if own.get("type") == "quantitative" and own.get("axis", {}) is not None
         ]
         if numeric:
             select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
             unit["params"] = [*unit.get("params", ()), {"name": "zoom", "select": select, "bind": "scales"}]
             return
-
-
-def shared_legend(figures: Iterable[Figure]) -> Mapping[str, Style]:
-    """Return the legend that figures beside each other have in common."""
-    return {name: style for figure in figures for name, style in figure.legend.items()}
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -197,7 +192,7 @@ def chart(rows: Rows) -> alt.Chart:
     return made.transform_filter("indexof(hidden, datum.name) < 0") if has_names else made
 
 
-def coloured(chosen: Mapping[str, Style], *channels: str) -> dict[str, Any]:
+def coloured(chosen: Looks, *channels: str) -> dict[str, Any]:
     """Return encodings of the column `name`, which holds cleaned names: its colour, and of `channels` also the rest."""
     names = list(map(clean, chosen))
     ranges = {
@@ -205,18 +200,10 @@ def coloured(chosen: Mapping[str, Style], *channels: str) -> dict[str, Any]:
         "shape": [style.shape for style in chosen.values()],
         "strokeDash": [list(style.dash) for style in chosen.values()],
     }
-    legend = alt.Undefined if len(names) > 1 else None
     return {
         channel: alt.value(ranges[channel][0])
         if len(names) == 1
-        else alt.Color("name:N", scale=alt.Scale(domain=names, range=ranges[channel]), legend=legend)
-        if channel == "color"
-        else {
-            "field": "name",
-            "type": "nominal",
-            "scale": {"domain": names, "range": ranges[channel]},
-            "legend": legend,
-        }
+        else {"field": "name", "type": "nominal", "scale": {"domain": names, "range": ranges[channel]}}
         for channel in channels or ("color",)
     }
 
@@ -244,7 +231,7 @@ class Plot:
 
     x: alt.X
     y_title: str
-    looks: Mapping[str, Style]
+    looks: Looks
     """The looks of the names that are drawn."""
     tip: Sequence[alt.Tooltip]
     domain: Sequence[float] | None = None
@@ -303,11 +290,8 @@ def tips(**columns: str) -> list[alt.Tooltip]:
 
 def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0), stroke: str = INK) -> alt.Chart:
     """Return a line across the figure, where an axis has a value."""
-    return (
-        alt.Chart(alt.Data(values=[{}]))
-        .mark_rule(strokeDash=list(dash), stroke=stroke)
-        .encode(**{axis: alt.datum(value)})
-    )  # pyright: ignore[reportArgumentType]
+    rule = alt.Chart(alt.Data(values=[{}])).mark_rule(strokeDash=list(dash), stroke=stroke)
+    return rule.encode(**{axis: alt.datum(value)})  # pyright: ignore[reportArgumentType]
 
 
 def span(values: Iterable[float]) -> tuple[float, float] | None:

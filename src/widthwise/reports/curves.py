@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports import charts
-from widthwise.reports.charts import MUTED, Figure, Plot, Style
+from widthwise.reports.charts import MUTED, Figure, Looks, Plot
 from widthwise.reports.formats import capital, clean, fixed, si
 from widthwise.reports.table import Table
 from widthwise.reports.tables import by_row
@@ -32,6 +32,12 @@ class Curve:
     y: NDArray[np.float64]
     ends: NDArray[np.float64] | None = None
     """Low and high ends of a band, (2, n_points)."""
+
+    def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
+        """Return the points as rows of a chart. further: columns that are the same in all."""
+        rows = [{"name": clean(name), **further, "x": float(x), "y": float(y)} for x, y in zip(self.x, self.y)]
+        ends = () if self.ends is None else self.ends.T.tolist()
+        return [row | {"low": low, "high": high} for row, (low, high) in zip(rows, ends)] if ends else rows
 
     @property
     def is_empty(self) -> bool:
@@ -59,19 +65,12 @@ def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
     return {name: curve for name, curve in curves.items() if not curve.is_empty}
 
 
-def further_heads(run: Run) -> list[Curve]:
-    """Held-out loss over the step of each further head of multi-token prediction, nearest first."""
-    counts = [len(record.get("mtp_losses") or ()) for record in run.metrics if record.get("event") == "validation"]
-
-    def loss_of(depth: int) -> Callable[[Mapping[str, Any]], Any]:
-        return lambda record: next(iter((record.get("mtp_losses") or [])[depth : depth + 1]), None)
-
-    return [_curve(run, "validation", loss_of(depth)) for depth in range(max(counts, default=0))]
-
-
-def of_layer(run: Run, event: str, key: str, layer: int) -> Curve:
-    """One entry of a list with one per layer, over the step. layer: from 1."""
-    return _curve(run, event, lambda record: next(iter((record.get(key) or [])[layer - 1 : layer]), None))
+def by_place(run: Run, event: str, key: str) -> list[Curve]:
+    """Each entry of a list, with one per layer or further head, over the step. key: of a record, which has the list."""
+    n = max((len(record.get(key) or ()) for record in run.metrics if record.get("event") == event), default=0)
+    return [
+        _curve(run, event, lambda record, i=i: next(iter((record.get(key) or [])[i : i + 1]), None)) for i in range(n)
+    ]
 
 
 def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
@@ -109,13 +108,11 @@ def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
 def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
     """Training FLOPs of a run up to each of these token counts."""
     result = run.result
-    if result is None:
-        return tokens * flops_per_token
-    ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in result.growth]
+    ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in (result.growth if result else ())]
     # A run that began where another one stood has a record of what that had cost.
     said = [record for record in run.metrics if record.get("training_flops") is not None]
     ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in said]
-    if not ends:
+    if result is None or not ends:
         return tokens * flops_per_token
     n_tokens, flops = zip((0.0, 0.0), *sorted(ends), (finite(result.tokens), finite(result.training_flops)))
     return np.interp(tokens, n_tokens, flops)
@@ -154,7 +151,7 @@ def curve_figure(
     key: str,
     title: str,
     curves: Mapping[str, Curve | Bundle],
-    looks: Mapping[str, Style],
+    looks: Looks,
     x_title: str,
     y_title: str,
     crop: bool = False,
@@ -199,7 +196,7 @@ def profile_figures(
     key: str,
     titles: Mapping[str, str],
     profiles: Mapping[str, Mapping[str, Sequence[float]]],
-    looks: Mapping[str, Style],
+    looks: Looks,
     y_title: str,
 ) -> list[Figure]:
     """Return a figure of each size of the layers along the depth. titles: size -> title; profiles: line -> size ->
@@ -217,10 +214,7 @@ def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
     """Rows of a curve, which name how many neighbours each value is the mean of."""
     n_each = math.ceil(len(curve.x) / N_POINTS)
     line += f" (mean of {n_each} neighbouring values)" if n_each > 1 else ""
-    shown = thin(curve)
-    rows = [{"name": clean(name), "line": line, "x": float(x), "y": float(y)} for x, y in zip(shown.x, shown.y)]
-    ends = curve.ends
-    return rows if ends is None else [row | {"low": low, "high": high} for row, low, high in zip(rows, *ends.tolist())]
+    return thin(curve).rows(name, line=line)
 
 
 def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, float] | None:

@@ -119,10 +119,10 @@ def rivals_table(discovery: Discovery, comparison: Outcome) -> Table:
         beside = [_apart(variant.difference), variant.verdict or "", _apart(own), verdict(own) if own else ""]
         together = None if flops is None else flops + search
         rows.append([name, loss, *beside, si(flops), si(search) if search else "", si(together)])
-    minus, verdicts = [f"minus {clean(str(comparison.baseline))}", f"{DISCOVERED} minus it"], ["verdict", "its verdict"]
-    header = ["", LOSS.title, *(title for pair in zip(minus, verdicts) for title in pair), FLOPS.brief_title]
-    caption = "Retrained from scratch, paired by seed; FLOPs of one seed"
-    return Table(caption, [*header, "search", "together"], rows, words=verdicts)
+    verdicts = ("verdict", "its verdict")
+    beside = (f"minus {clean(str(comparison.baseline))}", verdicts[0], f"{DISCOVERED} minus it", verdicts[1])
+    header = ["", LOSS.title, *beside, FLOPS.brief_title, "search", "together"]
+    return Table("Retrained from scratch, paired by seed; FLOPs of one seed", header, rows, words=verdicts)
 
 
 def _minus_rivals(comparison: Outcome) -> dict[str, Estimate]:

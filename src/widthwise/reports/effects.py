@@ -11,20 +11,10 @@ from widthwise.records.outcome import Variant
 from widthwise.records.quantities import TITLES
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, Plot, limits_of, styles
-from widthwise.reports.formats import (
-    MISSING,
-    clean,
-    counted,
-    fixed,
-    interval,
-    percentage,
-    sequence,
-    shorten,
-    signed,
-)
+from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, signed
 from widthwise.reports.page import Code, Page, Text, made_anew, note, section
 from widthwise.reports.scales import Scales, described, sentences, side, sign, signs, words, worth
-from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
+from widthwise.reports.table import Table, csv_estimate, csv_rows
 from widthwise.reports.tables import text_key, text_words
 
 PHRASES = {
@@ -206,24 +196,27 @@ def _equal_loss(variant: Variant | None) -> EqualLoss | None:
 
 def csv_text(scales: Scales) -> str:
     """Return a row for each variant at each scale, at full precision; one without numbers for a variant it lacks."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for effect in scales.effects:
         measured = zip(scales.each, effect.variants, effect.differences, worth(effect, scales))
         for scale, variant, difference, by_slope in measured:
             needed = _equal_loss(variant)
-            row: dict[str, object] = {
-                "variant": csv_cell(effect.name),
-                "comparison": csv_cell(str(scale.folder)),
-                "baseline": csv_cell(str(scale.comparison.baseline)),
-                "params": scale.params,
-                "tokens": scale.tokens,
-                "n_seeds": len(scale.comparison.seeds),
-            }
-            row |= csv_estimate("difference", difference)
-            row |= csv_estimate("tokens_at_equal_loss", needed and needed.tokens_ratio)
-            row |= csv_estimate("training_flops_at_equal_loss", needed and needed.training_flops_ratio)
-            rows.append(row | csv_estimate("tokens_by_slope", by_slope) | {"sign": words(effect)})
-    return csv_rows(rows, list(rows[0]))
+            rows.append(
+                {
+                    "variant": effect.name,
+                    "comparison": str(scale.folder),
+                    "baseline": scales.baseline,
+                    "params": scale.params,
+                    "tokens": scale.tokens,
+                    "n_seeds": len(scale.comparison.seeds),
+                    **csv_estimate("difference", difference),
+                    **csv_estimate("tokens_at_equal_loss", needed and needed.tokens_ratio),
+                    **csv_estimate("training_flops_at_equal_loss", needed and needed.training_flops_ratio),
+                    **csv_estimate("tokens_by_slope", by_slope),
+                    "sign": words(effect),
+                }
+            )
+    return csv_rows(rows[0], (row.values() for row in rows))
 
 
 def latex_text(scales: Scales) -> str:

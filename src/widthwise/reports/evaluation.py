@@ -6,7 +6,7 @@ from typing import NamedTuple
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, signed, without_seed
 from widthwise.reports.page import Code, Page, Text, note, section
-from widthwise.reports.table import Table, csv_cell, csv_rows, escaped_row, latex_escape, latex_row, latex_table
+from widthwise.reports.table import Table, csv_rows, escaped_row, latex_escape, latex_row, latex_table
 
 BETTER, WORSE = "*", "†"
 PARTS = ("value", "stderr", "difference", "p_better", "p_worse")
@@ -149,14 +149,10 @@ def _tests(table: EvaluationTable) -> str:
 
 def csv_text(table: EvaluationTable) -> str:
     """Return one row for each model, full precision, empty where a number is unknown."""
-    titles = [csv_cell(f"{column.name} {column.metric}") for column in table.columns]
-    rows = []
-    for row in table.rows:
-        found: dict[str, object] = {"model": csv_cell(row.name), "baseline": csv_cell(row.baseline or "")}
-        for title, cell in zip(titles, row.cells):
-            found |= {title if part == "value" else f"{title} {part}": cell[part] for part in PARTS}
-        rows.append(found)
-    return csv_rows(rows, list(rows[0]))
+    titles = [f"{column.name} {column.metric}" for column in table.columns]
+    parts = [title if part == "value" else f"{title} {part}" for title in titles for part in PARTS]
+    rows = ([row.name, row.baseline, *(cell[part] for cell in row.cells for part in PARTS)] for row in table.rows)
+    return csv_rows(["model", "baseline", *parts], rows)
 
 
 def latex_text(table: EvaluationTable) -> str:

@@ -25,7 +25,7 @@ from widthwise.records.evaluation import (
 )
 from widthwise.records.record import finite
 from widthwise.records.run import Run, RunResult
-from widthwise.reports.charts import Figure, Style
+from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import Curve, by_step, curve_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, shorten, si, signed
 from widthwise.reports.page import Part, note
@@ -39,10 +39,6 @@ DRAWN = ("acc", "acc_norm", "bits_per_byte", "perplexity")
 
 def _metrics(found: Iterable[Scores]) -> list[str]:
     return list(dict.fromkeys(metric for scores in found for metric in scores))
-
-
-def _cells(scores: Scores, metrics: Iterable[str]) -> list[str]:
-    return [score_cell(metric, scores.get(metric)) for metric in metrics]
 
 
 def score_cell(metric: str, score: Score | None) -> str:
@@ -254,14 +250,15 @@ def _courses(asked: Iterable[tuple[Question, str, tuple[int, float], Scores]], f
 def _course_table(title: str, course: Course) -> Table:
     metrics = _metrics(scores for own in course.values() for scores in own.values())
     rows = [
-        [clean(run), f"{step:,}", MISSING if np.isnan(tokens) else si(tokens), *_cells(scores, metrics)]
+        [clean(run), f"{step:,}", MISSING if np.isnan(tokens) else si(tokens)]
+        + [score_cell(metric, scores.get(metric)) for metric in metrics]
         for run, own in course.items()
         for (step, tokens), scores in own.items()
     ]
     return Table(f"{title}, by checkpoint", ["Run", "step", "tokens", *metrics], rows)
 
 
-def _course_figures(key: str, title: str, course: Course, looks: Mapping[str, Style]) -> Iterator[Figure | None]:
+def _course_figures(key: str, title: str, course: Course, looks: Looks) -> Iterator[Figure | None]:
     """Yield curves over tokens, of the metrics in DRAWN."""
     for metric in _metrics(scores for own in course.values() for scores in own.values()):
         if metric in DRAWN:
@@ -276,7 +273,7 @@ def _course_figures(key: str, title: str, course: Course, looks: Mapping[str, St
             yield curve_figure(f"{key}-{metric}", f"{title}: {metric}", curves, looks, "tokens", label)
 
 
-def course_parts(named: Mapping[str, Run], looks: Mapping[str, Style]) -> list[Part | None]:
+def course_parts(named: Mapping[str, Run], looks: Looks) -> list[Part | None]:
     """Return curves and tables of each text and task that was put to two or more checkpoints of a run."""
     asked = (
         (question, name, (each.step or 0, _tokens(run, each)), own.metrics)

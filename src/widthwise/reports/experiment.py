@@ -12,7 +12,7 @@ from widthwise.records.run import ListedRun, PlannedRuns, Run, RunResult
 from widthwise.reports import charts, main_table, tables
 from widthwise.reports import experiment_figures as figures
 from widthwise.reports.answers import answer, badges, question
-from widthwise.reports.charts import BASELINE_STYLE, Figure, Style, styles
+from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, Style, styles
 from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_table, over_seeds
 from widthwise.reports.formats import (
     MISSING,
@@ -34,7 +34,7 @@ from widthwise.reports.formats import (
     with_interval,
 )
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.page import Code, Page, Section, Text, note, section
+from widthwise.reports.page import Code, Page, Section, Text, note, resolved, section
 from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
@@ -51,16 +51,15 @@ _LOSSES = (("validation", "Held-out loss"), ("train", "Training loss"))
 
 def experiment_page(folder: Path, found: Outcome) -> Page:
     """Return the page of an experiment, as far as it has come. Raises UserError where a run is broken."""
-    runs = {
-        each.name: [read_run(folder / path, path) for path in each.runs if RunDir(folder / path).exists]
-        for each in found.variants
-    }
     looks, of_groups = _styles(found)
-    here = {name: own for name, own in runs.items() if own}
-    results = {name: own[0].result for name, own in here.items() if own[0].result}
+    here = {each.name: [path for path in each.runs if RunDir(folder / path).exists] for each in found.variants}
+    runs = {name: [read_run(folder / path, path) for path in paths] for name, paths in here.items() if paths}
+    results = {name: own[0].result for name, own in runs.items() if own[0].result}
     axes = figures.axis_figures(found, of_groups)
-    curves = [_point_curves(found, here, of_groups)] if found.axes else _curves(found, here, looks)
-    has_name = found.kind == "comparison"
+    curves = [_point_curves(found, runs, of_groups)] if found.axes else _curves(found, runs, looks)
+    has_names = found.kind == "comparison"
+    of_names = results if has_names else {}
+    means = {name: over_seeds(own, "validation").mean for name, own in runs.items()}
     return Page(
         found.kind,
         clean(found.title),
@@ -78,14 +77,12 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
                 tables.seed_table(found).folded if found.variants else None,
             ),
             _open_section(found),
-            section("Along the axes", *axes, _axis_note(found), _axis_table(found)) if found.axes else None,
+            section("Along the axes", *axes, _axis_note(found), _axis_table(found)),
             section(
                 "Width of every layer",
                 note("width"),
-                *width_figures({each.name: each.cost for each in found.variants}, looks, results),
-            )
-            if has_name
-            else None,
+                *width_figures({each.name: each.cost for each in found.variants if has_names}, looks, results),
+            ),
             section(
                 "Shapes at one budget",
                 note("shapes", level=percentage(found.confidence)),
@@ -94,33 +91,24 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
             section(
                 "Loss and compute",
                 note("loss-and-compute"),
-                figures.compute_figure(found, *_training_flops(found, results), of_groups),
-            )
-            if found.axes
-            else None,
+                figures.compute_figure(found, *_training_flops(found, results), of_groups) if found.axes else None,
+            ),
             _equal_loss_section(found, _compared_styles(found, looks, of_groups)),
             _trend_section(found, looks),
             _tuning_section(found, looks),
-            growth_section({each.name: here[each.name] for each in _grown(found) if each.name in here}, looks),
+            growth_section({each.name: runs[each.name] for each in _grown(found) if each.name in runs}, looks),
             section(
                 "Loss curves",
                 *curves,
                 note("point-curves") if found.axes else note("seeds-and-means" * (len(found.seeds) > 1), "loss-curves"),
-                curve_table(
-                    "Held-out loss by step, mean over seeds",
-                    {name: over_seeds(own, "validation").mean for name, own in here.items()},
-                ).folded
-                if has_name
-                else None,
-            )
-            if any(curves)
-            else None,
-            dynamic_width_section(results, looks) if has_name else None,
-            virtual_width_section(results, looks) if has_name else None,
+                curve_table("Held-out loss by step, mean over seeds", means).folded if has_names and curves else None,
+            ),
+            dynamic_width_section(of_names, looks),
+            virtual_width_section(of_names, looks),
             _cost_section(found, looks),
             section(
                 "Data and environment",
-                tables.data_table({name: own[0] for name, own in here.items()}),
+                tables.data_table({name: own[0] for name, own in runs.items()}),
                 tables.environment_table(found.environment),
             ),
             _reproduce(found, runs),
@@ -137,14 +125,13 @@ def _styles(found: Outcome) -> tuple[dict[str, Style], dict[str, Style]]:
     if found.kind == "comparison":
         return styles([each.name for each in found.variants], found.baseline), {}
     of_groups = styles(found.groups)
-    is_baseline = {each.name: each.name == found.baseline for each in found.variants}
     of_variants = {
-        each.name: BASELINE_STYLE if is_baseline[each.name] else of_groups[each.group] for each in found.variants
+        each.name: BASELINE_STYLE if each.name == found.baseline else of_groups[each.group] for each in found.variants
     }
     return of_variants, of_groups
 
 
-def _compared_styles(found: Outcome, looks: Mapping[str, Style], of_groups: Mapping[str, Style]) -> dict[str, Style]:
+def _compared_styles(found: Outcome, looks: Looks, of_groups: Looks) -> dict[str, Style]:
     """Return styles of what is drawn beside its baseline: everything, but of a sweep only the best of each group."""
     if found.kind == "comparison":
         return dict(looks)
@@ -225,7 +212,7 @@ def _open_section(found: Outcome) -> Section | None:
     return section("Points without a result", table) if rows else None
 
 
-def _cost_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+def _cost_section(found: Outcome, looks: Looks) -> Section | None:
     if not found.variants:
         return None
     costs = tables.cost_table({each.name: each for each in found.variants}).folded
@@ -235,7 +222,7 @@ def _cost_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
     return section("Costs", figures.part_figure(found.variants), figures.ratio_figure(found, looks), costs, *layers)
 
 
-def _curves(found: Outcome, runs: Runs, looks: Mapping[str, Style]) -> list[Figure]:
+def _curves(found: Outcome, runs: Runs, looks: Looks) -> list[Figure]:
     """Return losses of named variants over steps and training FLOPs; of a family, size by size over FLOPs."""
     panels: dict[str, list[Variant]] = {}
     for each in found.variants:
@@ -264,12 +251,12 @@ def _over_flops(variant: Variant, runs: Sequence[Run], by_step: Bundle) -> Bundl
 def _flops_per_token(run: Run, variant: Variant) -> float:
     """Return training FLOPs of a model that stays the same, all passes over a token counted where the run has them."""
     result = run.result
-    if result is None or result.pflops_days is None or not result.tokens:
-        return variant.cost.flops_per_token.training
-    return result.pflops_days * 1e15 * 86400 / result.tokens
+    if result and result.tokens and (flops := QUANTITY["training_flops"].of_run(result)):
+        return flops / result.tokens
+    return variant.cost.flops_per_token.training
 
 
-def _equal_loss_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+def _equal_loss_section(found: Outcome, looks: Looks) -> Section | None:
     """Return what variants need for their baseline's loss; None where nothing is compared, or validations are unknown.
 
     looks: of the variants that are drawn; tables have all.
@@ -339,7 +326,7 @@ def _tuning_cost(tuning: Tuning) -> str:
     return f"{counted(tuning.n_runs, 'run')} of {percentage(tuning.steps)} of the steps, {seeds}: {cost}."
 
 
-def _tuning_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+def _tuning_section(found: Outcome, looks: Looks) -> Section | None:
     if (tuning := found.tuning) is None:
         return None
     drawn = []
@@ -357,7 +344,7 @@ def _tuning_section(found: Outcome, looks: Mapping[str, Style]) -> Section | Non
     return section("Tuning", *drawn, tuning_table(found), told)
 
 
-def _trend_section(found: Outcome, looks: Mapping[str, Style]) -> Section | None:
+def _trend_section(found: Outcome, looks: Looks) -> Section | None:
     trend = found.trend
     if trend is None:
         return None
@@ -410,7 +397,7 @@ def _training_flops(found: Outcome, results: Mapping[str, RunResult]) -> tuple[d
     return {point.name: point.cost.flops_per_token.training for point in found.variants}, "training FLOPs per token"
 
 
-def _point_curves(found: Outcome, runs: Runs, of_groups: Mapping[str, Style]) -> Figure | None:
+def _point_curves(found: Outcome, runs: Runs, of_groups: Looks) -> Figure | None:
     """Return a thin line for each point of a group, a thick one for its best."""
     bundles: dict[str, Bundle] = {}
     for group in found.groups:
@@ -442,21 +429,15 @@ def _values(axis: list | SearchedRange) -> str:
 def _study_table(found: Outcome) -> Table | None:
     if (study := found.study) is None:
         return None
+    words = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
     counts = {"points": study.n_points, "finished": study.n_finished, "failed": study.n_failed}
     counts |= {"chosen again, and counted once": study.n_repeated} if study.n_repeated else {}
-    words = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
-    rows = [[key, value] for key, value in (words | {key: si(n) for key, n in counts.items()}).items()]
-    return Table("The study", ["Item", "Value"], rows, sortable=False)
+    return tables.by_column("The study", {"Value": words | {key: si(n) for key, n in counts.items()}})
 
 
 def _reproduce(found: Outcome, runs: Runs) -> Section | None:
-    recipes = [
-        Code(own[0].config_yaml, f"{name}: resolved recipe, {own[0].path}/config.yaml")
-        for name, own in runs.items()
-        if own
-    ]
-    folders = [f"{clean(name)}: {', '.join(run.path for run in own)}" for name, own in runs.items() if own]
-    n_elsewhere = sum(len(each.runs) - len(runs[each.name]) for each in found.variants)
+    folders = [f"{clean(name)}: {', '.join(run.path for run in own)}" for name, own in runs.items()]
+    n_elsewhere = sum(len(each.runs) - len(runs.get(each.name, ())) for each in found.variants)
     files = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
     told = "Run this command with the versions above: with a seed, every variant reads the same data in the same order."
     return section(
@@ -465,16 +446,14 @@ def _reproduce(found: Outcome, runs: Runs) -> Section | None:
         Code(found.command),
         _study_table(found),
         note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if found.axes and n_elsewhere else None,
-        *recipes,
+        *(resolved(name, own[0]) for name, own in runs.items()),
         Code("\n".join(files), "Files"),
     )
 
 
-def is_unfinished(folder: Path, found: Outcome | None) -> bool:
-    """Return whether a folder holds an experiment of which runs, points or the result are missing.
-
-    found: its record, if it has one.
-    """
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder holds an experiment of which runs, points or the result are missing."""
+    found = Outcome.read(folder) if (folder / Outcome.file_name).is_file() else None
     if found is not None and found.axes:
         return found.is_open
     if not (folder / PlannedRuns.file_name).is_file():
@@ -482,13 +461,14 @@ def is_unfinished(folder: Path, found: Outcome | None) -> bool:
     return found is None or not all(RunDir(folder / run.path).has_result for run in PlannedRuns.read(folder).runs)
 
 
-def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) -> Page:
+def live_page(folder: Path, refresh_seconds: int | None) -> Page:
     """Return the page of an experiment that is being trained: how far each run has come, and its curves.
 
-    so_far: the page of the points of a sweep that have finished.
+    Of a sweep, the page of the points that have finished follows.
     """
-    has_plan = (folder / PlannedRuns.file_name).is_file()
+    has_plan, has_points = ((folder / each.file_name).is_file() for each in (PlannedRuns, Outcome))
     planned = PlannedRuns.read(folder) if has_plan else PlannedRuns(title="", command="", runs=())
+    so_far = experiment_page(folder, found) if has_points and (found := Outcome.read(folder)).is_open else None
     begun: dict[str, list[Run]] = {each.variant: [] for each in planned.runs}
     listed: dict[str, ListedRun] = {}
     for each in planned.runs:
@@ -508,7 +488,7 @@ def live_page(folder: Path, so_far: Page | None, refresh_seconds: int | None) ->
     grown = growth_steps([run for own in begun.values() for run in own])
     drawn = []
     for event, title in _LOSSES:
-        curves = {name: over_seeds(own, event) for name, own in begun.items() if own}
+        curves = {name: over_seeds(own, event) for name, own in begun.items()}
         drawn.append(curve_figure(f"{event}-loss", title, curves, looks, "step", title.lower(), True, grown))
     return Page(
         "experiment, not finished",

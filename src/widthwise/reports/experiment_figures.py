@@ -14,7 +14,7 @@ from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Trend, 
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITIES, TITLES
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Plot, Style, areas, limits_of, styles
+from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Looks, Plot, Style, limits_of, styles
 from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import (
     MISSING,
@@ -37,16 +37,15 @@ _ROW = 30
 _LOSS = "held-out loss"
 
 
-def difference_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
+def difference_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     """Return a forest plot: per variant the difference of each seed, its mean, and its interval where seeds suffice.
 
     None where nothing is compared.
     """
-    compared = [each for each in outcome.variants if each.difference is not None and each.name in looks]
-    found = {each.name: each.difference for each in compared if each.difference is not None}
+    found = {each.name: each.difference for each in outcome.variants if each.difference is not None}
     if not found:
         return None
-    own, verdicts = {name: looks[name] for name in found}, {each.name: each.verdict for each in compared}
+    own, verdicts = {name: looks[name] for name in found}, {each.name: each.verdict for each in outcome.variants}
     baseline = shorten(outcome.baseline_words or "its baseline", 30)
     means = [{"name": clean(n), "verdict": verdicts[n], **charts.ends_of(each)} for n, each in found.items()]
     seeds = [
@@ -74,34 +73,31 @@ def difference_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | 
 def part_figure(variants: Sequence[Variant]) -> Figure:
     """Return parameters by part of the model, one stacked bar per variant."""
     names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
-    looks = areas([name for name in names if name not in ("total", "active", "dead")])
+    looks = charts.areas([name for name in names if name not in ("total", "active", "dead")])
     rows = [
         {"name": part, "variant": clean(each.name), "parameters": each.cost.params.get(part, 0.0), "order": i}
         for each in variants
         for i, part in enumerate(looks)
     ]
-    chart = (
-        charts.chart(rows)
-        .mark_bar(stroke=charts.CARD, strokeWidth=0.7)
-        .encode(
-            x=alt.X("sum(parameters):Q", title="parameters", axis=alt.Axis(format="~s")),
-            y=alt.Y("variant:N", sort=None, title=None),
-            order="order:Q",
-            tooltip=charts.tips(variant="", name="|part", parameters=",.0f"),
-            **charts.coloured(looks, "fill"),
-        )
+    bars = charts.chart(rows).mark_bar(stroke=charts.CARD, strokeWidth=0.7)
+    chart = bars.encode(
+        x=alt.X("sum(parameters):Q", title="parameters", axis=alt.Axis(format="~s")),
+        y=alt.Y("variant:N", sort=None, title=None),
+        order="order:Q",
+        tooltip=charts.tips(variant="", name="|part", parameters=",.0f"),
+        **charts.coloured(looks, "fill"),
     )
     totals = {each.name: si(each.cost.params["total"]) for each in variants}
     label = charts.described("Parameters by part of the model. Totals:", totals)
     return Figure("parts", "Parameters by part", label, chart, looks, 40 + 26 * len(variants))
 
 
-def ratio_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
+def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     """Return costs relative to the baseline, one row per quantity. None where there is only the baseline."""
     pairs = [
         (variant, other)
         for variant in outcome.variants
-        if variant.name in looks and (other := outcome.baseline_of(variant)) is not None and other.name != variant.name
+        if (other := outcome.baseline_of(variant)) is not None and other.name != variant.name
     ]
     rows: list[dict[str, Any]] = [
         {"name": clean(variant.name), "quantity": each.bare_title, "ratio": value}
@@ -114,16 +110,13 @@ def ratio_figure(outcome: Outcome, looks: Mapping[str, Style]) -> Figure | None:
         return None
     own = {variant.name: looks[variant.name] for variant, _ in pairs}
     baseline = shorten(outcome.baseline_words or "", 30)
-    points = (
-        charts.chart(rows)
-        .mark_point()
-        .encode(
-            x=charts.x("ratio", f"times the value of {baseline}", grid=True),
-            y=alt.Y("quantity:N", sort=None, title=None),
-            yOffset=alt.YOffset("name:N", sort=None),
-            tooltip=charts.tips(name="|variant", quantity="", ratio=".3f"),
-            **charts.coloured(own, "color", "shape"),
-        )
+    points = charts.chart(rows).mark_point()
+    points = points.encode(
+        x=charts.x("ratio", f"times the value of {baseline}", grid=True),
+        y=alt.Y("quantity:N", sort=None, title=None),
+        yOffset=alt.YOffset("name:N", sort=None),
+        tooltip=charts.tips(name="|variant", quantity="", ratio=".3f"),
+        **charts.coloured(own, "color", "shape"),
     )
     numbers = {
         name: ", ".join(f"{row['quantity']} {ratio(row['ratio']) or '?'}" for row in rows if row["name"] == clean(name))
@@ -150,7 +143,7 @@ def point_figure(
     key: str,
     title: str,
     points: Sequence[Point],
-    looks: Mapping[str, Style],
+    looks: Looks,
     across: alt.X,
     words: tuple[str, str],
     level: tuple[str, float] | None = None,
@@ -208,14 +201,11 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     lowest = {(stack.n_blocks, stack.n_layers): stack for stack in stacks}
     looks = styles([f"K = {k}" for k in sorted({stack.n_blocks for stack in stacks})])
     level = None if baseline is None or zero is None else (baseline.name, zero)
-    by_ratio, by_aspect = list[Point](), list[Point]()
-    for each in stacks:
-        point = Point(
-            f"K = {each.n_blocks}", each.name, each.d_hidden / each.d_model, each.loss, f"L = {each.n_layers}"
-        )
-        by_ratio.append(point)
-        line = "" if each in lowest.values() else None
-        by_aspect.append(point._replace(x=each.d_model / each.n_layers, line=line))
+    by_ratio = [Point(f"K = {s.n_blocks}", s.name, s.d_hidden / s.d_model, s.loss, f"L = {s.n_layers}") for s in stacks]
+    by_aspect = [
+        point._replace(x=each.d_model / each.n_layers, line="" if each in lowest.values() else None)
+        for each, point in zip(stacks, by_ratio)
+    ]
     return [
         point_figure(key, f"Held-out loss over {words}", points, looks, charts.x("x", words), (words, _LOSS), level)
         for key, words, points in (
@@ -249,7 +239,7 @@ def moved(estimate: Estimate, by: float) -> Estimate:
     return Estimate(mean=mean, low=low, high=high)
 
 
-def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[str, Style]) -> Figure:
+def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Looks) -> Figure:
     """Return losses over the logarithm of a quantity, with the fitted line and the band of its slope.
 
     Seeds are shifted to a common mean, because runs are compared within a seed.
@@ -289,9 +279,7 @@ def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Mapping[st
     return Figure("trend", f"{capital(title)} over {over}", label, alt.layer(*layers), own)
 
 
-def gap_figures(
-    loss: str, variants: Sequence[Variant], looks: Mapping[str, Style], baseline: str
-) -> list[Figure | None]:
+def gap_figures(loss: str, variants: Sequence[Variant], looks: Looks, baseline: str) -> list[Figure | None]:
     """Return figures over tokens: the gap of a held-out loss to the baseline's, and the ratio of tokens."""
     title, other = OF_HELD_OUT[loss].title, shorten(baseline, 40)
     figures = []
@@ -322,7 +310,7 @@ def shown_score(mean: float, outcome: Outcome, n_decimals: int = 4) -> str:
     return (signed if outcome.baseline_words else fixed)(mean, n_decimals)
 
 
-def axis_figures(outcome: Outcome, looks: Mapping[str, Style]) -> list[Figure]:
+def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
     """Return a heat map for a grid of two keys; for one key, a search and larger grids the losses over each key."""
     keys = list(dict.fromkeys(key for axes in outcome.axes.values() for key in axes))
     ends = [key.rpartition(".")[2] for key in keys]
@@ -339,16 +327,14 @@ def axis_figures(outcome: Outcome, looks: Mapping[str, Style]) -> list[Figure]:
             case [(key, list())]:
                 single.setdefault(key, []).append(group)
             case _:
-                over = enumerate(axes)
-                lines += [
-                    _losses_over(f"slice-{number}-{i}", outcome, key, names[key], [group], looks, False)
-                    for i, key in over
-                ]
-    lines += [
-        _losses_over(f"line-{i}", outcome, key, names[key], groups, looks, True)
-        for i, (key, groups) in enumerate(single.items())
-    ]
-    return [*maps, *lines]
+                lines += [(f"slice-{number}-{i}", key, [group], False) for i, key in enumerate(axes)]
+    lines += [(f"line-{i}", key, groups, True) for i, (key, groups) in enumerate(single.items())]
+    drawn = (_losses_over(at, outcome, key, names[key], own, joined, looks) for at, key, own, joined in lines)
+    return [*maps, *drawn]
+
+
+def _series(group: str) -> str:
+    return group or "all points"
 
 
 def _finished(outcome: Outcome, group: str) -> list[Variant]:
@@ -370,8 +356,8 @@ def _losses_over(
     axis: str,
     title: str,
     groups: Sequence[str],
-    looks: Mapping[str, Style],
     is_joined: bool,
+    looks: Looks,
 ) -> Figure:
     """Points with their intervals over the values of one recipe key; is_joined: a line for each group."""
     axes = [outcome.axes[group][axis] for group in groups]
@@ -379,8 +365,9 @@ def _losses_over(
     numeric = all(map(_is_number, spread))
     is_log = numeric and min(spread) > 0 and max(spread) > 8 * min(spread)
     is_log = axes[0].log if isinstance(axes[0], SearchedRange) else is_log
-    placed: list[tuple[str, Variant, Any]] = [
-        (group or "all points", point, point.values[axis])
+    at, line = float if numeric else _shown, "" if is_joined else None
+    points = [
+        Point(_series(group), point.name, at(point.values[axis]), score(point, outcome), line)
         for group in groups
         for point in _finished(outcome, group)
         if axis in point.values and (not numeric or _is_number(point.values[axis]))
@@ -394,12 +381,7 @@ def _losses_over(
     words, level = (title, _LOSS), None
     if (baseline := outcome.baseline_words) is not None:
         words, level = (title, f"loss minus that of {shorten(baseline, 30)}"), (baseline, 0.0)
-    line = "" if is_joined else None
-    points = [
-        Point(series, point.name, float(value) if numeric else _shown(value), score(point, outcome), line)
-        for series, point, value in placed
-    ]
-    own = {group or "all points": looks[group] for group in groups}
+    own = {_series(group): looks[group] for group in groups}
     shown_groups = ", ".join(clean(group) for group in groups if group) or "All points"
     return point_figure(key, f"{shown_groups}: {title}", points, own, across, words, level)
 
@@ -443,7 +425,7 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
         base.mark_text(dy=8).encode(text="width:N"),
     ]
     words = "Difference to the baseline" if has_zero else "Held-out loss"
-    label = f"{words} of {shorten(group or 'all points', 40)} over {names[down]} and {names[across]}."
+    label = f"{words} of {shorten(_series(group), 40)} over {names[down]} and {names[across]}."
     if best is not None:
         low, high = (shown_score(end, outcome) for end in (min(known.values()), max(known.values())))
         label += f" From {low} to {high}; best: {shorten(best, 60)}."
@@ -465,29 +447,26 @@ def _shades(scores: Sequence[float], has_zero: bool) -> Callable[[float], int]:
     return shade
 
 
-def compute_figure(
-    outcome: Outcome, flops: Mapping[str, float], x_title: str, looks: Mapping[str, Style]
-) -> Figure | None:
+def compute_figure(outcome: Outcome, flops: Mapping[str, float], x_title: str, looks: Looks) -> Figure | None:
     """Return the loss over training compute, one marker per point; None if no point has finished.
 
     flops: by point. Bars are the intervals of the differences, seen from the baseline's loss.
     """
     baseline = outcome.baseline_variant
     zero = finite(baseline.val_loss.mean) if baseline else 0.0
+
+    def loss(point: Variant) -> Estimate:
+        return moved(score(point, outcome), zero) if baseline else point.val_loss
+
     points = [
-        Point(
-            group or "all points",
-            each.name,
-            flops[each.name],
-            moved(score(each, outcome), zero) if baseline else each.val_loss,
-        )
+        Point(_series(group), each.name, flops[each.name], loss(each))
         for group in outcome.groups
         for each in _finished(outcome, group)
         if each is not baseline
     ]
     if not points:
         return None
-    own, level = {group or "all points": style for group, style in looks.items()}, None
+    own, level = {_series(group): style for group, style in looks.items()}, None
     if baseline:
         own, level = own | {baseline.name: BASELINE_STYLE}, (baseline.name, zero)
         points.append(Point(baseline.name, baseline.name, flops[baseline.name], Estimate(mean=zero)))

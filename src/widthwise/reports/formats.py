@@ -57,15 +57,8 @@ def counted(n: int, thing: str) -> str:
 
 def tick(value: float) -> str:
     """Four significant digits with a decimal prefix and no trailing zeros, for a number that is about round."""
-    return prefixed(value, math.inf)
-
-
-def prefixed(value: float, allowed_error: float, sign: str = "") -> str:
-    """At least four significant digits, and more until no more than the error is allowed; with a decimal prefix."""
     size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(value) >= size), (1, ""))
-    texts = (f"{value / size:.{n_digits}g}" for n_digits in range(4, 18))
-    text = next((text for text in texts if abs(float(text) * size - value) <= allowed_error), f"{value / size:.17g}")
-    return minus(f"{sign}{text}{prefix}")
+    return minus(f"{value / size:.4g}{prefix}")
 
 
 def si(value: float | None) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from widthwise.records.record import finite
 from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports import charts
-from widthwise.reports.charts import CARD, Figure, Style
+from widthwise.reports.charts import CARD, Figure, Looks
 from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, over_seeds
 from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, shorten, si, signed
 from widthwise.reports.page import Code, Section, note, section
@@ -47,7 +47,7 @@ def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
     return Curve(validated.x, np.where(validated.x == growth.step, validated.y, np.nan)).last, float("nan")
 
 
-def growth_section(runs: Mapping[str, Sequence[Run]], looks: Mapping[str, Style]) -> Section | None:
+def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section | None:
     """Return figures and tables; None if no model grew. runs: variant -> one run per seed."""
     growths = {name: measured_growths(own) for name, own in runs.items()}
     steps = sorted({step for own in growths.values() for step in own})
@@ -178,7 +178,7 @@ def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
     return float(np.mean(before)), float(np.mean(after))
 
 
-def _figures(step: int, lines: Sequence[_Line], looks: Mapping[str, Style]) -> Iterator[Figure]:
+def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure]:
     """Yield the losses; and, if a model with the same seeds did not grow, their difference to its losses."""
     title, y_title = f"Loss across the growth after step {step:,}", "training loss; squares: held out"
     yield from _figure(f"growth-{step}", title, step, lines, looks, y_title)
@@ -201,9 +201,7 @@ def _figures(step: int, lines: Sequence[_Line], looks: Mapping[str, Style]) -> I
     yield from _figure(f"growth-{step}-above", title, step, above, looks, f"minus that of {name}")
 
 
-def _figure(
-    key: str, title: str, step: int, lines: Sequence[_Line], looks: Mapping[str, Style], y_title: str
-) -> Iterator[Figure]:
+def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Looks, y_title: str) -> Iterator[Figure]:
     """Yield the curves, with squares for the held-out losses; nothing if no curve has a value near the growth."""
     curves = {line.name: line.bundle for line in lines}
     figure = curve_figure(key, title, curves, looks, "step", y_title, growths=[step + 0.5])

@@ -9,19 +9,8 @@ from widthwise.config_io import UserError, nearest_hint
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
-from widthwise.reports.formats import (
-    TIMES,
-    capital,
-    clean,
-    fixed,
-    interval,
-    percentage,
-    ratio,
-    shorten,
-    shown,
-    signed,
-)
-from widthwise.reports.table import Table, csv_cell, csv_estimate, csv_rows
+from widthwise.reports.formats import TIMES, capital, clean, fixed, interval, percentage, ratio, shorten, shown, signed
+from widthwise.reports.table import Table, csv_estimate, csv_rows
 from widthwise.reports.tables import by_row
 
 if TYPE_CHECKING:
@@ -88,11 +77,10 @@ def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
     """
     if columns is None:
         return outcome
+    had = {each.name for each in QUANTITIES for variant in outcome.variants if each.value(variant) is not None}
     for name in columns:
         if name not in QUANTITY:
             raise UserError(f"--columns: got {name!r}; {nearest_hint(name, QUANTITY)}")
-    had = {each.name for each in QUANTITIES for variant in outcome.variants if each.value(variant) is not None}
-    for name in columns:
         if name not in had:
             raise UserError(f"--columns: got {name!r}, which no variant has; those known are {', '.join(sorted(had))}")
     return outcome.with_changes(columns=list(columns))
@@ -136,10 +124,8 @@ def marked(variant: Variant) -> str:
 def cell_of(quantity: Quantity, variant: Variant, outcome: Outcome) -> Cell:
     """Return a value with its interval, or with its ratio if it has one; the baseline has no ratio to itself."""
     estimate, baseline = quantity.of_variant(variant), outcome.baseline_of(variant)
-    if estimate is None or baseline is None or baseline.name == variant.name or not quantity.has_ratio:
-        times = None
-    else:
-        times = quantity.ratio(variant, baseline)
+    is_compared = estimate is not None and quantity.has_ratio
+    times = quantity.ratio(variant, baseline) if is_compared and baseline and baseline.name != variant.name else None
     return Cell(quantity, estimate, times, quantity.is_speed and variant.shares_machine and estimate is not None)
 
 
@@ -153,10 +139,8 @@ def main_tables(outcome: Outcome, caption: str, looks: Mapping[str, "Style"]) ->
     losses = [each for each in columns if outcome.columns is not None or not _is_of_cost(each)]
     costs = [each for each in columns if each not in losses]
     named = ((caption, losses), ("Costs", costs))
-    tables = [_table(outcome, title, own) for title, own in named if own and outcome.variants]
-    swatches = [looks[each.name].swatch for each in outcome.variants if each.name in looks]
-    if len(swatches) == len(outcome.variants):
-        tables = [replace(table, swatches=swatches) for table in tables]
+    swatches = [looks[each.name].swatch for each in outcome.variants]
+    tables = [replace(_table(outcome, title, own), swatches=swatches) for title, own in named if own and swatches]
     return [*tables[:-1], *(replace(last, notes=[*notes(outcome), *doubts(outcome)]) for last in tables[-1:])]
 
 
@@ -261,12 +245,12 @@ def csv_text(outcome: Outcome) -> str:
         if not isinstance(each, OfModel) and any(each.of_variant(variant) for variant in outcome.variants)
     ]
     rows = [_csv_row(variant, outcome, measured) for variant in outcome.variants]
-    return csv_rows(rows, list(rows[0]))
+    return csv_rows(rows[0], (row.values() for row in rows))
 
 
 def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -> dict[str, str | float | None]:
     """Return what was measured, with intervals; what was counted; and both over the baseline's."""
-    row: dict[str, str | float | None] = {"variant": csv_cell(variant.name), "verdict": shown_verdict(variant)}
+    row: dict[str, str | float | None] = {"variant": variant.name, "verdict": shown_verdict(variant)}
     for quantity in measured:
         row |= csv_estimate(quantity.csv_column, quantity.of_variant(variant))
     for name in validated_names(outcome):

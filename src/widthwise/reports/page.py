@@ -22,7 +22,8 @@ from markupsafe import Markup
 
 from widthwise.files import write_atomic
 from widthwise.records.record import StoredRecord
-from widthwise.reports.charts import LOOK, Figure, FileKind, shared_legend
+from widthwise.records.run import Run
+from widthwise.reports.charts import LOOK, Figure, FileKind
 from widthwise.reports.formats import capital, clean, printable
 from widthwise.reports.table import Table
 
@@ -88,6 +89,11 @@ def in_words(sentences: Iterable[str]) -> Text:
 def note(*names: str, **values: object) -> Text:
     """Return the notes of these names from notes.yaml, with values put in; "" is left out."""
     return Text([_NOTES[name].format(**values) for name in names if name])
+
+
+def resolved(name: str, run: Run) -> Code:
+    """Return the recipe of a run, folded."""
+    return Code(run.config_yaml, f"{name}: resolved recipe, {run.path}/config.yaml")
 
 
 def made_anew(folders: Sequence[Path], out: Path) -> tuple[list[str], str]:
@@ -190,5 +196,5 @@ _ENVIRONMENT.filters |= {
     "json": as_json,
     "hash": _hash,
     "raw": Markup,
-    "legend": lambda figures: {clean(name): style.swatch for name, style in shared_legend(figures).items()},
+    "legend": lambda figures: {clean(name): each.swatch for own in figures for name, each in own.legend.items()},
 }

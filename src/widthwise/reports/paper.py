@@ -58,11 +58,7 @@ def _measured(line: PaperLine) -> str:
         mean, ends = signed(found.mean, 4), interval(found, 4 if line.is_difference else 3, with_sign=True)
     else:
         mean = _number(line, found.mean)
-        ends = (
-            f"{_short(found.low, 3)} to {_short(found.high, 3)}"
-            if found.low is not None and found.high is not None
-            else ""
-        )
+        ends = " to ".join(_short(end, 3) for end in (found.low, found.high) if end is not None)
     return f"{mean}\n{ends}" if ends else mean
 
 

@@ -14,7 +14,6 @@ from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import MISSING, clean, duration, fixed, si
 from widthwise.reports.table import Table
 from widthwise.run_dir import RunDir
-from widthwise.runs.listing import listed_run
 
 
 def read_run(path: Path, shown_as: str | None = None) -> Run:
@@ -47,11 +46,6 @@ def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, whe
     told = (*DESCENTS, *(() if result else ("growth",)))
     found = [parse(GrowthRecord, record, where) for record in metrics if record.get("event") in told]
     return sorted([*(result.growth if result else ()), *found], key=lambda growth: growth.step)
-
-
-def listed_runs(named: Mapping[str, Run]) -> dict[str, ListedRun]:
-    """Name -> how far the run has come, for those without a result."""
-    return {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
 
 
 def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:

@@ -8,17 +8,18 @@ import numpy as np
 from widthwise.config_io import UserError
 from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
-from widthwise.reports.charts import Figure, Style, styles
-from widthwise.reports.curves import Curve, by_name, by_step, curve_figure, further_heads, of_layer
+from widthwise.reports.charts import Figure, Looks, styles
+from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure
 from widthwise.reports.evaluations import course_parts, final_table, newest_tables
 from widthwise.reports.formats import clean, shorten
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
-from widthwise.reports.page import Code, Page, Part, Text, note, section
-from widthwise.reports.reading import listed_runs, progress_table, read_run, reload_sentence, state_sentence
+from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
+from widthwise.reports.reading import progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
 from widthwise.reports.table import Table
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
+from widthwise.runs.listing import listed_run
 
 _CURVES = (
     ("train", "loss", "Training loss", True),
@@ -57,7 +58,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     looks = styles([*named, BEFORE], baseline=BEFORE)
     costs = {name: run.cost for name, run in named.items() if run.cost is not None}
     results = {name: run.result for name, run in named.items() if run.result}
-    listed = listed_runs(named)
+    listed = {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
     cut = cut_section(named, looks)
@@ -102,10 +103,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section(
                 "How to reproduce",
                 *(Code(command) for command in commands if isinstance(command, str) and command),
-                *(
-                    Code(each.config_yaml, f"{n}: resolved recipe, {each.path}/config.yaml")
-                    for n, each in named.items()
-                ),
+                *map(resolved, named, named.values()),
             ),
         ),
         made_from="the run directories named above",
@@ -149,7 +147,7 @@ def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
     return f"{where}. {state} Results and costs appear when training ends."
 
 
-def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Figure | None]:
+def _curves(named: Mapping[str, Run], looks: Looks) -> Iterator[Figure | None]:
     def over_steps(key: str, title: str, curves: Mapping[str, Curve], crop: bool = True) -> Figure | None:
         grown = growth_steps(named[name] for name in curves if name in named)
         return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop, grown)
@@ -158,7 +156,7 @@ def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Fi
     yield over_steps("validation-loss", "Held-out loss", held_out_curves(named), crop)
     for event, key, title, crop in _CURVES:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
-    heads = {name: further_heads(run) for name, run in named.items()}
+    heads = {name: by_place(run, "validation", "mtp_losses") for name, run in named.items()}
     for depth in range(1, 1 + max(map(len, heads.values()))):
         own = {name: found[depth - 1] for name, found in heads.items() if len(found) >= depth}
         yield over_steps(f"mtp-{depth}", f"Held-out loss, {depth} after the next", own)
@@ -174,10 +172,9 @@ def _curves(named: Mapping[str, Run], looks: Mapping[str, Style]) -> Iterator[Fi
 def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
     """Yield figures with a curve for each layer, or for some of many, of the runs that recorded norms."""
     for i, (name, run) in enumerate(named.items()):
-        norms = [record for record in run.metrics if record.get("event") == "norms"]
         for key, title in _NORMS.items():
-            n_layers = max((len(record.get(key) or ()) for record in norms), default=0)
-            curves = {f"layer {n}": of_layer(run, "norms", key, n) for n in (layer_ticks(n_layers) if n_layers else ())}
+            layers = by_place(run, "norms", key)
+            curves = {f"layer {n}": layers[n - 1] for n in (layer_ticks(len(layers)) if layers else ())}
             shown, grown = title if len(named) == 1 else f"{name}: {title.lower()}", growth_steps([run])
             key = f"{key.replace('_', '-')}-{i}"
             yield curve_figure(key, shown, curves, styles(curves), "step", title.lower(), growths=grown)

@@ -1,6 +1,5 @@
 """The page of fitted laws, with `fits.csv` and `savings.csv`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
@@ -11,7 +10,7 @@ from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.records.scaling import ScalingGroup, ScalingLaws
 from widthwise.reports import charts
-from widthwise.reports.charts import INK, Figure, Plot, Style, styles
+from widthwise.reports.charts import INK, Figure, Looks, Plot, styles
 from widthwise.reports.formats import (
     MISSING,
     capital,
@@ -26,7 +25,7 @@ from widthwise.reports.formats import (
     tick,
 )
 from widthwise.reports.page import Code, Page, Text, in_words, note, section
-from widthwise.reports.table import Table, csv_cell, csv_rows
+from widthwise.reports.table import Table, csv_rows
 
 
 def scaling_page(scaling: ScalingLaws) -> Page:
@@ -143,30 +142,29 @@ def fits_csv(scaling: ScalingLaws) -> str:
     """One row for each symbol of each fit, at full precision."""
     header = ["group", "law", "chosen", "symbol", "value", "low", "high", "rms", "r_squared"]
     rows = [
-        (csv_cell(group.name), law, law == group.chosen, symbol, *_ends(each), fit.rms, fit.r_squared)
+        (group.name, law, law == group.chosen, symbol, *_ends(each), fit.rms, fit.r_squared)
         for group in scaling.groups
         for law, fit in group.fits.items()
         for symbol, each in fit.parameters.items()
     ]
-    return csv_rows((dict(zip(header, row)) for row in rows), header)
+    return csv_rows(header, rows)
 
 
 def savings_csv(scaling: ScalingLaws) -> str:
     """One row for each saving, at full precision."""
     header = ["group", "baseline", "law", "kind", "at", "x", "y", "ratio", "low", "high"]
-    saved = ((each.group, each.baseline, each.fit, each.kind, each.at, each.ratio) for each in scaling.savings)
     rows = [
-        (csv_cell(group), csv_cell(baseline), law, kind, csv_cell(at.name), at.x, at.y, *_ends(ratio))
-        for group, baseline, law, kind, at, ratio in saved
+        (each.group, each.baseline, each.fit, each.kind, each.at.name, each.at.x, each.at.y, *_ends(each.ratio))
+        for each in scaling.savings
     ]
-    return csv_rows((dict(zip(header, row)) for row in rows), header)
+    return csv_rows(header, rows)
 
 
 def _ends(estimate: Estimate) -> tuple[float | None, ...]:
     return estimate.mean, estimate.low, estimate.high
 
 
-def law_figure(scaling: ScalingLaws, looks: Mapping[str, Style]) -> Figure:
+def law_figure(scaling: ScalingLaws, looks: Looks) -> Figure:
     """Return points and chosen curves on logarithmic axes; arrows lead from the baseline's curve to the others."""
     x_title, y_title = clean(scaling.x), clean(scaling.y)
     ends = {saving.group: saving.at.x * finite(saving.ratio.mean) for saving in scaling.arrows}

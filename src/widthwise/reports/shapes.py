@@ -9,7 +9,7 @@ import altair as alt
 from widthwise.records.cost import CostSummary
 from widthwise.records.run import RunResult
 from widthwise.reports import charts
-from widthwise.reports.charts import GRID, MUTED, Figure, Style
+from widthwise.reports.charts import GRID, MUTED, Figure, Looks, Style
 from widthwise.reports.formats import capital, clean, fixed, hidden_widths, shorten
 
 MOST_MAPS = 8
@@ -22,9 +22,7 @@ def layer_ticks(n_layers: int) -> list[int]:
     return sorted({1, n_layers, *(layer for layer in range(stride, n_layers - stride // 2, stride) if layer > 1)})
 
 
-def width_figures(
-    costs: Mapping[str, CostSummary], looks: Mapping[str, Style], results: Mapping[str, RunResult]
-) -> list[Figure]:
+def width_figures(costs: Mapping[str, CostSummary], looks: Looks, results: Mapping[str, RunResult]) -> list[Figure]:
     """Return the shape of each model, all on one scale. results: of those that let tokens choose their width."""
     widest = max((_widest(cost) for cost in costs.values()), default=1)
     most = max((len(cost.widths) for cost in costs.values()), default=1)

@@ -7,7 +7,7 @@ import numpy as np
 
 from widthwise.records.run import Run
 from widthwise.records.shrinking import SHRUNK, Shrinking
-from widthwise.reports.charts import Style
+from widthwise.reports.charts import Looks
 from widthwise.reports.curves import Curve, by_step, profile_figures
 from widthwise.reports.formats import clean, fixed, ratio, shorten, si, signed
 from widthwise.reports.page import Code, Part, Section, note, section
@@ -47,13 +47,13 @@ def cut_answers(runs: Mapping[str, Run]) -> list[str]:
     return found
 
 
-def cut_section(runs: Mapping[str, Run], looks: Mapping[str, Style]) -> Section | None:
+def cut_section(runs: Mapping[str, Run], looks: Looks) -> Section | None:
     """Return figures and tables of every run that was cut; None if none was."""
     parts = (part for i, (name, run) in enumerate(runs.items()) for part in _parts(f"cut-{i}", name, run, looks))
     return section("Cut", note("cut"), *parts)
 
 
-def _parts(key: str, name: str, run: Run, looks: Mapping[str, Style]) -> Iterator[Part]:
+def _parts(key: str, name: str, run: Run, looks: Looks) -> Iterator[Part]:
     if (cut := run.shrinking) is None:
         return
     yield cut_table(cut, run)

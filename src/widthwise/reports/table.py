@@ -102,18 +102,18 @@ def latex_table(caption: str, layout: str, head: Sequence[str], body: Sequence[s
     return "\n".join(lines) + "\n"
 
 
-def csv_rows(rows: Iterable[Mapping[str, object]], header: Sequence[str]) -> str:
-    """Rows below their header; texts in them are safe already, see `csv_cell`."""
+def csv_rows(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Return rows below their header, texts as `csv_cell` gives them; None is an empty cell."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=header, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(buffer, lineterminator="\n")
+    for row in (header, *rows):
+        writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in row])
     return buffer.getvalue()
 
 
 def csv_estimate(name: str, estimate: Estimate | None) -> dict[str, float | None]:
     """Cells of an estimate: its mean and the ends of its interval."""
-    return {csv_cell(f"{name}_{part}"): getattr(estimate, part, None) for part in ("mean", "low", "high")}
+    return {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "low", "high")}
 
 
 def csv_cell(text: str) -> str:

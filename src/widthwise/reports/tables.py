@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from widthwise.records.cost import CostSummary
@@ -40,17 +41,12 @@ def layer_table(name: str, cost: CostSummary) -> Table:
     header = ["Layer", "width", "n_heads", "n_kv_heads", "head_dim", "FFN hidden"]
     hidden = [hidden_widths(widths) for widths in cost.hidden_widths]
     columns = [cost.widths, cost.n_heads, cost.n_kv_heads, cost.head_dim, hidden]
-    rows: list[list[str]] = []
-    spans: list[list[int]] = []
-    for layer in range(1, len(cost.widths) + 1):
-        sizes = [plain(column[layer - 1]) if column else MISSING for column in columns]
-        if rows and rows[-1] == sizes:
-            spans[-1][1] = layer
-        else:
-            rows.append(sizes)
-            spans.append([layer, layer])
-    names = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
-    return Table(f"Layers of {clean(name)}", header, [[span, *sizes] for span, sizes in zip(names, rows)])
+    layers = [[plain(column[i]) if column else MISSING for column in columns] for i in range(len(cost.widths))]
+    rows, last = list[list[str]](), 0
+    for sizes, alike in groupby(layers):
+        first, last = last + 1, last + len(list(alike))
+        rows.append([str(first) if first == last else f"{first} to {last}", *sizes])
+    return Table(f"Layers of {clean(name)}", header, rows)
 
 
 def seed_table(outcome: Outcome) -> Table:

@@ -1,7 +1,7 @@
 """Widths that trained models use: those that tokens chose in dynamic-width layers, and the slots of a virtual width."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import altair as alt
 import numpy as np
@@ -11,17 +11,16 @@ from widthwise.records.analysis import AnalysedModel, SiteSlots, TokenWidths, Vi
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.reports import charts
-from widthwise.reports.analysis_tables import model_columns
-from widthwise.reports.charts import BASELINE_STYLE, CARD, INK, Figure, Style
+from widthwise.reports.charts import BASELINE_STYLE, CARD, INK, Figure, Looks, Style
 from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import MISSING, TIMES, clean, fixed, shorten, si
 from widthwise.reports.page import Section, note, section
 from widthwise.reports.shapes import layer_ticks
 from widthwise.reports.table import Table
+from widthwise.reports.tables import by_column
 
 Grid = NDArray[np.float64]
 Models = Mapping[str, RunResult | AnalysedModel]
-Looks = Mapping[str, Style]
 
 
 def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
@@ -29,18 +28,21 @@ def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
     found = {name: model.token_widths for name, model in models.items() if model.token_widths}
     if not found:
         return None
-    quantities: dict[str, Callable[[TokenWidths], str]] = {
-        "mean fraction of d_ff": lambda widths: fixed(widths.mean_fraction, 4),
-        "share of the variance between tokens": lambda widths: fixed(widths.token_variance_share, 3),
-        **{f"feed-forward FLOPs per token, {kind}": partial(_flops, kind) for kind in _FLOPS},
-        "held-out tokens looked at": lambda widths: si(widths.n_tokens),
+    quantities = {
+        name: {
+            "mean fraction of d_ff": fixed(widths.mean_fraction, 4),
+            "share of the variance between tokens": fixed(widths.token_variance_share, 3),
+            **{f"feed-forward FLOPs per token, {kind}": _flops(kind, widths) for kind in _FLOPS},
+            "held-out tokens looked at": si(widths.n_tokens),
+        }
+        for name, widths in found.items()
     }
     return section(
         "Dynamic width",
         note("dynamic-width"),
         *(_histograms(f"dynamic-width-{i}", name, each, looks[name]) for i, (name, each) in enumerate(found.items())),
         note("dynamic-width-flops"),
-        model_columns("Dynamic width", found, quantities),
+        by_column("Dynamic width", quantities, "Quantity"),
         *(_layer_table(name, widths).folded for name, widths in found.items()),
         *(table.folded for table in _token_tables(found)),
     )
@@ -93,19 +95,17 @@ def _layer_table(name: str, widths: TokenWidths) -> Table:
 
 def _token_tables(found: Mapping[str, TokenWidths]) -> Iterator[Table]:
     """Yield losses at forced widths, and mean widths by kind of token, of which there are any; one column per model."""
-    forced, kinds = [], []
-    for widths in found.values():
-        forced.append({f"{fixed(each.fraction, 3)} of d_ff": each.loss for each in widths.forced})
-        deciles = enumerate(widths.by_frequency_decile, start=1)
-        by_class = {clean(kind): mean for kind, mean in widths.by_token_class.items()}
-        kinds.append({f"frequency decile {i}": mean for i, mean in deciles} | by_class)
-    for caption, row_title, columns in (
+    forced, kinds = dict[str, dict[str, str]](), dict[str, dict[str, str]]()
+    for name, widths in found.items():
+        forced[name] = {f"{fixed(each.fraction, 3)} of d_ff": fixed(each.loss, 4) for each in widths.forced}
+        deciles = {f"frequency decile {i}": mean for i, mean in enumerate(widths.by_frequency_decile, start=1)}
+        kinds[name] = {kind: fixed(mean, 4) for kind, mean in (deciles | dict(widths.by_token_class)).items()}
+    for caption, corner, columns in (
         ("Held-out loss at forced widths", "every token uses", forced),
         ("Mean fraction of d_ff by kind of token; decile 1 are the most frequent", "tokens", kinds),
     ):
-        names = dict.fromkeys(name for column in columns for name in column)
-        if rows := [[name, *(fixed(column.get(name), 4) for column in columns)] for name in names]:
-            yield Table(caption, [row_title, *map(clean, found)], rows)
+        if any(columns.values()):
+            yield replace(by_column(caption, columns, corner), sortable=True)
 
 
 def virtual_width_section(models: Models, looks: Looks) -> Section | None:
@@ -114,24 +114,7 @@ def virtual_width_section(models: Models, looks: Looks) -> Section | None:
     if not found:
         return None
     top = float(max(np.nanmax(_proportions(each)) for each in found.values()))
-    quantities: dict[str, Callable[[VirtualWidth], str]] = {
-        f"slots {TIMES} slot width": lambda width: f"{width.n_slots} {TIMES} {width.slot_width}",
-        "mean distance in layers": partial(_mean, "mean_distance"),
-        "mean distance with equal weights": partial(_mean, "plain_distance"),
-        "weight of the embedding / mean of the row, mean over sublayers": lambda width: fixed(
-            float(np.mean(_proportions(width)[:, 0])), 3
-        ),
-        "weight of the last n_slots writers / weight of all, mean over sublayers (hard window)": partial(
-            _mean, "window_share"
-        ),
-        "distance of carries and writes from 0 or 1, mean (0: hard routing)": partial(_mean, "gate_distance"),
-        "spectral radius of a carry, mean over sublayers": partial(_mean, "radius"),
-        "spectral radius, norm of the product of all carries": lambda width: ", ".join(
-            fixed(_of_site(width.sites[-1], number), 3) for number in ("product_radius", "product_norm")
-        ),
-        "standard deviation of a weight between tokens / its mean": _variation,
-        "held-out tokens looked at": lambda width: si(width.n_tokens),
-    }
+    quantities = {name: _quantities(width) for name, width in found.items()}
     even = {"equal weights": _curve("plain_distance", max(found.values(), key=lambda width: len(width.sites)))}
     distances = even | {name: _curve("mean_distance", width) for name, width in found.items()}
     of_distances = {"equal weights": BASELINE_STYLE, **looks}
@@ -143,18 +126,10 @@ def virtual_width_section(models: Models, looks: Looks) -> Section | None:
         curve_figure("reach-distance", title, distances, of_distances, "layer that reads", up),
         *(
             curve_figure(key, title, {name: _curve(number, own) for name, own in found.items()}, looks, "layer", up)
-            for key, number, title, up in (
-                ("carry", "radius", "Carries of single sublayers", "spectral radius"),
-                (
-                    "carry-product",
-                    "product_radius",
-                    "Carries of all sublayers so far",
-                    "spectral radius of the product",
-                ),
-            )
+            for key, number, title, up in _CARRIES
         ),
         note("reach"),
-        model_columns("Use of the stream", found, quantities),
+        by_column("Use of the stream", quantities, "Quantity"),
         note("slots"),
         *(
             _slot_figure(f"slots-{i}-{part}", name, each, looks[name], part)
@@ -163,6 +138,32 @@ def virtual_width_section(models: Models, looks: Looks) -> Section | None:
         ),
         *(_site_table(name, each).folded for name, each in found.items()),
     )
+
+
+_CARRIES = (
+    ("carry", "radius", "Carries of single sublayers", "spectral radius"),
+    ("carry-product", "product_radius", "Carries of all sublayers so far", "spectral radius of the product"),
+)
+"""Key of a figure, number of a sublayer, title and that of the y axis."""
+
+
+def _quantities(width: VirtualWidth) -> dict[str, str]:
+    """Return title -> number of a whole model."""
+    of_last = (_of_site(width.sites[-1], number) for number in ("product_radius", "product_norm"))
+    return {
+        f"slots {TIMES} slot width": f"{width.n_slots} {TIMES} {width.slot_width}",
+        "mean distance in layers": _mean("mean_distance", width),
+        "mean distance with equal weights": _mean("plain_distance", width),
+        "weight of the embedding / mean of the row, mean over sublayers": fixed(_proportions(width)[:, 0].mean(), 3),
+        "weight of the last n_slots writers / weight of all, mean over sublayers (hard window)": _mean(
+            "window_share", width
+        ),
+        "distance of carries and writes from 0 or 1, mean (0: hard routing)": _mean("gate_distance", width),
+        "spectral radius of a carry, mean over sublayers": _mean("radius", width),
+        "spectral radius, norm of the product of all carries": ", ".join(fixed(number, 3) for number in of_last),
+        "standard deviation of a weight between tokens / its mean": _variation(width),
+        "held-out tokens looked at": si(width.n_tokens),
+    }
 
 
 def _proportions(width: VirtualWidth) -> Grid:

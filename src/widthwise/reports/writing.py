@@ -86,25 +86,15 @@ def check_kind(folder: Path, name: str) -> None:
 
 def is_at_work(paths: Sequence[Path]) -> bool:
     """Return whether a run or a comparison among them has not finished, so that its page will change."""
-    return any(_is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths)
-
-
-def _is_unfinished(folder: Path) -> bool:
-    return is_unfinished(folder, _outcome(folder))
-
-
-def _outcome(folder: Path) -> Outcome | None:
-    return Outcome.read(folder) if (folder / Outcome.file_name).is_file() else None
+    return any(is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths)
 
 
 def _page(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_seconds: int | None) -> Page:
-    outcome = _outcome(paths[0]) if len(paths) == 1 and columns is None else None
-    if len(paths) == 1 and columns is None and is_unfinished(paths[0], outcome):
-        so_far = experiment_page(paths[0], outcome) if outcome and outcome.is_open else None
-        return live_page(paths[0], so_far, refresh_seconds)
+    if len(paths) == 1 and columns is None and is_unfinished(paths[0]):
+        return live_page(paths[0], refresh_seconds)
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
-        if len(paths) > 1 and path not in found and _is_unfinished(path):
+        if len(paths) > 1 and path not in found and is_unfinished(path):
             raise UserError(f"{path}: has not finished; give it alone, or wait until it has")
         if path not in found and not RunDir(path).exists:
             allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
