@@ -39,7 +39,7 @@ class TuneConfig(Config):
 
     over: dict[str, list[pydantic.PositiveFloat]] = Field(min_length=1)
     """Recipe key -> factors of each variant's own value; all combinations are trained."""
-    steps: float = Field(default=0.25, gt=0, le=1)
+    steps: float = Field(default=0.5, gt=0, le=1)
     """Share of a variant's steps that each is trained for; a warm-up and a decay given in steps are shortened alike."""
     seeds: Seeds = (101,)
     """Seeds of these runs, none of which is reported."""
