@@ -55,10 +55,7 @@ class Recompute:
 
         Exact without further heads, as `ModelConfig.cost` is. With them the last stream may be counted twice.
         """
-        outside = list(model.end_costs().values())
-        if model.mtp is not None:
-            outside += [_mtp_exit(model)] * model.mtp.n_depths
-        return activations_of(*outside, *self.kept_by_layer(model))
+        return activations_of(*self.kept_by_part(model).values())
 
     def kept_by_layer(self, model: ModelConfig) -> list[Cost]:
         """Return what is kept of each layer and further head, in the order of the forward pass.
@@ -83,7 +80,7 @@ class Recompute:
     def kept_by_part(self, model: ModelConfig) -> dict[str | None, Cost]:
         """Return what is kept by part of the model; None: the inputs of layers that run again."""
         found: dict[str | None, Cost] = dict.fromkeys((*PARTS, None), Cost())
-        layers = [costs for i, costs in enumerate(model.layer_costs()) if not self.is_recomputed(i)]
+        layers = [costs for i, costs in enumerate(self._counted(model).layer_costs()) if not self.is_recomputed(i)]
         for costs in (model.end_costs(), *layers):
             found |= {part: found[part] + activations_of(cost) for part, cost in costs.items()}
         by_layer = self.kept_by_layer(model)
@@ -105,11 +102,17 @@ class Recompute:
 
     def _indexed_costs(self, model: ModelConfig) -> Iterator[tuple[int, Cost]]:
         """Index, as `run` is told it, and cost of each layer and further head."""
-        residual = model.residual if self.every is None else model.residual.within_layers()
-        for i, (layer, d_before) in enumerate(zip(model.layers, model.widths_before, strict=True)):
-            yield i, sum(layer.costs(residual, d_before).values(), Cost())
+        counted = self._counted(model)
+        for i, costs in enumerate(counted.layer_costs()):
+            yield i, sum(costs.values(), Cost())
         if model.mtp is not None:
-            yield from ((k, model.mtp.slots_cost(residual, model.d_model)) for k in range(model.mtp.n_depths))
+            yield from ((k, model.mtp.slots_cost(counted.residual, model.d_model)) for k in range(model.mtp.n_depths))
+
+    def _counted(self, model: ModelConfig) -> ModelConfig:
+        """Return the model with the states that are made again within a layer, where layers run again."""
+        if self.every is None:
+            return model
+        return model.model_copy(update={"residual": model.residual.within_layers()})
 
 
 def _mtp_exit(model: ModelConfig) -> Cost:
