@@ -186,6 +186,11 @@ def mean_of_searches() -> Iterator[str]:
     yield from (by(F6, "mean", "x"), f"the five seeds together {ci(five_seeds())}")
     yield from (by(F6, "mean", name) for name in (*shapes[1:3], "hidden-only"))
     yield f"alone, they come to {sum(minus(F6, name).mean for name in parts):+.3f} together"
+    half, whole = (
+        [f"{per_seed(folder, name)[0]:.3f}" for name in ("uniform", "mean-reversed")] for folder in (HALF, F6)
+    )
+    yield "the uniform model ends at {} and the mean in reverse at {}".format(*half)
+    yield "given 0.002 at {} and {}".format(*whole)
     for name in shapes:
         yield row(*(d(F6, name, of=text) for text in UNSEEN))
 
