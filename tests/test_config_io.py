@@ -9,7 +9,7 @@ import pydantic
 import pytest
 from boxes import Box, Item, Red, check_message, refusal
 
-from widthwise.config_io import Config, UserError, attribute_docs, mistakes_at, nearest_hint, parse, to_data
+from widthwise.config_io import Config, UserError, attribute_docs, mistakes_at, nearest_hint, parse, refusing, to_data
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import parse_recipe
@@ -259,3 +259,12 @@ def test_the_schema_describes_every_field_that_has_a_docstring():
         docs = of_fields(config)
         assert docs
         assert {name: properties[name]["description"] for name in docs} == docs
+
+
+@pytest.mark.parametrize("error", [RuntimeError("first\n  second"), OSError(2, "first second"), KeyError()])
+def test_what_a_library_says_becomes_one_line_with_what_it_is_about(error):
+    with pytest.raises(UserError) as raised, refusing("data: cannot be read", Exception):
+        raise error
+    assert (
+        str(raised.value) == f"data: cannot be read ({'KeyError' if isinstance(error, KeyError) else 'first second'})"
+    )

@@ -68,7 +68,8 @@ def refusing(what: str, *errors: type[Exception]) -> Iterator[None]:
     except UserError:
         raise
     except errors as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        said = " ".join(str(error).split())  # on one line, whatever a library says
+        reason = getattr(error, "strerror", None) or said or type(error).__name__
         raise UserError(f"{what} ({reason})") from None
 
 

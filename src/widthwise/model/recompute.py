@@ -5,6 +5,7 @@ Losses and gradients stay the same. The code calls it recomputation, because a c
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -84,12 +85,12 @@ class Recompute:
         for costs in (model.end_costs(), *layers):
             found |= {part: found[part] + activations_of(cost) for part, cost in costs.items()}
         by_layer = self.kept_by_layer(model)
-        for (i, _), kept in zip(self._indexed_costs(model), by_layer, strict=True):
-            if self.is_recomputed(i):
-                found[None] += kept
+        depths = by_layer[model.n_layers :]
+        of_both = (enumerate(by_layer[: model.n_layers]), enumerate(depths))
+        found[None] = sum((kept for i, kept in chain(*of_both) if self.is_recomputed(i)), Cost())
         if model.mtp is not None:
-            depths = [kept for k, kept in enumerate(by_layer[model.n_layers :]) if not self.is_recomputed(k)]
-            found["mtp"] = activations_of(*depths, *[_mtp_exit(model)] * model.mtp.n_depths)
+            others = [kept for k, kept in enumerate(depths) if not self.is_recomputed(k)]
+            found["mtp"] = activations_of(*others, *[_mtp_exit(model)] * model.mtp.n_depths)
         return found
 
     def made_again(self, model: ModelConfig) -> list[Cost]:
