@@ -9,7 +9,7 @@ import difflib
 import inspect
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
@@ -186,6 +186,12 @@ def nearest_hint(name: str, allowed: Iterable[str]) -> str:
     names = [str(item) for item in allowed]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(sorted(names))}"
+
+
+def check_one_of(place: str, name: str, allowed: Collection[str]) -> None:
+    """Raise a UserError `place: got 'd_fff'; did you mean 'd_ff'?` unless the name is allowed."""
+    if name not in allowed:
+        raise UserError(f"{place}: got {name!r}; {nearest_hint(name, allowed)}")
 
 
 def parse(config_class: type[ConfigT], data: Any, where: str = "recipe") -> ConfigT:

@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from widthwise.config_io import UserError, nearest_hint
+from widthwise.config_io import UserError, check_one_of
 from widthwise.data.documents import Corpus, Document
 from widthwise.files import reading
 
@@ -105,6 +105,5 @@ CORPORA: dict[str, Callable[[], Iterator[Document]]] = {
 
 def named_corpus(name: str) -> Corpus:
     """A corpus by its name. Raises UserError with the valid names; contents vary with the Python installation."""
-    if name not in CORPORA:
-        raise UserError(f"corpus: got {name!r}; {nearest_hint(name, CORPORA)}")
+    check_one_of("corpus", name, CORPORA)
     return Corpus(name, CORPORA[name])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.config_io import UserError, nearest_hint
+from widthwise.config_io import UserError, check_one_of
 from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
 from widthwise.evaluation.paper_tasks import is_share
 from widthwise.records.evaluation import (
@@ -37,8 +37,7 @@ def baselines_of(runs: Sequence[str], asked: Mapping[str, str]) -> dict[str, str
     """
     paths = {Path(run).name: run for run in reversed(runs)} | {run: run for run in runs}
     for name in (name for pair in asked.items() for name in pair):
-        if name not in paths:
-            raise UserError(f"--baseline: got {name!r}; {nearest_hint(name, list(dict.fromkeys(map(str, runs))))}")
+        check_one_of("--baseline", name, paths)
     given = {paths[run]: paths[baseline] for run, baseline in asked.items()}
     if twice := [run for run in given if run in given.values()]:
         raise UserError(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from widthwise.config_io import Config, UserError, nearest_hint, parse
+from widthwise.config_io import Config, UserError, check_one_of, parse
 from widthwise.evaluation.estimate import mean_of_scores, text_means
 from widthwise.evaluation.local_tasks import LocalTask, load_task
 from widthwise.records.evaluation import Score, Scores, SuiteAnswers, SuiteAverage, SuiteRow, harness_answers
@@ -152,8 +152,7 @@ def plan_suite(
     to the suite by their stem; tasks: of the harness, asked for anyway; limit: items of each file. Raises UserError for
     an unknown suite, for a folder without any of its files, and, unless is_partial, for missing parts, by name.
     """
-    if name not in SUITES:
-        raise UserError(f"suite: got {name!r}; {nearest_hint(name, SUITES)}")
+    check_one_of("suite", name, SUITES)
     suite = SUITES[name]
     files = None
     if folder is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, nearest_hint, parse
+from widthwise.config_io import Config, UserError, check_one_of, parse
 from widthwise.experiments.experiment import Experiment, Point, check_name
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
@@ -48,8 +48,7 @@ class CompareConfig(Config):
         for name in self.variants:
             check_name("variants", name)
         for name in (self.trend and self.trend.variants) or ():
-            if name not in self.variants:
-                raise ValueError(f"trend.variants: got {name!r}; {nearest_hint(name, self.variants)}")
+            check_one_of("trend.variants", name, self.variants)
         if self.match is not None:
             self.match.check_names(self.variants, next(iter(self.variants)))
         if self.tune and (both := sorted({*self.seeds} & {*self.tune.seeds})):

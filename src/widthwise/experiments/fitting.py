@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy import stats
 
-from widthwise.config_io import UserError, nearest_hint
+from widthwise.config_io import UserError, check_one_of
 from widthwise.evaluation.estimate import students_t
 from widthwise.experiments.laws import LAWS, Law, leave_one_out_errors
 from widthwise.experiments.scaling_points import CurveGroup, FitData
@@ -218,9 +218,8 @@ def fit_groups(
 def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tuple[LawName, str]:
     """Return one law for all groups, so that their curves are comparable, and the reason for it."""
     if wanted is not None:
-        law = next((law for law in LAWS.values() if law.kind == wanted), None)
-        if law is None:
-            raise UserError(f"--law: got {wanted!r}; {nearest_hint(wanted, LAWS)}")
+        check_one_of("--law", wanted, LAWS)
+        law = next(law for law in LAWS.values() if law.kind == wanted)
         if reasons := [reason for group in groups if (reason := objection(law, group))]:
             raise UserError(f"--law: got {wanted}, which {reasons[0]}")
         return law.kind, "as asked"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 import pydantic
 from pydantic import Discriminator, Tag
 
-from widthwise.config_io import Config, UserError, checked_copy, mistakes_of, nearest_hint
+from widthwise.config_io import Config, UserError, check_one_of, checked_copy, mistakes_of
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.quantities import OF_MODELS
@@ -150,8 +150,7 @@ class MatchConfig(Config):
         for name in self.adjust if isinstance(self.adjust, Mapping) else ():
             if name == baseline:
                 raise ValueError(f"match.adjust: got {name!r}, the baseline, to which the others are adjusted")
-            if name not in names:
-                raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, set(names) - {baseline})}")
+            check_one_of("match.adjust", name, set(names) - {baseline})
 
 
 MatchSection = Annotated[

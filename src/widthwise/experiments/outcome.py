@@ -19,7 +19,7 @@ from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import VALIDATION_KEY, recorded_identity
+from widthwise.runs.data_identity import VALIDATION_KEY, check_data_of_run, recorded_identity
 from widthwise.runs.environment import is_shared
 
 ARRIVAL_SECONDS = 60.0
@@ -68,12 +68,7 @@ def load_result(run: RunDir) -> RunResult:
 
 def check_same_data(run: RunDir, first: RunDir) -> None:
     """Raises UserError if two runs saw different data, as after an upgrade of Python."""
-    own, expected = recorded_identity(run), recorded_identity(first)
-    if own != expected:
-        found, other = own.compared(expected)
-        raise UserError(
-            f"{run.path}: was trained on other data ({found}) than {first.path} ({other}); compare in a new folder"
-        )
+    check_data_of_run(run, recorded_identity(first), str(first.path), "; compare in a new folder")
     texts = [each.environment().get(VALIDATION_KEY) for each in (run, first)]
     if texts[0] != texts[1]:
         raise UserError(f"{run.path}: was validated on other texts or tasks than {first.path}; compare in a new folder")

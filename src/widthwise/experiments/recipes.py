@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from widthwise.config_io import UserError, nearest_hint
+from widthwise.config_io import UserError, check_one_of
 from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
 from widthwise.experiments.discover import DiscoverConfig
 from widthwise.experiments.experiment import Experiment
@@ -63,8 +63,7 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
         plan = read_plan([path], overrides, tolerance=None, only=variant)
     else:
         plan, _ = read_all(path, overrides)
-    if variant not in plan.recipes:
-        raise UserError(f"--variant: got {variant!r}; {nearest_hint(variant, plan.recipes)}")
+    check_one_of("--variant", variant, plan.recipes)
     if variant in plan.refused:
         raise UserError(plan.refused[variant])
     check_trainable(plan.recipes[variant], variant)

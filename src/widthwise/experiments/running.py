@@ -25,7 +25,7 @@ from widthwise.records.outcome import Outcome
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.runs.data_identity import DataIdentity, identity_of, recorded_identity
+from widthwise.runs.data_identity import DataIdentity, check_data_of_run, identity_of
 from widthwise.runs.environment import command_line
 from widthwise.runs.listing import listed_run, stop_message
 from widthwise.runs.speed import chosen_precision, step_seconds
@@ -135,9 +135,7 @@ def _costs(sweep: Experiment, folder: Path, data: DataIdentity) -> dict[str, Any
     begun = {key: run for key, run in runs.items() if run.exists}  # the next seed of what has diverged is not
     tokens, seconds = 0, 0.0
     for (name, _), run in begun.items():
-        if (own := recorded_identity(run)) != data:
-            was, is_now = own.compared(data)
-            raise UserError(f"{run.path}: was trained on other data ({was}) than is compared on ({is_now}); remove it")
+        check_data_of_run(run, data, "is compared on", "; remove it")
         result, listed = run.result(), listed_run(run.path)
         n_tokens = (listed.step or 0) * sweep.recipes[name].tokens_per_step
         of_diverged = n_tokens / (listed.tokens_per_second or math.inf)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError, nearest_hint
+from widthwise.config_io import UserError, check_one_of, nearest_hint
 from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.files import read_text
 from widthwise.records.outcome import Outcome, Variant
@@ -106,8 +106,8 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
         groups.setdefault(group, []).append(point)
     if not groups:
         raise UserError(f"fit: found no finished model; {'; '.join(left_out)}")
-    if baseline is not None and baseline not in groups:
-        raise UserError(f"--baseline: got {baseline!r}; {nearest_hint(baseline, groups)}")
+    if baseline is not None:
+        check_one_of("--baseline", baseline, groups)
     if baseline is None and len(baselines) == 1:
         baseline = next((name for name in groups if name in baselines), None)
     curves = (CurveGroup(name, tuple(sorted(own, key=lambda point: point.x))) for name, own in groups.items())
@@ -135,8 +135,8 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
     if len(set(header)) < len(header):
         raise UserError(f"{path}: two columns have the same name ({', '.join(header)})")
     for option, column in (("--x", axes.x), ("--y", axes.y), ("--group-by", axes.group_by)):
-        if column is not None and column not in header:
-            raise UserError(f"{path}: {option}: got {column!r}; {nearest_hint(column, header)}")
+        if column is not None:
+            check_one_of(f"{path}: {option}", column, header)
     seeds: dict[tuple[str, str, float], list[float]] = {}
     for where, cells in rows:
         if len(cells) != len(header):
@@ -187,8 +187,8 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Poin
     """Return the points of run directories, comparisons and sweeps, each with its group; the names of the baselines of
     these; the unfinished points of sweeps, in words. Raises UserError for any other folder."""
     for option, name, allowed in (("--x", axes.x, X_QUANTITIES), ("--y", axes.y, Y_QUANTITIES)):
-        if folders and name not in allowed:
-            raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
+        if folders:
+            check_one_of(option, name, allowed)
     points, baselines, left_out = list[tuple[str, Point]](), set[str | None](), list[str]()
     alike: dict[str, list[RunDir]] = {}
     for path in folders:

@@ -7,7 +7,7 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, nearest_hint
+from widthwise.config_io import Config, UserError, check_one_of
 from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, students_t
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
@@ -113,10 +113,8 @@ class TrendConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "TrendConfig":
-        if self.over not in OF_MODELS:
-            raise ValueError(f"over: got {self.over!r}; {nearest_hint(self.over, OF_MODELS)}")
-        if self.of not in OF_HELD_OUT:
-            raise ValueError(f"of: got {self.of!r}; {nearest_hint(self.of, OF_HELD_OUT)}")
+        check_one_of("over", self.over, OF_MODELS)
+        check_one_of("of", self.of, OF_HELD_OUT)
         if self.variants is not None and len(set(self.variants)) < len(self.variants):
             raise ValueError(f"variants: got {list(self.variants)}; each variant may be given once")
         return self

@@ -5,7 +5,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from widthwise.config_io import UserError, nearest_hint
+from widthwise.config_io import UserError, check_one_of
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
@@ -79,8 +79,7 @@ def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
         return outcome
     had = {each.name for each in QUANTITIES for variant in outcome.variants if each.value(variant) is not None}
     for name in columns:
-        if name not in QUANTITY:
-            raise UserError(f"--columns: got {name!r}; {nearest_hint(name, QUANTITY)}")
+        check_one_of("--columns", name, QUANTITY)
         if name not in had:
             raise UserError(f"--columns: got {name!r}, which no variant has; those known are {', '.join(sorted(had))}")
     return outcome.with_changes(columns=list(columns))

@@ -117,12 +117,11 @@ def recorded_identity(run: RunDir) -> DataIdentity:
     return parse(DataIdentity, run.environment().get(KEY), f"{run.path}/environment.json: {KEY}")
 
 
-def check_data_of_run(run: RunDir, data: OpenedData, advice: str = "") -> None:
-    """Raises UserError where a run was trained on other data than its recipe names now. advice: ends the message."""
-    before, now = recorded_identity(run), identity_of(data)
-    if before != now:
-        was, is_now = before.compared(now)
-        raise UserError(f"{run.path}: was trained on other data ({was}) than its recipe now names ({is_now}){advice}")
+def check_data_of_run(run: RunDir, data: DataIdentity, than: str, advice: str = "") -> None:
+    """Raises UserError where a run was trained on other data. than: says which, advice: what to do about it."""
+    if (before := recorded_identity(run)) != data:
+        was, expected = before.compared(data)
+        raise UserError(f"{run.path}: was trained on other data ({was}) than {than} ({expected}){advice}")
 
 
 def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:

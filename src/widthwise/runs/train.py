@@ -219,7 +219,7 @@ class _Launch:
             check_tokenizer(self.run, data.tokenizer)
             data.tokenizer.save(self.run.tokenizer_folder)
             self.run.add_to_environment(identity_of(data).record())
-        check_data_of_run(self.run, data)
+        check_data_of_run(self.run, identity_of(data), "its recipe now names")
 
     def _check_same_bonds(self, loop: TrainingLoop) -> None:
         """A run that was made by another verb is bound to its texts, tasks and teacher when it is first trained."""

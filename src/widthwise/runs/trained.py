@@ -25,7 +25,7 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import check_data_of_run, has_seen_data, recorded_tokenizer
+from widthwise.runs.data_identity import check_data_of_run, has_seen_data, identity_of, recorded_tokenizer
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import state_by_name
@@ -95,7 +95,7 @@ class LoadedModel:
         if not has_seen_data(run):
             raise UserError(f"{run.path}: has not been trained yet; {NAME_A_TEXT}")
         data = open_data(recipe.data)
-        check_data_of_run(run, data, f"; {NAME_A_TEXT}")
+        check_data_of_run(run, identity_of(data), "its recipe now names", f"; {NAME_A_TEXT}")
         held_out = recipe.held_out(data)
         if not isinstance(data, MixedData):
             return {HELD_OUT: (data, held_out.n_windows * recipe.seq_len)}

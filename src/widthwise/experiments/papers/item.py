@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from widthwise.config_io import Config, UserError, nearest_hint, parse
+from widthwise.config_io import Config, UserError, check_one_of, nearest_hint, parse
 from widthwise.experiments.papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count
 from widthwise.experiments.papers.work import AnyWork, Work
 from widthwise.experiments.recipes import describes_several, read_all
@@ -126,8 +126,7 @@ class Item(Config):
     def _rows_exist(self) -> "Item":
         for row, base in self.baselines.items():
             for name in (row, base):
-                if name not in self.printed:
-                    raise ValueError(f"baselines: got {name!r}; {nearest_hint(name, self.printed)}")
+                check_one_of("baselines", name, self.printed)
         for row, own in self.printed.items():
             if self.baseline_of(row) is None and any(each.is_difference for each in own.values()):
                 raise ValueError(f"printed.{row}: is the baseline, so it cannot be higher or lower")
