@@ -344,6 +344,12 @@ class Outcome(StoredRecord):
         return next((each for each in self.variants if (each.group, each.values) == place and each.has_loss), None)
 
     @property
+    def compared(self) -> list[tuple[Variant, Variant]]:
+        """Finished points that have a baseline, each with it; no baselines."""
+        pairs = ((each, self.baseline_of(each)) for each in self.variants)
+        return [(each, other) for each, other in pairs if other is not None and other.name != each.name]
+
+    @property
     def groups(self) -> list[str]:
         """Groups in the order of the points; "" is that of points without one. The baseline alone makes no group."""
         return list(dict.fromkeys(point.group for point in self.points if point.name != self.baseline))

@@ -182,8 +182,7 @@ def _mismatch(found: Outcome) -> str:
     """Return how unequal points are in what they are said to match, if a search asked for no closer match."""
     if (matched := QUANTITY.get(found.matched or "none")) is None:
         return ""
-    pairs = [(each, other) for each in found.variants if (other := found.baseline_of(each)) is not None]
-    ratios = [matched.ratio(*pair) for pair in pairs]
+    ratios = [matched.ratio(*pair) for pair in found.compared]
     largest = max((abs(ratio - 1) for ratio in ratios if ratio is not None), default=0.0)
     return f", within {largest:.1%}" if largest > LARGEST_MISMATCH else ""
 

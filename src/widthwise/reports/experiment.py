@@ -262,9 +262,7 @@ def _equal_loss_section(found: Outcome, looks: Looks) -> Section | None:
     looks: of the variants that are drawn; tables have all.
     """
     words, validations = found.baseline_words, found.validations
-    compared = [
-        each for each in found.variants if (other := found.baseline_of(each)) is not None and other.name != each.name
-    ]
+    compared = [each for each, _ in found.compared]
     if validations is None or words is None or not compared:
         return None
     drawn = [each for each in compared if each.gap and each.name in looks]

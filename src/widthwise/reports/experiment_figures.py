@@ -94,21 +94,16 @@ def part_figure(variants: Sequence[Variant]) -> Figure:
 
 def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     """Return costs relative to the baseline, one row per quantity. None where there is only the baseline."""
-    pairs = [
-        (variant, other)
-        for variant in outcome.variants
-        if (other := outcome.baseline_of(variant)) is not None and other.name != variant.name
-    ]
     rows: list[dict[str, Any]] = [
         {"name": clean(variant.name), "quantity": each.bare_title, "ratio": value}
         for each in QUANTITIES
         if each.has_ratio and not each.is_loss
-        for variant, other in pairs
+        for variant, other in outcome.compared
         if (value := each.ratio(variant, other)) is not None
     ]
     if not rows:
         return None
-    own = {variant.name: looks[variant.name] for variant, _ in pairs}
+    own = {variant.name: looks[variant.name] for variant, _ in outcome.compared}
     baseline = shorten(outcome.baseline_words or "", 30)
     points = charts.chart(rows).mark_point()
     points = points.encode(
@@ -299,7 +294,7 @@ def gap_figures(loss: str, variants: Sequence[Variant], looks: Looks, baseline: 
 
 
 def score(point: Variant, outcome: Outcome) -> Estimate:
-    """Return the difference to its baseline, 0 for a baseline itself; the loss where nothing is outcome."""
+    """Return the difference to its baseline, 0 for a baseline itself; its loss where nothing is compared."""
     if outcome.baseline_words is None:
         return point.val_loss
     return point.difference or Estimate(mean=0.0 if outcome.baseline_of(point) is point else None)
