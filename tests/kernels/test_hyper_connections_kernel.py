@@ -5,17 +5,13 @@ from math import ceil
 
 import pytest
 import torch
+from measured import kept_bytes
 from thinned import every_pair, in_turn
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import (
-    read_slots,
-    reference_read_slots,
-    reference_write_slots,
-    write_slots,
-)
+from widthwise.kernels.hyper_connections import read_slots, reference_read_slots, reference_write_slots, write_slots
+from widthwise.kernels.hyper_connections_chunks import MIN_MULTIPLICATIONS, add_product, product
 
 SITES = [
     (1, 4, 1, 7),
@@ -142,18 +138,10 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
     sine, and the weights.
     """
     for dtype in (torch.bfloat16, torch.float32):
-        chain, kept = Chain(n_sites=7, dynamic=dynamic, state=dtype, weights=torch.float32), {}
-
-        def pack(tensor, kept=kept):
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
-
-        with saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = chain.fused(state_every)
-        truth = chain.gradients(chain.fused(state_every=1))
-        assert all(torch.equal(own, other) for own, other in zip(chain.gradients(out), truth, strict=True))
-    weights = {tensor.untyped_storage().data_ptr() for tensor in chain.inputs[1:]}
-    n_bytes = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in weights)
+        chain = Chain(n_sites=7, dynamic=dynamic, state=dtype, weights=torch.float32)
+        ours, truth = (chain.gradients(chain.fused(every)) for every in (state_every, 1))
+        assert all(torch.equal(own, other) for own, other in zip(ours, truth, strict=True))
+    n_bytes = kept_bytes(lambda: chain.fused(state_every), without=chain.inputs[1:])
     n_tokens, n_slots, slot_width = 6, 3, 5
     of_a_site = 2 * slot_width * 3
     assert n_bytes == 4 * n_tokens * (ceil(7 / state_every) * n_slots * slot_width + 7 * of_a_site)
@@ -177,3 +165,32 @@ def test_only_the_wanted_gradients(frozen):
     inputs = [tensor for tensor in chain.inputs if tensor.requires_grad]
     ours, truth = chain.run(read_slots, write_slots, state_every=2), chain.reference()
     assert_same(*(torch.autograd.grad(out.sin().sum(), inputs) for out in (ours, truth)), 1e-10)
+
+
+def matrices(n, r, k, w):
+    a, b, total = (normal(*shape, seed=i) for i, shape in enumerate([(k, n, r), (n, k, w), (n, r, w)]))
+    return a.permute(1, 2, 0), b, total  # as slices of a table (k, C, n) are
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 2, 3, 65), (5, 2, 3, 67), (7, 1, 1, 3), (4, 1, 4, 128), (3, 8, 64, 9), (0, 2, 3, 5)]
+)
+def test_products_of_many_tiny_matrices_are_those_of_each_pair(shape):
+    """(N, r, k, w), on both sides of `MIN_MULTIPLICATIONS`."""
+    a, b, total = matrices(*shape)
+    expected = torch.einsum("nrk,nkw->nrw", a, b)
+    out = torch.full_like(total, torch.nan)
+    assert product(a, b, out) is out
+    assert_same([out, add_product(total.clone(), a, b, -0.3)], [expected, total - 0.3 * expected], 1e-12)
+
+
+def test_small_ones_are_left_to_no_batched_product(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a batched product")
+
+    monkeypatch.setattr(torch, "bmm", refuse)
+    a, b, total = matrices(5, 2, 3, 66)
+    assert MIN_MULTIPLICATIONS > 2 * 3 * 66
+    product(a, b, total)
+    with pytest.raises(AssertionError, match="batched"):
+        product(*matrices(5, 2, 3, 67))

@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import counted_flops, on_meta, parameters_by_part
 from paper_hourglass import BASELINES, flops, layer_params, params
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.config_io import parse
 from widthwise.model.config import ModelConfig
@@ -22,26 +21,15 @@ from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
 T = 13
 
 
-EXIT = ("exit.reduce.", "exit.group_norm.")
-"""What the exit has beside the last norm."""
-
-
 def measured(config: ModelConfig) -> dict[str, int]:
     """What torch says about the built model, as the totals name it."""
-    with torch.device("meta"):
-        model, tokens = Decoder(config), torch.zeros(1, T, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        model(tokens)
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    inside = {name: n for name, n in sizes.items() if not name.startswith("mtp.")}
-    in_attention = sum(n for name, n in inside.items() if ".attention.w_" in name)
-    in_ffn = sum(n for name, n in inside.items() if ".ffn." in name and not name.endswith("norm.weight"))
-    in_residual = sum(n for name, n in inside.items() if "_residual." in name or name.startswith(EXIT))
+    model, tokens = on_meta(lambda: Decoder(config)), torch.zeros(1, T, dtype=torch.long, device="meta")
+    parts = parameters_by_part(model)
     return {
-        "params": sum(sizes.values()),
-        "layer_params": in_attention + in_ffn + in_residual,
-        "attention_params": in_attention,
-        "flops": counter.get_total_flops() // T,
+        "params": sum(parts.values()),
+        "layer_params": parts["attention"] + parts["ffn"] + parts["residual"],
+        "attention_params": parts["attention"],
+        "flops": counted_flops(lambda: model(tokens)) // T,
     }
 
 
