@@ -5,6 +5,7 @@ from math import ceil
 
 import pytest
 import torch
+from comparing import random
 from measured import kept_bytes
 from thinned import every_pair, in_turn
 from torch import Tensor
@@ -26,10 +27,6 @@ SITES = [
 """n_read, n_slots, n_write, slot_width"""
 
 
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 class Chain:
     """Sites one after the other, whose sublayers are a sine."""
 
@@ -38,15 +35,15 @@ class Chain:
     ):
         self.n_read, n_slots, n_write, slot_width = site
         k = self.n_read + n_slots + n_write
-        self.state = normal(*tokens, n_slots, slot_width, seed=0, dtype=state).requires_grad_()
+        self.state = random(*tokens, n_slots, slot_width, seed=0, dtype=state).requires_grad_()
         self.tables = []
         for i in range(1, 3 * n_sites, 3):
-            projection = normal(slot_width, k, seed=i + 1, dtype=weights) / slot_width**0.5
-            static, scale = (normal(n_slots, k, seed=seed, dtype=weights) for seed in (i, i + 2))
+            projection = random(slot_width, k, seed=i + 1, dtype=weights) / slot_width**0.5
+            static, scale = (random(n_slots, k, seed=seed, dtype=weights) for seed in (i, i + 2))
             tables = [static, projection, scale] if dynamic else [static]
             self.tables.append([table.requires_grad_() for table in tables])
         self.mixes = [
-            normal(self.n_read * slot_width, n_write * slot_width, seed=90 + i, dtype=weights).requires_grad_()
+            random(self.n_read * slot_width, n_write * slot_width, seed=90 + i, dtype=weights).requires_grad_()
             for i in range(n_sites)
         ]
 
@@ -77,7 +74,7 @@ class Chain:
         return self.run(read, write)
 
     def gradients(self, out: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(out, self.inputs, normal(*out.shape, seed=99, dtype=out.dtype)))
+        return list(torch.autograd.grad(out, self.inputs, random(*out.shape, seed=99, dtype=out.dtype)))
 
 
 def assert_same(ours: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float) -> None:
@@ -168,7 +165,7 @@ def test_only_the_wanted_gradients(frozen):
 
 
 def matrices(n, r, k, w):
-    a, b, total = (normal(*shape, seed=i) for i, shape in enumerate([(k, n, r), (n, k, w), (n, r, w)]))
+    a, b, total = (random(*shape, seed=i) for i, shape in enumerate([(k, n, r), (n, k, w), (n, r, w)]))
     return a.permute(1, 2, 0), b, total  # as slices of a table (k, C, n) are
 
 

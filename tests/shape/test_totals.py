@@ -100,18 +100,6 @@ def test_totals_of_many_are_those_of_the_built_model(base, drawn) -> None:
         assert count(name, sizes) == pytest.approx(value, rel=1e-12), name
 
 
-def test_totals_of_an_hourglass_follow_the_paper() -> None:
-    """The formulas of section 3.2, with attention, head, norms and cache added."""
-    counted = totals(candidate_of_113m(Sizes(4, 12, 1032, 418, 1032)), 2048)
-    assert counted.params == params(4, 12, 1032, 418)
-    assert counted.layer_params == layer_params(4, 12, 1032, 418)
-    assert counted.attention_params == 4 * 12 * 1032**2
-    assert counted.flops == flops(4, 12, 1032, 418, 2048)
-    assert counted.flops_causal == flops(4, 12, 1032, 418, 1024)
-    assert counted.kv_bytes == 2 * 2 * 12 * 1032
-    assert counted.n_residual_additions == 12 * (1 + 4)
-
-
 def test_arrays_are_counted_as_single_models_are() -> None:
     count = count_of_113m()
     widths = np.array([24, 1032, 768]), np.array([7, 418, 307]), np.array([48, 1032, 384])
