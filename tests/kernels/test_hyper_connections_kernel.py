@@ -181,7 +181,7 @@ def test_products_of_many_tiny_matrices_are_those_of_each_pair(shape):
     assert_same([out, add_product(total.clone(), a, b, -0.3)], [expected, total - 0.3 * expected], 1e-12)
 
 
-def test_small_ones_are_left_to_no_batched_product(monkeypatch):
+def test_small_products_are_not_left_to_a_batched_one(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a batched product")
 
