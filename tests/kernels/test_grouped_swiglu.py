@@ -3,6 +3,7 @@
 import pytest
 import torch
 from differentiated import with_gradients
+from measured import kept_bytes
 from thinned import in_turn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -67,18 +68,9 @@ def test_an_expert_without_tokens_has_a_gradient_of_zero():
 
 def test_keeps_gate_and_up_of_every_choice_beside_its_inputs():
     n_tokens, _, d_expert, _, _, top_k = SIZES[0]
-    arguments, kept = inputs(*SIZES[0]), {}
-
-    def keep(tensor):
-        kept[tensor.data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        grouped_swiglu(*arguments)
-    own = [
-        t for pointer, t in kept.items() if t.is_floating_point() and pointer not in {a.data_ptr() for a in arguments}
-    ]
-    assert sorted(tensor.shape for tensor in own) == [(n_tokens * top_k, d_expert)] * 2
+    arguments = inputs(*SIZES[0])
+    found = kept_bytes(lambda: grouped_swiglu(*arguments), without=arguments)
+    assert found == 2 * n_tokens * top_k * d_expert * torch.float64.itemsize
 
 
 def test_the_flop_counter_sees_the_chosen_experts_only():

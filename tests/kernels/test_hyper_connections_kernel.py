@@ -5,17 +5,14 @@ from math import ceil
 
 import pytest
 import torch
+from comparing import random
+from measured import kept_bytes
 from thinned import every_pair, in_turn
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import (
-    read_slots,
-    reference_read_slots,
-    reference_write_slots,
-    write_slots,
-)
+from widthwise.kernels.hyper_connections import read_slots, reference_read_slots, reference_write_slots, write_slots
+from widthwise.kernels.hyper_connections_chunks import MIN_MULTIPLICATIONS, add_product, product
 
 SITES = [
     (1, 4, 1, 7),
@@ -30,10 +27,6 @@ SITES = [
 """n_read, n_slots, n_write, slot_width"""
 
 
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 class Chain:
     """Sites one after the other, whose sublayers are a sine."""
 
@@ -42,15 +35,15 @@ class Chain:
     ):
         self.n_read, n_slots, n_write, slot_width = site
         k = self.n_read + n_slots + n_write
-        self.state = normal(*tokens, n_slots, slot_width, seed=0, dtype=state).requires_grad_()
+        self.state = random(*tokens, n_slots, slot_width, seed=0, dtype=state).requires_grad_()
         self.tables = []
         for i in range(1, 3 * n_sites, 3):
-            projection = normal(slot_width, k, seed=i + 1, dtype=weights) / slot_width**0.5
-            static, scale = (normal(n_slots, k, seed=seed, dtype=weights) for seed in (i, i + 2))
+            projection = random(slot_width, k, seed=i + 1, dtype=weights) / slot_width**0.5
+            static, scale = (random(n_slots, k, seed=seed, dtype=weights) for seed in (i, i + 2))
             tables = [static, projection, scale] if dynamic else [static]
             self.tables.append([table.requires_grad_() for table in tables])
         self.mixes = [
-            normal(self.n_read * slot_width, n_write * slot_width, seed=90 + i, dtype=weights).requires_grad_()
+            random(self.n_read * slot_width, n_write * slot_width, seed=90 + i, dtype=weights).requires_grad_()
             for i in range(n_sites)
         ]
 
@@ -81,7 +74,7 @@ class Chain:
         return self.run(read, write)
 
     def gradients(self, out: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(out, self.inputs, normal(*out.shape, seed=99, dtype=out.dtype)))
+        return list(torch.autograd.grad(out, self.inputs, random(*out.shape, seed=99, dtype=out.dtype)))
 
 
 def assert_same(ours: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float) -> None:
@@ -142,18 +135,10 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
     sine, and the weights.
     """
     for dtype in (torch.bfloat16, torch.float32):
-        chain, kept = Chain(n_sites=7, dynamic=dynamic, state=dtype, weights=torch.float32), {}
-
-        def pack(tensor, kept=kept):
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
-
-        with saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = chain.fused(state_every)
-        truth = chain.gradients(chain.fused(state_every=1))
-        assert all(torch.equal(own, other) for own, other in zip(chain.gradients(out), truth, strict=True))
-    weights = {tensor.untyped_storage().data_ptr() for tensor in chain.inputs[1:]}
-    n_bytes = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in weights)
+        chain = Chain(n_sites=7, dynamic=dynamic, state=dtype, weights=torch.float32)
+        ours, truth = (chain.gradients(chain.fused(every)) for every in (state_every, 1))
+        assert all(torch.equal(own, other) for own, other in zip(ours, truth, strict=True))
+    n_bytes = kept_bytes(lambda: chain.fused(state_every), without=chain.inputs[1:])
     n_tokens, n_slots, slot_width = 6, 3, 5
     of_a_site = 2 * slot_width * 3
     assert n_bytes == 4 * n_tokens * (ceil(7 / state_every) * n_slots * slot_width + 7 * of_a_site)
@@ -177,3 +162,32 @@ def test_only_the_wanted_gradients(frozen):
     inputs = [tensor for tensor in chain.inputs if tensor.requires_grad]
     ours, truth = chain.run(read_slots, write_slots, state_every=2), chain.reference()
     assert_same(*(torch.autograd.grad(out.sin().sum(), inputs) for out in (ours, truth)), 1e-10)
+
+
+def matrices(n, r, k, w):
+    a, b, total = (random(*shape, seed=i) for i, shape in enumerate([(k, n, r), (n, k, w), (n, r, w)]))
+    return a.permute(1, 2, 0), b, total  # as slices of a table (k, C, n) are
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 2, 3, 65), (5, 2, 3, 67), (7, 1, 1, 3), (4, 1, 4, 128), (3, 8, 64, 9), (0, 2, 3, 5)]
+)
+def test_products_of_many_tiny_matrices_are_those_of_each_pair(shape):
+    """(N, r, k, w), on both sides of `MIN_MULTIPLICATIONS`."""
+    a, b, total = matrices(*shape)
+    expected = torch.einsum("nrk,nkw->nrw", a, b)
+    out = torch.full_like(total, torch.nan)
+    assert product(a, b, out) is out
+    assert_same([out, add_product(total.clone(), a, b, -0.3)], [expected, total - 0.3 * expected], 1e-12)
+
+
+def test_small_products_are_not_left_to_a_batched_one(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a batched product")
+
+    monkeypatch.setattr(torch, "bmm", refuse)
+    a, b, total = matrices(5, 2, 3, 66)
+    assert MIN_MULTIPLICATIONS > 2 * 3 * 66
+    product(a, b, total)
+    with pytest.raises(AssertionError, match="batched"):
+        product(*matrices(5, 2, 3, 67))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from thinned import in_turn
+from thinned import every_pair
 
 from widthwise.kernels import linear_cross_entropy as kernel
 from widthwise.kernels.linear_cross_entropy import Teacher
@@ -20,17 +20,6 @@ def inputs(shape=(3, 5), d_model=7, vocab_size=11, dtype=torch.float64, weight_d
 def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale=1.0, teacher=None):
     objective, loss, log_normaliser = op(hidden, weight, targets, multiplier, z_coefficient, teacher)
     return objective, loss, log_normaliser, *torch.autograd.grad(scale * objective, (hidden, weight))
-
-
-@in_turn(
-    ("n_rows", [1, 7, 15, 16]),
-    (("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)]),
-)
-def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coefficient, multiplier):
-    monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)
-    arguments = (*inputs(), multiplier, z_coefficient, 2.5)
-    ours, truth = (result(form, *arguments) for form in (fused, reference))
-    torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
 
 
 def teacher(hidden, vocab_size=11, d_teacher=5, share=0.3, temperature=1.7):
@@ -57,25 +46,20 @@ def test_what_a_teacher_adds_is_the_literal_divergence():
         torch.testing.assert_close(found, gradients, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("n_rows", "dtype", "tolerance"),
-    [(1, torch.float64, 1e-12), (7, torch.float32, 1e-5), (16, torch.float64, 1e-12), (7, torch.bfloat16, 3e-2)],
+@every_pair(
+    ("n_rows", [1, 7, 15, 16]),
+    ("shape", [(3, 5), (1,), (63,), (2, 3, 5)]),
+    (("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]),
+    (("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)]),
+    ("is_taught", [False, True]),
 )
-def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, tolerance):
+def test_fused_equals_reference_at_every_chunk_size(
+    monkeypatch, n_rows, shape, dtype, tolerance, z_coefficient, multiplier, is_taught
+):
     monkeypatch.setattr(kernel, "rows_per_chunk", lambda *_: n_rows)
-    arguments = inputs(dtype=dtype)
-    options = {"multiplier": 0.5, "z_coefficient": 0.01, "scale": 2.5, "teacher": teacher(arguments[0])}
-    ours, truth = (result(form, *arguments, **options) for form in (fused, reference))
-    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
-
-
-@in_turn(
-    (("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]),
-    ("shape", [(1,), (63,), (2, 3, 5)]),
-)
-def test_fused_equals_reference_in_other_types(shape, dtype, tolerance):
-    arguments = (*inputs(shape, 33, 97, dtype, torch.float32), 0.5, 0.01)
-    ours, truth = (result(form, *arguments) for form in (fused, reference))
+    tensors = inputs(shape, dtype=dtype, weight_dtype=torch.promote_types(dtype, torch.float32))
+    taught = teacher(tensors[0]) if is_taught else None
+    ours, truth = (result(form, *tensors, multiplier, z_coefficient, 2.5, taught) for form in (fused, reference))
     torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 

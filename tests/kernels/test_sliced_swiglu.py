@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from differentiated import with_gradients
+from measured import kept_bytes
 from thinned import every_pair
 from torch.nn.functional import linear, silu
 from torch.utils.flop_counter import FlopCounterMode
@@ -49,6 +51,8 @@ class HardWithRampGradient(torch.autograd.Function):
 HARD = Edge(hard, 0.0, 0.0)
 LINEAR = Edge(ramp, RAMP / 2, RAMP / 2)
 EDGES = (HARD, LINEAR, Edge(HardWithRampGradient.apply, RAMP / 2, 0.0))
+ENDLESS = Edge(lambda width, units: torch.sigmoid(width - units), torch.inf, torch.inf)
+"""With it everything is computed."""
 
 WIDTHS = {
     "spread": lambda n: torch.linspace(0.1, D_FF + 2, n, dtype=torch.float64).roll(4),
@@ -63,16 +67,8 @@ WIDTHS = {
 def operands(dtype=torch.float64, n=N, d_model=D_MODEL, d_ff=D_FF, d_out=D_OUT):
     generator = torch.Generator().manual_seed(0)
     shapes = [(n, d_model), (d_ff, d_model), (d_ff, d_model), (d_out, d_ff)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-
-
-def result(form, tensors, width, edge):
-    """Output, and gradients of x, the weights and the width; zeros where the width has no influence."""
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in (*tensors, width)]
-    out = form(*leaves, edge)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
-    gradients = torch.autograd.grad(out, leaves, direction, allow_unused=True)
-    return out, *(torch.zeros_like(leaf) if own is None else own for own, leaf in zip(gradients, leaves))
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [tensor.requires_grad_() for tensor in drawn]
 
 
 @pytest.mark.usefixtures("small_buckets")
@@ -81,12 +77,13 @@ def result(form, tensors, width, edge):
         ("form", "n", "row_tile"),
         [(fused_sliced_swiglu, N, 1), (fused_sliced_swiglu, N, 4), (fused_sliced_swiglu, 1, 4), (sliced_swiglu, N, 1)],
     ),
-    ("edge", EDGES),
+    ("edge", [*EDGES, ENDLESS]),
     ("width", WIDTHS.values()),
 )
 def test_equals_the_masked_form(form, width, edge, n, row_tile, monkeypatch):
     monkeypatch.setattr(kernel, "ROW_TILE", {torch.float64: row_tile})
-    ours, truth = (result(each, operands(n=n), width(n), edge) for each in (form, reference_sliced_swiglu))
+    arguments = (*operands(n=n), width(n).requires_grad_(), edge)
+    ours, truth = (with_gradients(each, *arguments) for each in (form, reference_sliced_swiglu))
     torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
 
@@ -111,20 +108,14 @@ def test_a_learned_ramp_gets_its_gradient():
     torch.testing.assert_close(gradient(fused_sliced_swiglu), gradient(reference_sliced_swiglu), rtol=1e-12, atol=0)
 
 
-def test_a_mask_without_end_computes_everything():
-    width, edge = WIDTHS["spread"](N), Edge(lambda width, units: torch.sigmoid(width - units), torch.inf, torch.inf)
-    ours, truth = (result(form, operands(), width, edge) for form in (fused_sliced_swiglu, reference_sliced_swiglu))
-    torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
-
-
 def test_under_autocast():
     n = 150
     tensors = operands(torch.float32, n=n, d_model=33, d_ff=300, d_out=29)
-    tensors = [tensors[0], tensors[1] / 6, tensors[2] / 6, tensors[3] / 17]
-    width = 300 * torch.rand(n, generator=torch.Generator().manual_seed(2))
+    width = (300 * torch.rand(n, generator=torch.Generator().manual_seed(2))).requires_grad_()
+    arguments = (*(tensor / size for tensor, size in zip(tensors, (1, 6, 6, 17))), width, LINEAR)
     with torch.autocast("cpu", torch.bfloat16):
-        ours = result(sliced_swiglu, tensors, width, LINEAR)
-    truth = result(reference_sliced_swiglu, tensors, width, LINEAR)
+        ours = with_gradients(sliced_swiglu, *arguments)
+    truth = with_gradients(reference_sliced_swiglu, *arguments)
     assert ours[0].dtype == torch.bfloat16
     assert all(gradient.dtype == torch.float32 for gradient in ours[1:])
     for own, true in zip(ours, truth):
@@ -134,9 +125,8 @@ def test_under_autocast():
 @pytest.mark.usefixtures("small_buckets")
 def test_executed_flops_are_asked_ones_rounded_up_to_an_edge():
     width = WIDTHS["spread"](N)
-    leaves = [tensor.requires_grad_() for tensor in operands()]
     with FlopCounterMode(display=False) as counter:
-        fused_sliced_swiglu(*leaves, width, HARD).sum().backward()
+        fused_sliced_swiglu(*operands(), width, HARD).sum().backward()
     rounded = [min(edge for edge in (0, 3, 6, 9, 12, 13) if edge >= round(min(float(w), D_FF))) for w in width]
     assert bucketed_units(width, 0.0, D_FF).tolist() == rounded
     assert counter.get_total_flops() == 3 * sum(rounded) * (4 * D_MODEL + 2 * D_OUT)
@@ -161,20 +151,11 @@ def test_masks_are_applied_only_where_they_are_partial():
 
 @pytest.mark.usefixtures("small_buckets")
 def test_keeps_no_more_than_the_masked_form():
-    def kept(form):
-        sizes = {}
-
-        def pack(tensor):
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        leaves = [tensor.requires_grad_() for tensor in operands(n=97)]
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = form(*leaves, torch.full((97,), D_FF, dtype=torch.float64), LINEAR)
-        del out
-        return sum(sizes.values())
-
-    assert kept(fused_sliced_swiglu) <= kept(reference_sliced_swiglu)
+    arguments = (*operands(n=97), torch.full((97,), D_FF, dtype=torch.float64), LINEAR)
+    fused, masked = (
+        kept_bytes(lambda form=form: form(*arguments)) for form in (fused_sliced_swiglu, reference_sliced_swiglu)
+    )
+    assert fused <= masked
 
 
 def test_the_masked_form_runs_when_asked_for_and_under_compile(monkeypatch):

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import LayerNorm, RMSNorm
+from widthwise.model.axes import LayerNorm, RMSNorm, Weight
 from widthwise.model.context import PassContext
+from widthwise.model.initial_weights import drawn
+from widthwise.model.norm import NormConfig, NormSite
 
 
 def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -23,6 +25,23 @@ def randomised(module: nn.Module, seed: int = 0, size: float = 1.0) -> nn.Module
             seed += 1
             parameter.copy_(size * random(*parameter.shape, seed=seed) + isinstance(part, (RMSNorm, LayerNorm)))
     return module
+
+
+@torch.no_grad()
+def started(module: nn.Module, std: float = 1.0, noise: float = 0.0, seed: int = 0) -> nn.Module:
+    """With weights as they start in a model, and noise of that size on all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in module.modules():
+        if isinstance(part, Weight):
+            part.weight.copy_(drawn(part, std, generator))
+            part.weight += noise * torch.randn(part.weight.shape, generator=generator)
+    return module
+
+
+def norm_site(placement: str, d_model: int, d_out: int, kind: str = "rms", n_more: int = 0) -> NormSite:
+    """The place of a feed-forward's norm, which divides by its width and n_more."""
+    width = d_model if placement == "pre" else d_out
+    return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=width + n_more))
 
 
 def context(batch: int = 2, length: int = 5) -> PassContext:

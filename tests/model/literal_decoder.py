@@ -34,14 +34,14 @@ def resized(past: list[Tensor], width: int, resize: str, layer) -> Tensor:
     return projected if resize == "full_projection" else torch.cat((last, projected), dim=-1)
 
 
-def norm(x: Tensor, gain: Tensor, eps: float, divisor: int) -> Tensor:
-    return x / ((x**2).sum(-1, keepdim=True) / divisor + eps).sqrt() * gain
+def norm(x: Tensor, gain: Tensor, eps: float, divisor: int, n_measured: int | None = None) -> Tensor:
+    return x / ((x[..., :n_measured] ** 2).sum(-1, keepdim=True) / divisor + eps).sqrt() * gain
 
 
 def normalised(module, x: Tensor) -> Tensor:
     """RMSNorm, or LayerNorm as the class of the module says."""
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1] if isinstance(module, LayerNorm) else x
-    y = norm(centred, module.weight, module.eps, module.norm_dim)
+    y = norm(centred, module.weight, module.eps, module.norm_dim, module.stat_width)
     return (y + module.bias.weight if isinstance(module, LayerNorm) else y) * module.output_multiplier
 
 
@@ -87,9 +87,14 @@ def attention(module, x: Tensor) -> Tensor:
     return affine(module.w_o, torch.cat(heads, dim=-1))
 
 
-def swiglu(module, x: Tensor) -> Tensor:
-    gate = x @ module.w_gate.weight.T
-    return (gate * torch.sigmoid(gate) * (x @ module.w_up.weight.T)) @ module.w_down.weight.T
+def gated(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, mask: Tensor | float = 1.0) -> Tensor:
+    """A SwiGLU of which each token uses what its mask of the hidden units says."""
+    gate = x @ w_gate.T
+    return (mask * gate * torch.sigmoid(gate) * (x @ w_up.T)) @ w_down.T
+
+
+def swiglu(module, x: Tensor, mask: Tensor | float = 1.0) -> Tensor:
+    return gated(x, module.w_gate.weight, module.w_up.weight, module.w_down.weight, mask)
 
 
 def activated(h: Tensor, activation: str) -> Tensor:
@@ -151,22 +156,29 @@ def mixture(module, x: Tensor) -> Tensor:
     weights = logits.masked_fill(~is_chosen, -math.inf).softmax(-1)
     update = swiglu(module.shared, x) if c.d_shared else 0.0
     matrices = (w.weight.chunk(c.n_experts) for w in (module.w_gate, module.w_up, module.w_down))
-    for expert, (gate, up, down) in enumerate(zip(*matrices)):
-        hidden = x @ gate.T
-        update = update + weights[..., expert, None] * ((hidden * torch.sigmoid(hidden) * (x @ up.T)) @ down.T)
+    for expert, of_expert in enumerate(zip(*matrices)):
+        update = update + weights[..., expert, None] * gated(x, *of_expert)
     return update
 
 
-def dynamic(module, x: Tensor) -> Tensor:
-    """A SwiGLU whose units fade around the width of the token, with the score v . x and the mask soft or ste."""
-    c = module.config
+def width_fraction(module, x: Tensor) -> Tensor:
+    """(B, T): the share of the hidden units that each token uses, with the score v . x."""
     score = (x * module.score.v.weight[0]).sum(-1) * module.score.log_gain.weight.exp() + module.bias.weight
-    width = c.d_ff * (c.min_fraction + (1 - c.min_fraction) * torch.sigmoid(score))
+    return module.config.min_fraction + (1 - module.config.min_fraction) * torch.sigmoid(score)
+
+
+def dynamic(module, x: Tensor) -> Tensor:
+    """A SwiGLU whose units fade around the width of the token, with the mask soft or ste.
+
+    Straight through, the step has the derivative of the sigmoid, also by a learned temperature.
+    """
+    c = module.config
+    width = c.d_ff * width_fraction(module, x)
     distance = torch.stack([width - unit - 0.5 for unit in range(c.d_ff)], dim=-1)
-    soft = torch.sigmoid(distance / c.mask.temperature)
+    learned = module.mask.temperature.theta.weight.exp() if c.mask.learn_temperature else 1.0
+    soft = torch.sigmoid(distance / (c.mask.temperature * learned))
     mask = soft if c.mask.kind == "soft" else (distance > 0).to(x.dtype) + soft - soft.detach()
-    gate = x @ module.w_gate.weight.T
-    return (mask * gate * torch.sigmoid(gate) * (x @ module.w_up.weight.T)) @ module.w_down.weight.T
+    return swiglu(module, x, mask)
 
 
 def feed_forward(module, kind: str, x: Tensor, placement: str) -> Tensor:
@@ -205,20 +217,6 @@ def rows(model: Decoder, tokens: Tensor) -> Tensor:
     return found if model.positions is None else found + model.positions.weight[: tokens.shape[1]]
 
 
-def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """x^0, ..., x^L of the plain residual."""
-    config = model.config
-    multiplier = config.residual.multiplier
-    past = [rows(model, tokens)]
-    for layer, sizes in zip(model.layers, config.layers, strict=True):
-        h = resized(past, sizes.d_model, config.residual.resize if sizes.d_in == sizes.d_model else "carry", layer)
-        attend, feed = sublayers(layer, sizes)
-        h = h + multiplier * attend(h[..., : sizes.d_in])
-        h = h[..., : sizes.d_out] + multiplier * feed(h)
-        past.append(h)
-    return past
-
-
 def hidden_of_slots(model: Decoder, tokens: Tensor) -> Tensor:
     """What the head multiplies, with hyper-connections."""
     config = model.config
@@ -232,8 +230,13 @@ def hidden_of_slots(model: Decoder, tokens: Tensor) -> Tensor:
 
 def hidden_of_prefix(model: Decoder, tokens: Tensor) -> Tensor:
     """What the head multiplies, with the plain residual."""
-    config = model.config
-    past = literal_states(model, tokens)
+    config, past = model.config, [rows(model, tokens)]
+    resize, multiplier = config.residual.resize, config.residual.multiplier
+    for layer, sizes in zip(model.layers, config.layers, strict=True):
+        h = resized(past, sizes.d_model, resize if sizes.d_in == sizes.d_model else "carry", layer)
+        attend, feed = sublayers(layer, sizes)
+        h = h + multiplier * attend(h[..., : sizes.d_in])
+        past.append(h[..., : sizes.d_out] + multiplier * feed(h))
     d, n, last = config.d_model, config.final_norm_width, model.exit.norm
     if n == d:
         return normalised(last, carried(past, d))

@@ -67,20 +67,18 @@ def mixtures(weights: Tensor, blocks: State) -> State:
 def entered(model, rows: Tensor) -> State:
     """rows: (B, T, embedding_width), of the table -> the state before the first layer."""
     residual = model.config.residual
-    n, b = residual.n_slots, residual.slot_width
+    if residual.embedding == "expand":
+        rows = rows @ model.entry.w_expand.weight.T
+    n, given = residual.n_slots, list(rows.split(residual.slot_width, dim=-1))
     match residual.embedding:
-        case "direct":
-            return list(rows.split(b, dim=-1))
+        case "direct" | "expand":
+            return given
         case "pad":
-            given = list(rows.split(b, dim=-1))
             return given + [torch.zeros_like(given[0])] * (n - len(given))
         case "copies":
-            given = list(rows.split(b, dim=-1))
             return given * (n // len(given))
-        case "expand":
-            return list((rows @ model.entry.w_expand.weight.T).split(b, dim=-1))
         case "slot":
-            return mixtures(model.entry.w_expand.weight, list(rows.split(b, dim=-1)))
+            return mixtures(model.entry.w_expand.weight, given)
     raise AssertionError(residual.embedding)
 
 

@@ -1,8 +1,9 @@
 """What torch itself says about a model: sizes, FLOPs, and the bytes kept for the backward pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
+from model_cases import random_tokens
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,8 +31,8 @@ def counted_flops(function: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def kept_bytes(function: Callable[[], object]) -> int:
-    """Bytes of the distinct storages of real numbers that autograd keeps while `function` runs."""
+def kept_bytes(function: Callable[[], object], without: Iterable[Tensor] = ()) -> int:
+    """Bytes of the distinct storages of real numbers that autograd keeps while `function` runs, besides some known."""
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -41,6 +42,19 @@ def kept_bytes(function: Callable[[], object]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = function()  # alive until counted, so that no storage is used twice
-    n_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    known = {tensor.untyped_storage().data_ptr() for tensor in without}
+    n_bytes = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in known)
     del result
     return n_bytes
+
+
+def kept_per_token(run: Callable[[int], object], length: int) -> float:
+    """Bytes that autograd keeps for each token that two more sequences add: what does not follow the tokens, as
+    parameters, their casts and rotary tables, is there with one already. run: computes so many sequences.
+    """
+    return (kept_bytes(lambda: run(3)) - kept_bytes(lambda: run(1))) / (2 * length)
+
+
+def kept_in_training(model: Decoder, length: int = 9) -> float:
+    """Bytes that autograd keeps for each token of a training pass."""
+    return kept_per_token(lambda batch: model.loss(*(random_tokens(batch, length, seed=i) for i in (0, 1))), length)

@@ -23,16 +23,16 @@ WIDTHS = {
     "zigzag": [28, 4, 36, 12, 24],
 }
 
+GROUPED = {"n_heads": None, "head_dim": 2, "kv_group_size": 2}
+"""Heads of which two share a key-value head."""
 SLOTS = {"kind": "hyper_connections", "slot_width": 4}
 """As many slots as the widest layer has blocks, a table as wide, a matrix behind."""
 
 VARIANTS = {
     "plain": {},
-    "gqa": {"attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2}},
+    "gqa": {"attention": GROUPED},
     "qk_norm": {"attention": {"qk_norm": {"over": "head"}}},
-    "qk_norm_all_heads": {
-        "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "qk_norm": {"over": "all_heads"}}
-    },
+    "qk_norm_all_heads": {"attention": {**GROUPED, "qk_norm": {"over": "all_heads"}}},
     "qk_norm_with_divisors": {
         "attention": {"rope_base": None, "qk_norm": {"over": "all_heads", "q_norm_dim": 3, "k_norm_dim": 7}}
     },
@@ -43,7 +43,7 @@ VARIANTS = {
         "layers": {i: {"attention": {"rope_frequencies": [0.9 / (i + 1), 0.01]}} for i in (0, 1, 3)},
     },
     "values_of_other_sizes": {
-        "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "bias": True},
+        "attention": {**GROUPED, "bias": True},
         "layers": {
             0: {"attention": {"v_head_dim": 5}},
             1: {"attention": {"v_head_dim": 3}},
@@ -108,7 +108,7 @@ VARIANTS = {
         "residual": {**SLOTS, "n_slots": 15, "embedding": "slot", "reduce": "slot", "group_norm": "layer"}
     },
     "slots_gqa": {
-        "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "qk_norm": {"over": "all_heads"}},
+        "attention": {**GROUPED, "qk_norm": {"over": "all_heads"}},
         "residual": {**SLOTS, "n_slots": 11},
     },
     "slots_reordered": {"residual": SLOTS, "norm": {"placement": "reordered"}},
@@ -131,13 +131,7 @@ VARIANTS = {
 }
 """For layers of any widths."""
 
-AS_IN_THE_PAPERS = {
-    "read_init": "in_turn",
-    "writes": "own",
-    "scale": "numbers",
-    "embedding": "copies",
-    "reduce": "sum",
-}
+AS_IN_THE_PAPERS = {"read_init": "in_turn", "writes": "own", "scale": "numbers", "embedding": "copies", "reduce": "sum"}
 """Options with which slots are read and written as the papers on Hyper- and Frac-Connections have it."""
 
 OVER_WIDTH = {
@@ -175,13 +169,14 @@ KINDS = [case for case in CASES if case[1] in _OF_EVERY_KIND]
 """Those of CASES that have every kind of component once, for what does not follow from the numbers of a component."""
 
 
-def template(shape: str = "x", endpoints: str = "slim", **changes) -> ModelTemplate:
+def template(shape: str | list[int] = "x", endpoints: str = "slim", **changes) -> ModelTemplate:
     """A small template with hand-made widths; `changes` are laid over it as a child recipe would be."""
+    widths = WIDTHS[shape] if isinstance(shape, str) else shape
     data = {
         "vocab_size": 61,
         "d_model": D_MODEL,
-        "n_layers": len(WIDTHS[shape]),
-        "shape": {"kind": "explicit", "widths": WIDTHS[shape], "endpoints": endpoints},
+        "n_layers": len(widths),
+        "shape": {"kind": "explicit", "widths": widths, "endpoints": endpoints},
         "attention": {"n_heads": 2},
         "ffn": {"kind": "swiglu", "ratio": 1.7},
         "embedding_multiplier": 3.0,
@@ -190,7 +185,7 @@ def template(shape: str = "x", endpoints: str = "slim", **changes) -> ModelTempl
     return parse(ModelTemplate, merge(data, changes), "model")
 
 
-def config(shape: str = "x", endpoints: str = "slim", **changes) -> ModelConfig:
+def config(shape: str | list[int] = "x", endpoints: str = "slim", **changes) -> ModelConfig:
     return template(shape, endpoints, **changes).resolve(SEQ_LEN)
 
 

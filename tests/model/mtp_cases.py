@@ -1,6 +1,6 @@
 """Small models with further heads, over every kind of stream."""
 
-from model_cases import config, decoder
+from model_cases import SLOTS, VARIANTS, config, decoder
 
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
@@ -10,24 +10,13 @@ STREAMS = {
     "plain_x": {"shape": "x", "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7}},
     "plain_narrow_end": {"shape": "narrowing", "endpoints": "full"},
     "layer_norm": {"shape": "uniform", "norm": {"kind": "layer"}},
-    "gqa": {"shape": "zigzag", "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2}},
+    "gqa": {"shape": "zigzag", **VARIANTS["gqa"]},
     "hyper": {"shape": "uniform", "residual": {"kind": "hyper_connections", "n_fractions": 1, "n_slots": 3}},
-    "virtual": {"shape": "uniform", "residual": {"kind": "hyper_connections", "slot_width": 4, "n_slots": 7}},
-    "virtual_x": {
-        "shape": "x",
-        "residual": {"kind": "hyper_connections", "slot_width": 4, "n_slots": 10, "embedding": "expand"},
-    },
+    "virtual": {"shape": "uniform", "residual": {**SLOTS, "n_slots": 7}},
+    "virtual_x": {"shape": "x", "residual": {**SLOTS, "n_slots": 10, "embedding": "expand"}},
     "virtual_static": {
         "shape": "uniform",
-        "residual": {
-            "kind": "hyper_connections",
-            "n_fractions": 5,
-            "n_slots": 15,
-            "dynamic": False,
-            "embedding": "slot",
-            "reduce": "slot",
-            "group_norm": "layer",
-        },
+        "residual": {**VARIANTS["slots_mixed_at_both_ends"]["residual"], "dynamic": False},
     },
 }
 """Name -> what a stream changes; slots of d_model numbers, slots of a part of it, wider, narrower and as wide."""

@@ -1,17 +1,13 @@
-"""Attention alone: values of any size, what it costs, and what its options refuse. Models are in test_decoder.py."""
+"""Attention alone: what it costs, and what its options refuse. Models are in test_decoder.py."""
 
-from contextlib import nullcontext
 from itertools import cycle, product
 
 import pytest
 import torch
-from comparing import assert_same, random, randomised
-from measured import counted_flops, kept_bytes, on_meta
-from thinned import in_turn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from comparing import randomised
+from measured import counted_flops, kept_per_token, on_meta
 
 from widthwise.config_io import UserError, parse
-from widthwise.kernels.attention import sdpa_attention
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.attention import AttentionConfig, AttentionTemplate, QKNormConfig
 from widthwise.model.attention_module import Attention
@@ -21,40 +17,6 @@ from widthwise.model.norm import NormConfig, NormSite
 SITE = NormSite("none", NormConfig(norm_dim=7))
 SIZES = [(6, 6), (6, 3), (6, 9), (2, 8), (5, 2)]
 """Size of the heads of queries and keys, and of those of values."""
-HEADS = [(3, 3), (4, 2), (6, 1)]
-
-
-def heads(head_dim, v_head_dim, n_heads=4, n_kv_heads=2, dtype=torch.float64):
-    """Queries, keys and values, as attention takes them."""
-    shapes = [(n_heads, head_dim), (n_kv_heads, head_dim), (n_kv_heads, v_head_dim)]
-    return [random(2, n, 9, size, seed=i, dtype=dtype).requires_grad_() for i, (n, size) in enumerate(shapes)]
-
-
-def written_out(queries, keys, values, mask, scale):
-    """One query head after the other."""
-    group = queries.shape[1] // keys.shape[1]
-    found = []
-    for head in range(queries.shape[1]):
-        scores = scale * queries[:, head] @ keys[:, head // group].transpose(1, 2)
-        found.append(scores.masked_fill(~mask, float("-inf")).softmax(-1) @ values[:, head // group])
-    return torch.stack(found, dim=1)
-
-
-@in_turn(
-    (("head_dim", "v_head_dim", "n_heads", "n_kv_heads"), [s + h for s, h in zip(SIZES, cycle(HEADS))]),
-    ("is_masked", [False, True]),
-    ("backend", [None, SDPBackend.MATH]),
-)
-def test_values_of_any_size_are_weighted_by_the_softmax(head_dim, v_head_dim, n_heads, n_kv_heads, is_masked, backend):
-    inputs = heads(head_dim, v_head_dim, n_heads, n_kv_heads)
-    mask = torch.ones(9, 9, dtype=torch.bool).tril()
-    if is_masked:
-        mask[5:, 2] = False
-    with nullcontext() if backend is None else sdpa_kernel(backend):
-        ours = sdpa_attention(*inputs, 0.7, mask=mask[None, None] if is_masked else None)
-    assert ours.shape == (2, n_heads, 9, v_head_dim)
-    assert_same(ours, written_out(*inputs, mask, 0.7), inputs)
-
 
 NORMS = cycle([None, QKNormConfig(), QKNormConfig(over="all_heads", q_norm_dim=3)])
 CONFIGS = [
@@ -95,11 +57,11 @@ def test_cost_equals_sizes_flops_and_what_autograd_keeps(resolved):
 
     module = randomised(Attention(resolved, d_model, d_in, SITE))
 
-    def measured(batch: int) -> int:
-        return kept_bytes(lambda: module(torch.ones(batch, n, d_in, requires_grad=True), context(resolved, batch, n)))
+    def run(batch: int):
+        return module(torch.ones(batch, n, d_in, requires_grad=True), context(resolved, batch, n))
 
     whole = cost + resolved.norm_cost(d_model, d_in, SITE)
-    assert measured(3) - measured(1) == 2 * n * whole.activation_bytes(bytes_per_element=4)
+    assert kept_per_token(run, n) == whole.activation_bytes(bytes_per_element=4)
 
 
 SMALL = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 6, "scale": 1.0}

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 from model_cases import decoder, random_tokens, variant
+from test_kv_cache import assert_rows_are_as_alone
 from thinned import in_turn
 
 from widthwise.kernels import attention as choice
 from widthwise.kernels import attention_in_blocks
-from widthwise.model.generate import pad_left
 from widthwise.model.recompute import Recompute
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -60,18 +60,8 @@ def test_losses_and_gradients_are_the_same(in_blocks, name, has_documents, every
 @torch.no_grad()
 @in_turn(
     ("name", NAMES),
-    ("chunks", [(9,), (5, 4), (6, 1, 2)]),
+    ("chunks", [[9], [5, 4], [6, 1, 2]]),
 )
-def test_padded_rows_and_chunks_into_a_cache_give_the_same(in_blocks, name, chunks):
-    model = decoder(variant("zigzag", name))
-    rows = [random_tokens(1, length, seed=length)[0].tolist() for length in (9, 6, 1)]
-    tokens, is_real = pad_left(rows, torch.device("cpu"))
+def test_padded_rows_and_chunks_into_a_cache_are_what_each_row_is_alone(in_blocks, name, chunks):
     with in_blocks():
-        cache, found = model.new_cache(3, 9), []
-        for piece, real in zip(tokens.split(chunks, dim=1), is_real.split(chunks, dim=1), strict=True):
-            found.append(model(piece, cache, real))
-        uncached = model(tokens, is_real=is_real)
-    for i, row in enumerate(rows):
-        alone = model(torch.tensor([row]))[0]
-        for logits in (uncached, torch.cat(found, dim=1)):
-            torch.testing.assert_close(logits[i, 9 - len(row) :], alone, rtol=1e-10, atol=1e-10)
+        assert_rows_are_as_alone(decoder(variant("zigzag", name)), (9, 6, 1), chunks)

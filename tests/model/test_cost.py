@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 from hypothesis import given, settings
-from measured import counted_flops, kept_bytes, on_meta, parameters_by_part
-from model_cases import KINDS, SEQ_LEN, config, decoder, random_tokens, templates, variant
+from measured import counted_flops, kept_in_training, on_meta, parameters_by_part
+from model_cases import KINDS, SEQ_LEN, config, decoder, templates, variant
 from recipes import RECIPES, one_of_each_kind, recipe_data
 
 from widthwise.config_io import checked_copy, parse, to_data
@@ -71,26 +71,6 @@ def test_an_exit_inside_a_layer_costs_what_torch_counts_in_a_model_that_ends_the
     assert SEQ_LEN * deep.block_exit_flops(SEQ_LEN)[n_layers - 1][n_blocks - 1] == expected
 
 
-def assert_activation_bytes_are_those_autograd_keeps(resolved: ModelConfig) -> None:
-    """What two more sequences add: parameters, their casts and their gradients, and the rotary tables are in both
-    measurements.
-    """
-    model = decoder(resolved, dtype=torch.float32)
-
-    def measured(batch: int) -> int:
-        tokens, targets = (random_tokens(batch, 9, resolved.vocab_size, seed) for seed in (0, 1))
-        return kept_bytes(lambda: model.loss(tokens, targets))
-
-    per_token = resolved.cost()
-    assert measured(3) - measured(1) == 2 * 9 * (
-        per_token.activation_bytes(bytes_per_element=4) + 4 * surplus(resolved)
-    )
-    with torch.autocast("cpu", torch.bfloat16):
-        wide = 2 * fp32_updates(resolved)
-        shared = min(0, 2 * surplus(resolved))
-        assert measured(3) - measured(1) == 2 * 9 * (per_token.activation_bytes() + wide + shared)
-
-
 def surplus(resolved: ModelConfig) -> int:
     """Numbers kept beside those counted, where norms stand behind the sublayers.
 
@@ -112,29 +92,14 @@ def fp32_updates(resolved: ModelConfig) -> int:
     return sum(layer.d_out for layer in resolved.layers if len(layer.ffn.hidden_widths) > 1)
 
 
-@pytest.mark.parametrize(
-    ("resize", "shape", "endpoints"),
-    [
-        ("carry", "zigzag", "full"),
-        ("zero", "diamond", "slim"),
-        ("projection", "growing", "full"),
-        ("full_projection", "x", "full"),
-    ],
-)
-def test_activation_bytes_are_those_autograd_keeps_for_every_resize(shape, endpoints, resize):
-    residual = {"kind": "plain", "resize": resize}
-    assert_activation_bytes_are_those_autograd_keeps(config(shape, endpoints, residual=residual))
-
-
 @pytest.mark.parametrize(("shape", "name"), [case for case in KINDS if "further_heads" not in case[1]])
-def test_activation_bytes_are_those_autograd_keeps_for_every_variant(shape, name):
-    assert_activation_bytes_are_those_autograd_keeps(variant(shape, name))
-
-
-@pytest.mark.parametrize(("state_every", "options"), [(1, {}), (5, {"dynamic": False, "reduce": "slot"}), (10, {})])
-def test_activation_bytes_follow_how_many_of_the_ten_states_are_kept(state_every, options):
-    residual = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 11, "state_every": state_every, **options}
-    assert_activation_bytes_are_those_autograd_keeps(config("zigzag", residual=residual))
+def test_activation_bytes_are_those_autograd_keeps(shape, name):
+    """Those of every residual are in test_residual_contract.py."""
+    resolved = variant(shape, name)
+    model, cost, more = decoder(resolved, dtype=torch.float32), resolved.cost(), surplus(resolved)
+    assert kept_in_training(model) == cost.activation_bytes(bytes_per_element=4) + 4 * more
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kept_in_training(model) == cost.activation_bytes() + 2 * fp32_updates(resolved) + min(0, 2 * more)
 
 
 def test_costs_of_the_parts_of_a_model_are_its_cost():

@@ -4,37 +4,30 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from model_cases import SEQ_LEN, SLOTS, VARIANTS, WIDTHS, config
 
-from tests.model.model_cases import D_MODEL, SEQ_LEN, VARIANTS, WIDTHS
 from widthwise.config_io import UserError, parse
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.shape.template import ModelTemplate
-from widthwise.yaml_io import merge
 
 
-def never_moved(config: ModelConfig) -> int:
+def never_moved(resolved: ModelConfig) -> int:
     """Entries without gradient in a model of random weights, so that nothing is 0 because it starts there."""
     torch.manual_seed(3)
-    model = build(config, seed=1).double()
+    built = build(resolved, seed=1).double()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in built.parameters():
             parameter.normal_(0.3, 0.5)
-    tokens = torch.arange(40 * SEQ_LEN).view(40, -1) ** 2 % 37 % config.vocab_size
-    model.loss(tokens, tokens.roll(1, 1)).objective.mean().backward()
-    return sum(int((each.grad == 0).sum()) for each in model.parameters() if each.grad is not None)
+    tokens = torch.arange(40 * SEQ_LEN).view(40, -1) ** 2 % 37 % resolved.vocab_size
+    built.loss(tokens, tokens.roll(1, 1)).objective.mean().backward()
+    return sum(int((each.grad == 0).sum()) for each in built.parameters() if each.grad is not None)
 
 
-def model(widths: list[int], endpoints: str, **options: object) -> ModelConfig:
-    section = {
-        "vocab_size": 5,
-        "d_model": D_MODEL,
-        "n_layers": len(widths),
-        "shape": {"kind": "explicit", "widths": widths, "endpoints": endpoints},
-        "attention": {"head_dim": 2},
-        "ffn": {"kind": "swiglu", "d_ff": 7},
-    }
-    return parse(ModelTemplate, merge(section, options), "model").resolve(SEQ_LEN)
+def model(shape: str | list[int], endpoints: str = "slim", **changes: object) -> ModelConfig:
+    """Of so few tokens that every row of the embedding is read."""
+    attention = {"n_heads": None, "head_dim": 2}
+    return config(shape, endpoints, **{"vocab_size": 5, "attention": attention, **changes})
 
 
 @given(
@@ -46,19 +39,15 @@ def model(widths: list[int], endpoints: str, **options: object) -> ModelConfig:
 @example(widths=WIDTHS["growing"], endpoints="slim", resize="zero")
 @settings(deadline=None, max_examples=20)
 def test_counted_as_autograd_finds_them(widths, endpoints, resize):
-    config = model(widths, endpoints, residual={"kind": "plain", "resize": resize})
-    assert config.n_dead_params == never_moved(config)
+    resolved = model(widths, endpoints, residual={"kind": "plain", "resize": resize})
+    assert resolved.n_dead_params == never_moved(resolved)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    ["gqa", "biases", "layer_norm_reordered", "layer_norm_hourglass"],
-)
+@pytest.mark.parametrize("variant", ["gqa", "biases", "layer_norm_reordered", "layer_norm_hourglass"])
 def test_other_components(variant):
     for shape in ("zigzag", "narrowing"):
-        options = VARIANTS[variant]
-        config = model(WIDTHS[shape], "slim", **options)
-        assert config.n_dead_params == never_moved(config)
+        resolved = model(shape, **VARIANTS[variant])
+        assert resolved.n_dead_params == never_moved(resolved)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +62,8 @@ def test_other_components(variant):
     ],
 )
 def test_slots_can_learn_to_fill_and_to_hear_all(n_dead, options):
-    residual = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 10, **options}
-    config = model([12, 36, 8, 28], "slim", residual=residual)
-    assert config.n_dead_params == never_moved(config) == n_dead
+    resolved = model([12, 36, 8, 28], residual={**SLOTS, "n_slots": 10, **options})
+    assert resolved.n_dead_params == never_moved(resolved) == n_dead
 
 
 @given(
@@ -92,8 +80,8 @@ def test_an_x_has_none_however_it_is_rounded(d_model, n_layers, where, ratio, qu
     shape = {"kind": "x", "bottleneck_layer": turn, "bottleneck_width": ratio, "quantum": quantum, "rounding": rounding}
     section = {"vocab_size": 5, "d_model": d_model, "n_layers": n_layers, "shape": shape, "attention": {"head_dim": 4}}
     try:
-        config = parse(ModelTemplate, section, "model").resolve(SEQ_LEN)
+        resolved = parse(ModelTemplate, section, "model").resolve(SEQ_LEN)
     except UserError:  # too narrow for the quantum
         return
-    assert config.n_dead_params == 0
-    assert config.widths[0] == config.widths[-1]
+    assert resolved.n_dead_params == 0
+    assert resolved.widths[0] == resolved.widths[-1]

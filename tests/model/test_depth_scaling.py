@@ -44,17 +44,7 @@ def test_a_model_is_the_one_with_smaller_gains_and_biases_and_costs_the_same(flo
 
 def test_layers_keep_their_factors_when_others_come_between_and_say_so():
     old = config("uniform", **SCALED)
-    wanted, correspondence = add_layers(old, [2])
-    numbered = [
-        layer.model_copy(
-            update={
-                name: getattr(layer, name).model_copy(update={"output_multiplier": 1 / math.sqrt(number)})
-                for name in ("attention_norm", "ffn_norm")
-            }
-        )
-        for number, layer in enumerate(wanted.layers, start=1)
-    ]
-    wanted = wanted.model_copy(update={"layers": tuple(numbered)})
+    wanted, correspondence = config([20] * 6, **SCALED), add_layers(old, [2])[1]
     plan = plan_growth(old, wanted, correspondence)
     assert_preserved(plan)
     (added,) = [j for j, source in enumerate(correspondence.layers) if source is None]

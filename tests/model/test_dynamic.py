@@ -1,22 +1,25 @@
 """The dynamic-width feed-forward, against plain SwiGLUs of the widths it chooses and against formulas."""
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
-from comparing import assert_same, context, random
+from comparing import assert_same, context, norm_site, random
 from dynamic_models import exact_units
+from hypothesis import given
+from hypothesis import strategies as st
+from literal_decoder import dynamic, width_fraction
 from measured import counted_flops
 from model_cases import config, decoder, random_tokens
-from test_ffn_contract import build, norm_site, random_input
+from test_ffn_contract import build, random_input
 from thinned import in_turn
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.kernels.sliced_swiglu import bucket_edges
-from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
-from widthwise.model.ffn.dynamic_module import old_index
+from widthwise.model.ffn.dynamic_module import grown_centres, old_index
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
@@ -65,12 +68,6 @@ class TestWidths:
             for token in range(5):
                 alone = plain(module, int(widths[row, token]))(x[row : row + 1, token : token + 1], context(1, 1))[0]
                 torch.testing.assert_close(update[row : row + 1, token : token + 1], alone)
-
-    def test_the_fraction_is_the_formula_of_score_and_bias(self):
-        module, x = layer(min_fraction=0.2), random_input(D)
-        score = module.norm(x) @ module.score.v.weight[0] * module.score.log_gain.weight.exp()
-        expected = 0.2 + 0.8 / (1 + torch.exp(-score - module.bias.weight))
-        torch.testing.assert_close(module(x, context(2, 5))[1]["width_fraction"], expected)
 
     def test_nested_training_draws_what_is_used_and_reports_what_is_asked(self):
         module, x = layer(mask={"kind": "nested", "n_buckets": 3}, min_fraction=0.2), random_input(D)
@@ -122,17 +119,11 @@ class TestGradients:
 
     @pytest.mark.parametrize("mask", ["ste", "soft"])
     def test_equal_the_formulas_also_of_a_learned_temperature(self, mask):
-        """Whose step, straight through, has the derivative of its sigmoid."""
         learned = {"kind": mask, "temperature": 1.8, "learn_temperature": True}
         module, x = layer("linear", learned, placement="none", min_fraction=0.2), random_input(D).requires_grad_()
-        score = module.score.log_gain.weight.exp() * (x @ module.score.v.weight[0])
-        width = D_FF * (0.2 + 0.8 * torch.sigmoid(score + module.bias.weight))
-        distance = width[..., None] - torch.arange(D_FF) - 0.5
-        soft = torch.sigmoid(distance / (1.8 * module.mask.temperature.theta.weight.exp()))
-        used = soft if mask == "soft" else (distance > 0).double() + soft - soft.detach()
-        gate, up = x @ module.w_gate.weight.T, x @ module.w_up.weight.T
-        expected = (used * gate * torch.sigmoid(gate) * up) @ module.w_down.weight.T
-        assert_same(module(x, context(2, 5))[0], expected, (x, *module.parameters()))
+        update, choices = module(x, context(2, 5))
+        truth = [dynamic(module, x), width_fraction(module, x)]
+        assert_same([update, choices["width_fraction"]], truth, (x, *module.parameters()))
 
     @pytest.mark.parametrize("detach", [False, True])
     def test_a_detached_score_leaves_the_gradient_of_the_features_as_if_the_width_were_given(self, detach):
@@ -304,14 +295,52 @@ class TestGrown:
         found = grown(grown(layer(d_ff=FIRST), ONCE), TWICE)
         fraction = torch.linspace(0, 1, 401, dtype=torch.float64)
         ranks = torch.tensor([float(rank) for rank, _ in exact_units((FIRST, ONCE, TWICE))], dtype=torch.float64)
-        centres = torch.tensor([rank * FIRST for rank in ranks.tolist()], dtype=torch.float64)
-        near = ((FIRST * fraction[:, None] - centres).abs() < 1e-9).any(dim=1)  # where rounding may decide
+        near = (FIRST * (fraction[:, None] - ranks).abs() < 1e-9).any(dim=1)  # where rounding may decide
         used = found.used_units(FIRST * fraction)
         assert torch.equal(used[~near], (ranks < fraction[:, None]).sum(dim=1)[~near])
         assert near.sum() < 100
         assert int(found.used_units(torch.tensor(float(FIRST)))) == TWICE
         own = found._centres(fraction)  # a width of exactly a centre does not reach it
         assert torch.equal(found.used_units(own), (own < own[:, None]).sum(dim=1))
+
+
+GROWTHS = st.lists(st.integers(1, 90), min_size=2, max_size=4).map(lambda added: tuple(accumulate(added)))
+"""Sizes of a layer that was grown once to three times."""
+
+
+def centres_of(sizes, dtype=torch.float64):
+    """The centre of every unit."""
+    return grown_centres(sizes, torch.ones((), dtype=dtype))
+
+
+class TestRanks:
+    """Of the units of a grown layer, against a merge of exact fractions."""
+
+    @given(GROWTHS)
+    def test_equals_the_exact_merge_in_which_centres_ascend_and_the_old_ones_stay_in_their_order(self, sizes):
+        centres, index = centres_of(sizes).tolist(), old_index(sizes)
+        assert index == [place for _, place in exact_units(sizes)]
+        assert len(centres) == len(index) == sizes[-1]
+        assert centres == sorted(centres)
+        assert 0 < centres[0] <= centres[-1] < sizes[0]
+        assert [place for place in index if place >= 0] == list(range(sizes[-2]))
+        assert [centre for centre, place in zip(centres, index) if place >= 0] == centres_of(sizes[:-1]).tolist()
+
+    @given(GROWTHS)
+    def test_every_width_keeps_its_share_of_the_new_units(self, sizes):
+        """Up to half a unit for each batch of units that were added."""
+        ranks = centres_of(sizes) / sizes[0]
+        for fraction in (0.1, 1 / 3, 0.5, 0.77, 1.0):
+            assert abs(int((ranks < fraction).sum()) - fraction * sizes[-1]) <= len(sizes) / 2 + 1e-9
+
+    @given(GROWTHS)
+    def test_the_first_units_keep_their_centres_to_the_bit(self, sizes):
+        for dtype in (torch.float32, torch.float64):
+            centres = centres_of(sizes, dtype)
+            assert centres.dtype == dtype
+            assert centres[places(sizes, -len(sizes))].tolist() == [i + 0.5 for i in range(sizes[0])]
+            expected = torch.tensor([float(rank * sizes[0]) for rank, _ in exact_units(sizes)], dtype=torch.float64)
+            assert torch.equal(centres, expected.to(dtype))
 
 
 def model(score="linear", mask="ste", **more):
@@ -376,19 +405,9 @@ class TestModel:
         ({"score": {"kind": "token"}}, r"model: ffn\.score\.vocab_size: is required but missing"),
         ({"score": {"kind": "const", "learn_gain": True}}, r"model: ffn\.score\.learn_gain: unknown key"),
         ({"mask": {"kind": "hard", "temperature": 1.0}}, r"model: ffn\.mask\.temperature: unknown key"),
-        ({"d_ff": 40, "ratio": 2.0}, r"d_ff: conflicts with ratio"),
-        (
-            {"score": {"kind": "token", "vocab_size": 60}},
-            r"layers.0.ffn: its vocab_size is 60; must be the model's, 61",
-        ),
+        ({"score": {"kind": "token", "vocab_size": 60}}, r"0\.ffn: its vocab_size is 60; must be the model's, 61"),
     ],
 )
 def test_mistakes_are_named(ffn, message):
     with pytest.raises(UserError, match=message):
         config("uniform", ffn={"kind": "dynamic", **ffn})
-
-
-def test_a_resolved_model_of_another_vocabulary_than_its_scores_is_refused():
-    resolved = to_data(config("uniform", ffn={"kind": "dynamic", "score": {"kind": "token", "vocab_size": 61}}))
-    with pytest.raises(UserError, match="its vocab_size is 61; must be the model's, 62"):
-        parse(ModelConfig, {**resolved, "vocab_size": 62})

@@ -4,26 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from comparing import assert_same, context, random
+from comparing import assert_same, context, norm_site, random
+from dynamic_models import model_of
 from measured import counted_flops
 from thinned import in_turn
-from tiny_runs import tiny_recipe
 from torch import Tensor
 
 from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.config_io import parse, to_data
-from widthwise.model.decoder import build as build_decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.model.ffn.dynamic_hourglass import DynamicHourglassConfig
 from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
 from widthwise.model.ffn.hourglass import HourglassConfig
-from widthwise.model.norm import NormConfig, NormSite
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 D_MODEL, D_OUT, D_HIDDEN, N_BLOCKS = 21, 13, 6, 3
 CONTEXT = context(3, 7)
-SITE = NormSite("pre", NormConfig(eps=1e-5, norm_dim=D_MODEL))
+SITE = norm_site("pre", D_MODEL, D_OUT)
 STATIC = {"n_blocks": N_BLOCKS, "d_hidden": D_HIDDEN}
 FORMS = {
     "own norms": {},
@@ -128,10 +126,7 @@ def test_skipped_blocks_take_no_flops(execution):
 
 
 def test_a_meter_counts_what_is_asked_for_and_what_is_executed():
-    recipe = tiny_recipe(TINY, "model.shape={kind: explicit, widths: [16, 16, 16]}")
-    model = build_decoder(recipe.explicit_model, seed=1).eval()
-    for layer in model.layers:
-        torch.nn.init.normal_(layer.ffn.score.v.weight, std=0.5, generator=torch.Generator().manual_seed(3))
+    model = model_of(TINY, "model.shape={kind: explicit, widths: [16, 16, 16]}").eval()
     meter, tokens = WidthMeter(model), torch.randint(256, (3, 17), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         choices = model.loss(tokens, tokens).choices

@@ -6,10 +6,10 @@ from itertools import cycle
 
 import pytest
 import torch
-from comparing import context, random, randomised
+from comparing import context, norm_site, random, randomised
 from expansions import widen_stream
 from growth_contract import assert_preserved, assert_refused_or_preserved, planned_unless_refused, with_other_values
-from measured import counted_flops, kept_bytes, on_meta
+from measured import counted_flops, kept_per_token, on_meta
 from model_cases import D_MODEL, config
 
 from widthwise.config_io import UserError, checked_copy, parse, to_data
@@ -22,7 +22,6 @@ from widthwise.interop.hf_export import hf_config
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of, load_plugins
-from widthwise.model.norm import NormConfig, NormSite
 
 OPTIONS = {
     "swiglu": [{}, {"ratio": 1.3}, {"ratio": 2.5, "multiple_of": 8}, {"d_ff": 7}],
@@ -85,10 +84,6 @@ CASES = [
 ]
 
 
-def norm_site(placement, d_model, d_out, kind="rms"):
-    return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=d_model if placement == "pre" else d_out))
-
-
 def build(template, d_model, d_out, dtype=torch.float64, placement="pre", kind="rms"):
     """A module with random weights, its gains around 1."""
     module = template.at_width(d_model).build(d_model, d_out, norm_site(placement, d_model, d_out, kind))
@@ -129,9 +124,8 @@ class TestContract:
         assert counted_flops(lambda: run(module, x)) == 2 * 5 * cost.forward_flops(seq_len=5)
 
         module = build(template, d_model, d_out, torch.float32, placement, norm)
-        x = {batch: random_input(d_model, torch.float32, batch).requires_grad_() for batch in (1, 3)}
-        kept = {batch: kept_bytes(lambda batch=batch: run(module, x[batch])) for batch in x}
-        assert kept[3] - kept[1] == 2 * 5 * (cost + of_norm).activation_bytes(bytes_per_element=4)
+        kept = kept_per_token(lambda n: run(module, random_input(d_model, torch.float32, n).requires_grad_()), length=5)
+        assert kept == (cost + of_norm).activation_bytes(bytes_per_element=4)
 
     def test_each_token_alone_gets_an_update_with_gradients_everywhere_which_autocast_leaves_near(
         self, template, placement, norm, d_model, d_out

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cases import config, decoder
 
-from widthwise.model.generate import SamplingConfig, draw, filter_logits, generate, pad_left, stream_tokens
+from widthwise.model.generate import SamplingConfig, draw, filter_logits, generate, stream_tokens
 
 GREEDY = SamplingConfig(temperature=0)
 PROMPTS = [[3, 1, 4, 1, 5, 9], [2], [6, 5, 3]]
@@ -51,13 +51,6 @@ def test_generation_neither_moves_the_global_generator_nor_builds_a_graph():
         assert torch.is_grad_enabled()
         assert not following.requires_grad
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_pad_left():
-    tokens, is_real = pad_left([[7, 8, 9], [5]], torch.device("cpu"))
-    assert is_real.tolist() == [[True] * 3, [False, False, True]]
-    assert tokens[0].tolist() == [7, 8, 9]
-    assert tokens[1, -1] == 5
 
 
 def brute_force(logits: list[float], sampling: SamplingConfig) -> set[int]:

@@ -2,16 +2,12 @@
 
 from itertools import cycle
 
-import pytest
 import torch
-from comparing import assert_same, random
+from comparing import assert_same, random, started
 from literal_hyper_connections import through
-from measured import on_meta
 from thinned import in_turn
 from torch import Tensor
 
-from widthwise.model.axes import Weight
-from widthwise.model.initial_weights import drawn
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.hyper_connections_module import HyperConnection
 
@@ -24,15 +20,7 @@ def connection(m: int, n: int, is_random: bool = True, **options) -> HyperConnec
     """A site of m blocks, as it starts or with random weights."""
     settings = {"slot_width": SLOT_WIDTH, "n_slots": n, "n_owned_slots": m, "group_norm": None, **options}
     site = HyperConnectionsConfig(**settings).build(m * SLOT_WIDTH, m * SLOT_WIDTH, m * SLOT_WIDTH).to(torch.float64)
-    generator = torch.Generator().manual_seed(n)
-    for module in site.modules():
-        if isinstance(module, Weight):
-            module.weight.data.copy_(drawn(module, 1.0, generator))
-    if is_random:
-        with torch.no_grad():
-            for parameter in site.parameters():
-                parameter += torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2
-    return site
+    return started(site, noise=0.5 if is_random else 0.0, seed=n)
 
 
 def table(site: HyperConnection) -> Tensor:
@@ -114,42 +102,3 @@ def test_a_carry_near_one_is_not_rounded_to_one_in_bf16():
     out = connect(site, state, torch.zeros(2, 3, SLOT_WIDTH, dtype=torch.bfloat16))[1]
     assert out.dtype == torch.bfloat16
     assert (out == 1.5078125).all()  # 1.5 * (1 + 2^-8) = 1.50586 lies nearest to it; neighbours are 2^-7 apart
-
-
-class TestCost:
-    D_MODEL = 2048
-
-    def parameters(self, m: int, n: int, **options) -> int:
-        d = self.D_MODEL
-        resolved = HyperConnectionsConfig(
-            slot_width=d // m, n_slots=n, n_owned_slots=m, group_norm=None, reduce="sum", **options
-        )
-        n_parameters = sum(p.numel() for p in on_meta(lambda: resolved.build(d, d, d)).parameters())
-        assert resolved.cost(d, d, d).params == n_parameters
-        return n_parameters
-
-    def test_parameters_are_the_papers(self):
-        """2 n (2 m + n) + b (2 m + n) + b, and n (2 m + n) where all tokens have the same."""
-        assert self.parameters(2, 3, dynamic=False) == 21
-        assert self.parameters(2, 3) == 21 + 21 + 7168 + 1024
-        assert self.parameters(8, 64) == 5120 + 5120 + 20480 + 256
-
-    def test_hyper_and_frac_connections_have_the_parameters_of_their_papers(self):
-        """The first: norm, W_beta, W_m and W_r, B, A_m and A_r, two scales. The second: 165,056 in 16 layers of width
-        2048 with 4 fractions; there B is diagonal, its dynamic part one vector for all fractions, and A and B have one
-        scale each.
-        """
-        d, n = self.D_MODEL, 4
-        assert self.parameters(1, n, writes="own", scale="numbers") == d + (d + d + d * n) + (n + n + n * n) + 2
-        m, b = 4, 512
-        off_diagonal, further_vectors, further_scales = m * (m - 1), (m - 1) * b, m * 3 * m - 2
-        fewer = off_diagonal + further_vectors + further_scales
-        assert 2 * 16 * (self.parameters(m, m) - fewer) == 165_056
-
-    @pytest.mark.parametrize(("m", "n", "per_channel"), [(2, 3, 48), (1, 4, 112), (4, 16, 400), (8, 64, 2592)])
-    def test_flops_are_the_papers_without_those_of_the_norm(self, m, n, per_channel):
-        """Section 3.5: 4 r (1 + 2 m + r m) for each channel of the backbone, r = n / m, of which the norm 4 r."""
-        r, d_model = n / m, 256
-        assert per_channel == 4 * r * (1 + 2 * m + r * m)
-        resolved = HyperConnectionsConfig(slot_width=d_model // m, n_slots=n, n_owned_slots=m, group_norm=None)
-        assert resolved.cost(d_model, d_model, d_model).flops == (per_channel - 4 * r) * d_model

@@ -2,9 +2,9 @@
 
 import math
 
-import pytest
 import torch
 from model_cases import KINDS, SLOTS, VARIANTS, config, decoder, variant
+from thinned import in_turn
 
 from widthwise.config_io import parse
 from widthwise.model.axes import Linear, RMSNorm
@@ -18,48 +18,47 @@ PAPER = {
     "n_layers": 5,
     "shape": {"kind": "explicit", "widths": [112, 80, 32, 48, 112]},
     "attention": {"n_heads": 8, "scale": "1/head_dim"},
-    "ffn": {"kind": "swiglu", "ratio": 4},
+    "positions": {"n_positions": 500},
     "residual": {"kind": "plain", "resize": "projection"},
-    "init": {"std": 0.1, "width_multiplier": 8},
 }
+FFNS = [
+    {"kind": "swiglu", "ratio": 4},
+    {"kind": "hourglass", "ratio": 0.5, "n_blocks": 8},
+    {"kind": "moe", "ratio": 1, "n_experts": 5, "top_k": 2},
+    {"kind": "mlp", "bias": True},
+]
 
 
-def expected_std(name: str, width: int) -> float:
-    """The paper's table, by the names of the weights."""
-    if name.startswith(("embedding", "head")):
-        return 0.1
-    std = 0.1 / math.sqrt(8) * math.sqrt(64 / width)
-    return std / math.sqrt(2 * 5) if name.endswith(("w_o.weight", "w_down.weight")) else std
-
-
-def paper(**init):
-    return parse(ModelTemplate, {**PAPER, "init": {**PAPER["init"], **init}}).resolve(8)
-
-
-@pytest.mark.parametrize("truncate_at", [None, 1.5, 3.0])
-def test_standard_deviations_are_the_papers_and_a_cut_normal_has_no_tails_and_the_std_that_is_left(truncate_at):
-    resolved, left = paper(truncate_at=truncate_at), 1.0
+@in_turn(
+    ("ffn", FFNS),
+    ("truncate_at", [None, 1.5, 3.0]),
+    ("depth_scaled", [True, True, True, False]),
+)
+def test_standard_deviations_are_the_papers_and_a_cut_normal_has_no_tails(ffn, truncate_at, depth_scaled):
+    """Each expert's too, and that of what a cut leaves. Gains start at 1, biases at 0."""
+    init = {"std": 0.1, "width_multiplier": 8, "truncate_at": truncate_at, "depth_scaled": depth_scaled}
+    resolved, left = parse(ModelTemplate, {**PAPER, "ffn": ffn, "init": init}).resolve(8), 1.0
     if truncate_at is not None:
         density = math.exp(-(truncate_at**2) / 2) / math.sqrt(2 * math.pi)
         left = math.sqrt(1 - 2 * truncate_at * density / math.erf(truncate_at / math.sqrt(2)))
     for name, parameter in build(resolved, seed=1).named_parameters():
-        if name.endswith("norm.weight"):
-            assert (parameter == 1).all(), name
+        if name.endswith(("norm.weight", "bias.weight")):
+            assert (parameter == name.endswith("norm.weight")).all(), name
             continue
-        width = resolved.widths[int(name.split(".")[1])] if name.startswith("layers") else 0
-        std, n = expected_std(name, width), parameter.numel()
-        assert abs(parameter.std().item() / (left * std) - 1) < 5 / math.sqrt(2 * n), name
-        assert abs(parameter.mean().item()) < 5 * std / math.sqrt(n), name
-        if truncate_at is None:
-            kurtosis = ((parameter / std) ** 4).mean().item()
-            assert abs(kurtosis - 3) < 0.25 + 30 / math.sqrt(n), name
-        else:
-            assert parameter.abs().max().item() <= truncate_at * std * (1 + 1e-6), name
-
-
-def test_depth_scaling_can_be_turned_off():
-    on, off = (build(paper(depth_scaled=on), seed=1).layers[0].attention.w_o.weight.std() for on in (True, False))
-    torch.testing.assert_close(off, on * math.sqrt(10))
+        std = 0.1
+        if name.startswith("layers"):
+            std *= math.sqrt(64 / resolved.widths[int(name.split(".")[1])] / 8)
+            if depth_scaled and name.endswith(("w_o.weight", "w_down.weight")):
+                std /= math.sqrt(5 * (1 + ffn.get("n_blocks", 1)))
+        for matrix in parameter.chunk(ffn.get("n_experts", 1)) if ".ffn." in name else (parameter,):
+            n = matrix.numel()
+            assert abs(matrix.std().item() / (left * std) - 1) < 5 / math.sqrt(2 * n), name
+            assert abs(matrix.mean().item()) < 5 * std / math.sqrt(n), name
+            if truncate_at is None:
+                kurtosis = ((matrix / std) ** 4).mean().item()
+                assert abs(kurtosis - 3) < 0.25 + 30 / math.sqrt(n), name
+            else:
+                assert matrix.abs().max().item() <= truncate_at * std * (1 + 1e-6), name
 
 
 def test_a_seed_gives_the_same_weights_in_every_dtype():
@@ -103,7 +102,8 @@ def test_what_does_not_draw_leaves_the_other_weights_as_they_were():
     untouched = torch.rand((), generator=torch.Generator().manual_seed(3))
     assert started(0.25)[1] == started(lambda weight, generator: weight.fill_(1.0))[1] == untouched
     plain = build(config("x"), seed=3).state_dict()
-    slots = build(config("x", residual={**SLOTS, "embedding": "expand"}, mtp={"n_depths": 1}), seed=3).state_dict()
+    more = {"residual": {**SLOTS, "embedding": "expand"}, "mtp": {"n_depths": 2, "share_reduce": False}}
+    slots = build(config("x", **more), seed=3).state_dict()
     assert all(torch.equal(weight, slots[name]) for name, weight in plain.items())
 
 

@@ -21,6 +21,15 @@ def cached_logits(model, tokens, chunks, capacity=None, is_real=None):
     return torch.cat([model(piece, cache, mask) for piece, mask in zip(pieces, masks, strict=True)], dim=1)
 
 
+def assert_rows_are_as_alone(model, lengths, chunks):
+    """Rows of these lengths, padded, in one pass and fed to a cache in chunks."""
+    rows = [random_tokens(1, length, seed=length)[0].tolist() for length in lengths]
+    tokens, is_real = pad_left(rows, torch.device("cpu"))
+    for logits in (model(tokens, is_real=is_real), cached_logits(model, tokens, chunks, is_real=is_real)):
+        for own, row in zip(logits, rows, strict=True):
+            torch.testing.assert_close(own[-len(row) :], model(torch.tensor([row]))[0], **TIGHT)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("shape", "name"), KINDS)
 def test_cached_decoding_equals_the_full_forward_in_pieces_of_any_length(shape, name):
@@ -41,20 +50,13 @@ def test_cached_decoding_equals_the_full_forward_in_pieces_of_any_length(shape, 
         ("slots_mixed_at_both_ends", [2, 6]),
         ("learned_positions", [7]),
         ("gpt2", [7, 1, 1]),
+        ("ngrams", [2, 1, 3, 1, 2]),
         ("slots_layer_norm_mlp", [4, 5]),
     ],
 )
 def test_left_padded_rows_equal_the_same_rows_alone(name, chunks):
-    model = decoder(variant("zigzag", name))
     n = sum(chunks)
-    rows = [random_tokens(1, length, seed=length)[0].tolist() for length in (n, n - 1, 3, 1)]
-    tokens, is_real = pad_left(rows, torch.device("cpu"))
-    logits = cached_logits(model, tokens, chunks, is_real=is_real)
-    uncached = model(tokens, is_real=is_real)
-    for i, row in enumerate(rows):
-        alone = model(torch.tensor([row]))[0]
-        torch.testing.assert_close(logits[i, n - len(row) :], alone, **TIGHT)
-        torch.testing.assert_close(uncached[i, n - len(row) :], alone, **TIGHT)
+    assert_rows_are_as_alone(decoder(variant("zigzag", name)), (n, n - 1, 3, 1), chunks)
 
 
 def test_a_real_query_looks_at_real_keys_up_to_itself_and_a_padded_one_at_itself_alone():

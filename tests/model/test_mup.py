@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from model_cases import KINDS, OVER_WIDTH, VARIANTS, config, decoder, random_tokens
+from model_cases import KINDS, OVER_WIDTH, SLOTS, VARIANTS, config, decoder, random_tokens
 
 from widthwise.config_io import parse
 from widthwise.model.decoder import Decoder, build
@@ -14,6 +14,7 @@ from widthwise.model.mup import coordinate_check, coordinate_sizes, grouped_para
 from widthwise.shape.template import ModelTemplate
 
 RECIPE = {"init": {"width_multiplier": 8}}
+OF_SLOTS = {"vector", "control", "scale"}
 
 
 def test_every_parameter_is_in_exactly_one_group_in_the_order_of_the_first():
@@ -27,32 +28,19 @@ def test_every_parameter_is_in_exactly_one_group_in_the_order_of_the_first():
         assert firsts == sorted(firsts), variant
 
 
-RESIDUAL = {"kind": "hyper_connections", "slot_width": 4}
 MODELS = {
     "plain": ({"residual": {"kind": "plain", "resize": "projection"}}, set()),
     "tied": ({"tie_embeddings": True, "attention": {"qk_norm": {"over": "head"}}}, set()),
     "gpt2": (VARIANTS["gpt2"] | {"tie_embeddings": False}, {"vector", "embedding"}),
-    "hourglass": ({"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}}, set()),
-    "moe": (
-        {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "n_shared_experts": 1}},
-        {"control", "experts"},
-    ),
+    "hourglass": (VARIANTS["hourglass"], set()),
+    "moe": (VARIANTS["moe"], {"control", "experts"}),
     "dynamic_linear": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "linear"}}}, {"control", "vector"}),
     "dynamic_mlp": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "mlp"}}}, {"control", "vector"}),
-    "static": ({"residual": {**RESIDUAL, "n_slots": 11, "dynamic": False}}, {"vector"}),
-    "direct": ({"residual": {**RESIDUAL, "n_slots": 15, "group_norm": "rms"}}, {"vector", "control", "scale"}),
-    "expand": (
-        {"residual": {**RESIDUAL, "n_slots": 10, "embedding": "expand", "group_norm": "layer"}},
-        {"vector", "control", "scale"},
-    ),
-    "slots": (
-        {"residual": {**RESIDUAL, "n_slots": 9, "embedding": "slot", "reduce": "slot"}, "mtp": {}},
-        {"vector", "control", "scale"},
-    ),
-    "mtp": (
-        {"residual": {**RESIDUAL, "n_slots": 9}, "mtp": {"n_depths": 2, "share_reduce": False}},
-        {"vector", "control", "scale"},
-    ),
+    "static": ({"residual": {**SLOTS, "n_slots": 11, "dynamic": False}}, {"vector"}),
+    "direct": ({"residual": {**SLOTS, "n_slots": 15, "group_norm": "rms"}}, OF_SLOTS),
+    "expand": ({"residual": {**SLOTS, "n_slots": 10, "embedding": "expand", "group_norm": "layer"}}, OF_SLOTS),
+    "slots": ({"residual": {**SLOTS, "n_slots": 9, "embedding": "slot", "reduce": "slot"}, "mtp": {}}, OF_SLOTS),
+    "mtp": ({"residual": {**SLOTS, "n_slots": 9}, "mtp": {"n_depths": 2, "share_reduce": False}}, OF_SLOTS),
 }
 """Models, and what they hold beside an embedding, gains and hidden matrices."""
 ROLES = [
@@ -114,7 +102,7 @@ def test_projections_of_the_release_learn_at_the_full_rate_and_decay():
     assert (group.name, group.lr_factor, group.decays, group.are_hidden_matrices) == ("tables", 1, True, False)
 
 
-def test_parameters_of_one_factor_are_a_group_of_their_own():
+def test_parameters_of_one_factor_are_a_group_of_their_own_and_names_of_none_are_refused():
     model = build(config("x"), 0)
     keys = {f"layers.{i}.attention.w_k.weight": 2.0 for i in (0, 1)} | {"layers.2.attention.w_k.weight": 3.0}
     groups = grouped_parameters(model, scaled=keys)
@@ -126,11 +114,8 @@ def test_parameters_of_one_factor_are_a_group_of_their_own():
         for name in group.names:
             expected = plain[name]
             assert (group.name, group.lr_factor, group.decays) == (expected.name, expected.lr_factor, expected.decays)
-
-
-def test_a_factor_of_no_parameter_is_refused():
     with pytest.raises(ValueError, match=r"^scaled: got 'w_k'; must be parameters of the model"):
-        grouped_parameters(build(config("x"), 0), scaled={"w_k": 2.0})
+        grouped_parameters(model, scaled={"w_k": 2.0})
 
 
 def test_coordinate_sizes_measure_updates_and_logits():

@@ -1,14 +1,15 @@
-"""Embeddings of n-grams: which rows, in whole texts, piece by piece, in packed rows and drafted; what they cost."""
+"""Embeddings of n-grams: which rows, also drafted; what they cost. Whole texts are in test_decoder.py, pieces and rows
+with padding in test_kv_cache.py, documents in test_packed_rows.py.
+"""
 
 import pytest
 import torch
 from expansions import add_layers, widen_stream
 from growth_contract import assert_preserved
 from measured import on_meta, parameters_by_part
-from model_cases import config, decoder, random_tokens
+from model_cases import VARIANTS, config, decoder, random_tokens
 
 from widthwise.config_io import UserError
-from widthwise.data.loader import Boundaries
 from widthwise.growth.plan import plan_growth
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.widthwise_format import Widthwise
@@ -17,7 +18,7 @@ from widthwise.model.generate import SamplingConfig, generate, generate_drafted
 from widthwise.model.input_tables import NGramsConfig
 from widthwise.model.input_tables_module import NGrams
 
-NGRAMS = {"ngrams": {"max_n": 4, "n_rows": 23}}
+NGRAMS = VARIANTS["ngrams"]
 GREEDY = SamplingConfig(temperature=0)
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -42,35 +43,14 @@ def test_rows_are_spread_evenly_whatever_factor_they_share_with_the_vocabulary()
         assert hashed.max() < n_rows
 
 
-def test_a_cache_remembers_the_tokens_before():
-    model, tokens = decoder(config("x", **NGRAMS)), random_tokens(2, 9)
-    for pieces in ([1] * 9, [2, 1, 3, 1, 2], [8, 1]):
-        cache = model.new_cache(2, 9)
-        with torch.no_grad():
-            cached = torch.cat([model(piece, cache) for piece in tokens.split(pieces, dim=1)], dim=1)
-            torch.testing.assert_close(cached, model(tokens), rtol=1e-9, atol=1e-9)
-
-
-def test_padding_and_what_was_taken_back_are_no_part_of_an_ngram():
+def test_what_was_taken_back_is_no_part_of_an_ngram():
     model = decoder(config("x", **NGRAMS))
-    prompts = [[5, 9, 3, 3, 1], [8], [4, 4, 2]]
-    together = generate(model, prompts, 6, GREEDY)
-    assert together == [generate(model, [prompt], 6, GREEDY)[0] for prompt in prompts]
     tokens, cache = random_tokens(1, 9), model.new_cache(1, 12)
     with torch.no_grad():
         model(tokens[:, :7], cache)
         model(random_tokens(1, 5, seed=4), cache)
         cache.rewind(7)
         torch.testing.assert_close(model(tokens[:, 7:], cache), model(tokens)[:, 7:], rtol=1e-9, atol=1e-9)
-
-
-def test_no_ngram_crosses_documents_that_do_not_see_each_other():
-    model, told = decoder(config("x", **NGRAMS)), Boundaries(eos_id=0, masks=True, resets=True)
-    tokens = torch.tensor([[3, 4, 0, 5, 6, 7, 0, 8, 9]])
-    with torch.no_grad():
-        whole = model.exit(model.stream(tokens, documents=told.documents(tokens), positions=told.positions(tokens)))
-        alone = torch.cat([model.hidden(part) for part in tokens.split([3, 4, 2], dim=1)], dim=1)
-    torch.testing.assert_close(whole, alone, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("residual", [{"kind": "plain"}, {"kind": "hyper_connections", "slot_width": 4, "n_slots": 10}])

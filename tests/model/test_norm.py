@@ -3,10 +3,10 @@
 import pytest
 import torch
 from comparing import assert_same, random
-from measured import kept_bytes
+from literal_decoder import normalised
+from measured import kept_per_token
 from thinned import in_turn
 
-from widthwise.model.axes import LayerNorm
 from widthwise.model.norm import NormConfig, NormSite
 
 WIDTH = 13
@@ -31,22 +31,10 @@ def built(options: dict, dtype: torch.dtype = torch.float64):
     return norm
 
 
-def formula(norm, x: torch.Tensor) -> torch.Tensor:
-    """Number by number."""
-    rows = []
-    for row in x:
-        mean = sum(row) / WIDTH if isinstance(norm, LayerNorm) else 0.0
-        measured = row[: norm.stat_width or WIDTH]
-        size = (sum((value - mean) ** 2 for value in measured) / norm.norm_dim + norm.eps) ** 0.5
-        bias = norm.bias.weight if isinstance(norm, LayerNorm) else 0.0
-        rows.append(((row - mean) / size * norm.weight + bias) * norm.output_multiplier)
-    return torch.stack(rows)
-
-
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_a_norm_and_its_gradients_are_the_formula_with_statistics_in_fp32_under_autocast(options):
     norm, x = built(options), (2 * random(4, WIDTH) + 0.7).requires_grad_()
-    assert_same(norm(x), formula(norm, x), (x, *norm.parameters()), rtol=1e-11, atol=1e-12)
+    assert_same(norm(x), normalised(norm, x), (x, *norm.parameters()), rtol=1e-11, atol=1e-12)
     for placement in ("pre", "reordered"):
         placed = NormSite(placement, NormConfig(eps=0.3, **options)).build(WIDTH, WIDTH).to(torch.float64)
         placed.load_state_dict(norm.state_dict())
@@ -70,8 +58,7 @@ def test_cost_is_the_parameters_and_what_autograd_keeps(options, is_read):
     # A matrix product keeps what it reads, for the gradient of its weight.
     w.requires_grad_(is_read)
 
-    def kept(n_tokens: int) -> int:
-        x = random(n_tokens, 3, WIDTH, dtype=torch.float32).requires_grad_()
-        return kept_bytes(lambda: torch.nn.functional.linear(norm(x), w))
+    def run(n_tokens: int) -> torch.Tensor:
+        return torch.nn.functional.linear(norm(random(n_tokens, 3, WIDTH, dtype=torch.float32).requires_grad_()), w)
 
-    assert kept(9) - kept(4) == 5 * cost.activation_bytes(bytes_per_element=4)
+    assert kept_per_token(run, length=1) == cost.activation_bytes(bytes_per_element=4)

@@ -4,7 +4,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from model_cases import random_tokens
+from model_cases import VARIANTS, random_tokens
 from mtp_cases import STREAMS, mtp_config, mtp_decoder
 
 from widthwise.model.decoder import build
@@ -13,7 +13,6 @@ from widthwise.model.generate import Drafter, SamplingConfig, Speculation, gener
 pytestmark = pytest.mark.usefixtures("float64")
 GREEDY = SamplingConfig(temperature=0)
 PROMPTS = [[3, 1, 4, 1, 5, 9], [2], [6, 5, 3]]
-MOE = {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5}}
 
 
 def successor(n_depths: int, wrong_depths=(), **changes):
@@ -56,8 +55,8 @@ def test_random_models_decode_as_greedy_decoding_does(stream, n_depths):
 
 
 def test_a_mixture_and_a_dynamic_width_decode_as_greedy_decoding_does():
-    for changes in (MOE, {"ffn": {"kind": "dynamic", "ratio": 1.7}}):
-        model = mtp_decoder("virtual_x", 2, **changes)
+    for name in ("moe", "dynamic"):
+        model = mtp_decoder("virtual_x", 2, **VARIANTS[name])
         assert generate_drafted(model, PROMPTS, 9)[0] == generate(model, PROMPTS, 9, GREEDY)
 
 

@@ -37,10 +37,6 @@ def slopes(mask, width):
     return torch.autograd.grad(found, width, torch.eye(M, dtype=torch.float64), is_grads_batched=True)[0]
 
 
-def sigmoid(z):
-    return 1 / (1 + torch.exp(-z))
-
-
 class TestStep:
     def test_unit_i_is_used_from_width_i_plus_one_half_on(self):
         mask = mask_of(kind="hard")
@@ -54,7 +50,7 @@ class TestStep:
         ste, hard = mask_of(kind="ste", temperature=3.7), mask_of(kind="hard")
         assert torch.equal(values(ste, widths, centres), values(hard, widths, centres))
         for width in (0.2, 100.3, 511.0):
-            s = sigmoid((width - CENTRES) / 3.7)
+            s = torch.sigmoid((width - CENTRES) / 3.7)
             torch.testing.assert_close(slopes(ste, width), s * (1 - s) / 3.7, rtol=1e-12, atol=1e-15)
             assert not slopes(hard, width).any()
 
@@ -83,7 +79,7 @@ def test_annealing_shrinks_the_temperature_in_equal_ratios_to_a_step_in_evaluati
         moment = torch.tensor(progress, dtype=torch.float64)
         found = values(mask, 200.3, progress=moment)
         assert mask.temperature(moment).item() == pytest.approx(temperature)
-        torch.testing.assert_close(found, sigmoid((200.3 - CENTRES) / temperature))
+        torch.testing.assert_close(found, torch.sigmoid((200.3 - CENTRES) / temperature))
 
 
 def test_others_evaluate_as_a_step():

@@ -4,13 +4,11 @@ import math
 
 import pytest
 import torch
-from comparing import assert_same, context, random
+from comparing import assert_same, context, random, started
 from pydantic import TypeAdapter
 
-from widthwise.model.axes import Weight
 from widthwise.model.ffn.width_choice import AnyWidthScore
 from widthwise.model.ffn.width_choice_module import EPS
-from widthwise.model.initial_weights import drawn
 
 D = 37
 VOCAB = 61
@@ -24,24 +22,9 @@ def config(kind, **options):
     return TypeAdapter(AnyWidthScore).validate_python({"kind": kind, **needed, **options})
 
 
-def initial(kind, dtype=torch.float64, **options):
-    """As it starts."""
-    score = config(kind, **options).build(D).to(dtype)
-    generator = torch.Generator().manual_seed(0)
-    for module in score.modules():
-        if isinstance(module, Weight):
-            module.weight.data.copy_(drawn(module, 0.4, generator))
-    return score
-
-
-def score_of(kind, dtype=torch.float64, **options):
-    """With weights that differ from where they start."""
-    score = initial(kind, dtype, **options)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in score.parameters():
-            parameter += torch.randn(parameter.shape, generator=generator) / 3
-    return score
+def initial(kind, noise=0.0, **options):
+    """As it starts, but for noise."""
+    return started(config(kind, **options).build(D).double(), std=0.4, noise=noise)
 
 
 def inputs():
@@ -71,7 +54,7 @@ LITERAL = {
 
 @pytest.mark.parametrize("kind", LITERAL)
 def test_equals_its_formula_times_the_gain(kind):
-    score, (x, stream, context) = score_of(kind), inputs()
+    score, (x, stream, context) = initial(kind, noise=0.3), inputs()
     expected = LITERAL[kind](score, x, stream, context.tokens) * score.log_gain.weight.exp()
     assert_same(apply(score, x, stream, context), expected, score.parameters(), rtol=1e-10, atol=1e-12)
 
@@ -104,7 +87,7 @@ def test_detached_scores_leave_the_features_alone(kind):
         x, stream, context = inputs()
         x.requires_grad_()
         stream.requires_grad_()
-        score = score_of(kind, detach=detach)
+        score = initial(kind, noise=0.3, detach=detach)
         (apply(score, x, stream, context) * torch.arange(5.0)).sum().backward()
         assert all(parameter.grad is not None for parameter in score.parameters())
         reached = [tensor.grad is not None and bool((tensor.grad != 0).any()) for tensor in (x, stream)]
@@ -114,6 +97,6 @@ def test_detached_scores_leave_the_features_alone(kind):
 def test_a_random_score_is_uniform_before_the_bias():
     torch.manual_seed(0)
     x = torch.zeros(40, 500, D)
-    ordered = torch.sigmoid(apply(initial("random", torch.float32), x, x, inputs()[2])).flatten().sort().values
+    ordered = torch.sigmoid(apply(initial("random"), x, x, inputs()[2])).flatten().sort().values
     uniform = torch.arange(len(ordered)) / len(ordered)
     assert (ordered - uniform).abs().max() < 1.95 / math.sqrt(len(ordered))  # Kolmogorov-Smirnov, p = 0.001

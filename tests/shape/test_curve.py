@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse
 from widthwise.model.config import ModelConfig
+from widthwise.model.cost import Cost
 from widthwise.records.discovery import Curve
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 
@@ -34,12 +35,7 @@ def curve(**options) -> dict:
 
 
 def of_layers(config: ModelConfig, match: str) -> float:
-    cost = sum(
-        (layer.attention.cost(layer.d_model, layer.d_in) for layer in config.layers[1:]),
-        config.layers[0].attention.cost(config.layers[0].d_model, config.layers[0].d_in),
-    )
-    for layer in config.layers:
-        cost = cost + layer.ffn.cost(layer.d_model, layer.d_out)
+    cost = sum((costs["attention"] + costs["ffn"] for costs in config.layer_costs()), Cost())
     return float(QUANTITIES[match](cost, SEQ_LEN))
 
 

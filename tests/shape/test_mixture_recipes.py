@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from quadratic_cost import ORACLE, RHO, QuadraticCost, params_cost
+from test_template import recipe
 
-from widthwise.config_io import parse
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.shape.template import ModelTemplate, TemplateCost
-from widthwise.yaml_io import merge, read_recipe
+from widthwise.yaml_io import read_recipe
 
 PAPER = ORACLE["configs"]["MoE"]
 SEQ_LEN, N_EXPERTS, TOP_K = 4096, 22, 3
@@ -15,11 +15,7 @@ TABLES = 2 * 100263 * 1600
 TOKENS = 104_857_600_000
 
 
-def template(name: str, **changes) -> ModelTemplate:
-    return parse(ModelTemplate, merge(read_recipe(name)["model"], changes), name)
-
-
-UNIFORM, X = template("uniform_moe_3b"), template("x_moe_3b")
+UNIFORM, X = recipe("uniform_moe_3b"), recipe("x_moe_3b")
 COUNTED = {
     "params": params_cost(1600, N_EXPERTS * RHO, N_EXPERTS),
     "active_params": params_cost(1600, TOP_K * RHO, N_EXPERTS),

@@ -14,8 +14,10 @@ from widthwise.shape.rounding import FAR, TOLERANCE, round_balanced, round_neare
 from widthwise.shape.schedule import SCHEDULES, solve_widths
 
 
-def x_widths(cost, n_layers, turn_layer, ratio):
-    return solve_widths(SCHEDULES["x"], cost, n_layers, turn_layer, ratio)
+def solved_x(d_model, n_layers, turn_layer, ratio):
+    """The cost of a layer, the budget of the uniform model and the widths before they are rounded."""
+    cost = params_cost(d_model)
+    return cost, cost.uniform(n_layers), solve_widths(SCHEDULES["x"], cost, n_layers, turn_layer, ratio)
 
 
 def test_ties_go_to_the_even_multiple():
@@ -45,9 +47,7 @@ def test_the_remedy_is_a_quantum_that_may_be_given():
 @pytest.mark.parametrize("name", ["200M", "2B"])
 def test_balanced_rounding_meets_the_papers_budgets(name):
     config = ORACLE["configs"][name]
-    cost, n_layers = params_cost(config["d_model"]), config["n_layers"]
-    widths = x_widths(cost, n_layers, config["turn_layer"], config["turn_ratio"])
-    budget = cost.uniform(n_layers)
+    cost, budget, widths = solved_x(*(config[key] for key in ("d_model", "n_layers", "turn_layer", "turn_ratio")))
     nearest, balanced = round_nearest(widths, 32), round_balanced(widths, 32, cost, budget)
     assert abs(cost.total(nearest) / budget - 1) > TOLERANCE
     assert abs(cost.total(balanced) / budget - 1) < TOLERANCE
@@ -55,8 +55,7 @@ def test_balanced_rounding_meets_the_papers_budgets(name):
 
 
 def test_nearest_is_kept_where_it_meets_the_budget():
-    cost = params_cost(1600)
-    widths = x_widths(cost, 24, 17, 0.3)
+    cost, _, widths = solved_x(1600, 24, 17, 0.3)
     budget = cost.total(round_nearest(widths, 2))
     assert round_balanced(widths, 2, cost, budget).tolist() == round_nearest(widths, 2).tolist()
 
@@ -82,9 +81,7 @@ def best_of_every_choice(widths, quantum, cost, budget):
 )
 @settings(deadline=None, max_examples=40)
 def test_balanced_rounding_finds_the_best_choice(d_model, n_layers, where, ratio, quantum):
-    cost = params_cost(d_model)
-    widths = x_widths(cost, n_layers, 2 + round(where * (n_layers - 3)), ratio)
-    budget = cost.uniform(n_layers)
+    cost, budget, widths = solved_x(d_model, n_layers, 2 + round(where * (n_layers - 3)), ratio)
     balanced = round_balanced(widths, quantum, cost, budget)
     least_distance, least_miss = best_of_every_choice(widths, quantum, cost, budget)
     if least_distance is None and least_miss > FAR:  # layers may go further
@@ -100,9 +97,7 @@ def test_balanced_rounding_finds_the_best_choice(d_model, n_layers, where, ratio
 )
 @settings(deadline=None, max_examples=25)
 def test_balanced_rounding_never_misses_more_than_nearest(n_layers, d_model, ratio, quantum):
-    cost = params_cost(d_model)
-    widths = x_widths(cost, n_layers, n_layers // 2, ratio)
-    budget = cost.uniform(n_layers)
+    cost, budget, widths = solved_x(d_model, n_layers, n_layers // 2, ratio)
     nearest, balanced = round_nearest(widths, quantum), round_balanced(widths, quantum, cost, budget)
     assert abs(cost.total(balanced) - budget) <= abs(cost.total(nearest) - budget) * (1 + 1e-12)
     assert (balanced % quantum == 0).all()
@@ -111,9 +106,7 @@ def test_balanced_rounding_never_misses_more_than_nearest(n_layers, d_model, rat
 
 
 def test_many_layers_are_balanced_by_moving_a_few():
-    cost, n_layers = params_cost(1024), 18  # one more than can all be tried
-    widths = x_widths(cost, n_layers, n_layers // 2, 0.3)
-    budget = cost.uniform(n_layers)
+    cost, budget, widths = solved_x(1024, 18, 9, 0.3)  # one layer more than can all be tried
     nearest, balanced = round_nearest(widths, 32), round_balanced(widths, 32, cost, budget)
     assert abs(cost.total(nearest) / budget - 1) > TOLERANCE > abs(cost.total(balanced) / budget - 1)
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import counted_flops, on_meta, parameters_by_part
 from paper_hourglass import BASELINES, flops, layer_params, params
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.config_io import parse
 from widthwise.model.config import ModelConfig
@@ -22,26 +21,15 @@ from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
 T = 13
 
 
-EXIT = ("exit.reduce.", "exit.group_norm.")
-"""What the exit has beside the last norm."""
-
-
 def measured(config: ModelConfig) -> dict[str, int]:
     """What torch says about the built model, as the totals name it."""
-    with torch.device("meta"):
-        model, tokens = Decoder(config), torch.zeros(1, T, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        model(tokens)
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    inside = {name: n for name, n in sizes.items() if not name.startswith("mtp.")}
-    in_attention = sum(n for name, n in inside.items() if ".attention.w_" in name)
-    in_ffn = sum(n for name, n in inside.items() if ".ffn." in name and not name.endswith("norm.weight"))
-    in_residual = sum(n for name, n in inside.items() if "_residual." in name or name.startswith(EXIT))
+    model, tokens = on_meta(lambda: Decoder(config)), torch.zeros(1, T, dtype=torch.long, device="meta")
+    parts = parameters_by_part(model)
     return {
-        "params": sum(sizes.values()),
-        "layer_params": in_attention + in_ffn + in_residual,
-        "attention_params": in_attention,
-        "flops": counter.get_total_flops() // T,
+        "params": sum(parts.values()),
+        "layer_params": parts["attention"] + parts["ffn"] + parts["residual"],
+        "attention_params": parts["attention"],
+        "flops": counted_flops(lambda: model(tokens)) // T,
     }
 
 
@@ -110,18 +98,6 @@ def test_totals_of_many_are_those_of_the_built_model(base, drawn) -> None:
     assert {name: count(name, sizes) for name in from_torch} == from_torch
     for name, value in totals(config, T)._asdict().items():
         assert count(name, sizes) == pytest.approx(value, rel=1e-12), name
-
-
-def test_totals_of_an_hourglass_follow_the_paper() -> None:
-    """The formulas of section 3.2, with attention, head, norms and cache added."""
-    counted = totals(candidate_of_113m(Sizes(4, 12, 1032, 418, 1032)), 2048)
-    assert counted.params == params(4, 12, 1032, 418)
-    assert counted.layer_params == layer_params(4, 12, 1032, 418)
-    assert counted.attention_params == 4 * 12 * 1032**2
-    assert counted.flops == flops(4, 12, 1032, 418, 2048)
-    assert counted.flops_causal == flops(4, 12, 1032, 418, 1024)
-    assert counted.kv_bytes == 2 * 2 * 12 * 1032
-    assert counted.n_residual_additions == 12 * (1 + 4)
 
 
 def test_arrays_are_counted_as_single_models_are() -> None:
