@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import pytest
+from boxes import refusal
 from tiny_runs import TINY
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.running import run_experiment
 from widthwise.recipe.recipe import Recipe
@@ -22,8 +22,7 @@ MISTAKES = {
 
 
 def failed(mistake: str, path: Path) -> None:
-    with pytest.raises(UserError):
-        train(parse(Recipe, {**TINY, "model": MODEL, "train": TRAIN, **MISTAKES[mistake]}), path)
+    refusal(train, parse(Recipe, {**TINY, "model": MODEL, "train": TRAIN, **MISTAKES[mistake]}), path)
 
 
 def test_a_run_that_cannot_begin_leaves_nothing_and_what_stood_there_before(tmp_path: Path) -> None:
@@ -46,6 +45,5 @@ def test_a_comparison_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.yaml"
         path.write_text(dump_yaml({**TINY, "model": model, "train": TRAIN, **MISTAKES["no data"]}))
     plan = read_plan([tmp_path / "a.yaml", tmp_path / "b.yaml"], [], (1,), "none", None)
-    with pytest.raises(UserError):
-        run_experiment(plan, tmp_path / "runs" / "both")
+    refusal(run_experiment, plan, tmp_path / "runs" / "both")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.yaml", "b.yaml"]

@@ -13,7 +13,6 @@ from widthwise.reports.analysis_tables import findings
 from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
 from widthwise.runs.evaluate import evaluate_run
-from widthwise.runs.train import train
 from widthwise.runs.trained import HELD_OUT, load_trained
 
 GROWS = (
@@ -25,11 +24,9 @@ TOKENS_PER_STEP = 4 * 17
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(trained) -> Path:
     """Checkpoints and validations of steps 3, 6 and 9; wider after step 5."""
-    path = tmp_path_factory.mktemp("over_time") / "run"
-    train(tiny_recipe(*GROWS), path)
-    return path
+    return trained(*GROWS)
 
 
 def test_the_held_out_text_gives_the_loss_of_the_validation_of_that_step(run: Path) -> None:

@@ -1,13 +1,14 @@
 import json
+import re
 import statistics
 import subprocess
 import sys
 
 import pytest
 import torch
+from boxes import refusal
 from tiny_runs import Listener, outcome, tiny_recipe
 
-from widthwise.config_io import UserError
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.prepare import prepare
 from widthwise.model.decoder import Decoder
@@ -70,8 +71,7 @@ def test_finished_run_is_returned_and_not_trained_again(finished):
 def test_unfinished_run_is_resumed_only_on_request(finished, tmp_path):
     run = RunDir(tmp_path / "run")
     run.begin(RunDir(finished).config_yaml(), RunDir(finished).environment())
-    with pytest.raises(UserError, match=r"unfinished run; `widthwise resume .*run` continues it"):
-        train(tiny_recipe(), run.path)
+    assert f"unfinished run; `widthwise resume {run.path}` continues it" in refusal(train, tiny_recipe(), run.path)
     train_or_resume(tiny_recipe(), run.path)
     assert outcome(run.path) == outcome(finished)
 
@@ -79,8 +79,7 @@ def test_unfinished_run_is_resumed_only_on_request(finished, tmp_path):
 def test_a_run_whose_record_of_its_data_is_lost_takes_up_no_other(finished, tmp_path):
     run = RunDir(tmp_path / "run")
     run.begin(RunDir(finished).config_yaml(), {k: v for k, v in RunDir(finished).environment().items() if k != "data"})
-    with pytest.raises(UserError, match=r"run/environment\.json: data"):
-        train_or_resume(tiny_recipe(), run.path)
+    assert "run/environment.json: data" in refusal(train_or_resume, tiny_recipe(), run.path)
 
 
 def test_run_held_by_another_process_is_refused(finished):
@@ -91,8 +90,7 @@ def test_run_held_by_another_process_is_refused(finished):
     command = [sys.executable, "-c", script, str(finished)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=f"in use by process {other.pid}"):
-            resume(finished)
+        assert f"in use by process {other.pid}" in refusal(resume, finished)
         other.communicate()
     assert resume(finished)["status"] == "finished"
 
@@ -105,11 +103,11 @@ def test_mistakes_are_found_before_anything_is_written(tmp_path, monkeypatch):
         "seq_len=100000000": "seq_len",
     }
     for override, message in mistakes.items():
-        with pytest.raises(UserError, match=message):
-            train(tiny_recipe(override), tmp_path / "run")
+        assert message in refusal(train, tiny_recipe(override), tmp_path / "run")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=r"train.shards: got 2; must divide the number of processes, which is 3"):
-        train(tiny_recipe("train.batch_size=6", "train.shards=2"), tmp_path / "run")
+    shared = tiny_recipe("train.batch_size=6", "train.shards=2")
+    message = "train.shards: got 2; must divide the number of processes, which is 3"
+    assert message in refusal(train, shared, tmp_path / "run")
     assert not RunDir(tmp_path / "run").exists
 
 
@@ -118,10 +116,9 @@ def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(train_state, "optimizer_step", run_out_of_memory)
-    with pytest.raises(
-        UserError, match=r"train.micro_batch_size: 2 sequences do not fit .* divisor of the 4 that a process has"
-    ):
-        train(tiny_recipe(), tmp_path / "run")
+    said = refusal(train, tiny_recipe(), tmp_path / "run")
+    assert "train.micro_batch_size: 2 sequences do not fit" in said
+    assert "divisor of the 4 that a process has" in said
 
 
 def test_data_that_changed_or_were_damaged_since_the_start_are_refused(tmp_path):
@@ -135,23 +132,18 @@ def test_data_that_changed_or_were_damaged_since_the_start_are_refused(tmp_path)
     (tmp_path / "run" / "result.json").unlink()
     whole = (data / "train.bin").read_bytes()
     (data / "train.bin").write_bytes(b"\xff" * len(whole))
-    for again in (lambda: train(recipe, tmp_path / "other"), lambda: resume(tmp_path / "run")):
-        with pytest.raises(UserError, match=r"train\.bin: its checksum differs from the manifest's"):
-            again()
+    for again in ((train, recipe, tmp_path / "other"), (resume, tmp_path / "run")):
+        assert "train.bin: its checksum differs from the manifest's" in refusal(*again)
     assert not RunDir(tmp_path / "other").exists
     data.rename(tmp_path / "old")
     prepare(corpus("two"), data, tokenizer="bytes", held_out=0.3)
-    with pytest.raises(UserError, match="was trained on other data"):
-        resume(tmp_path / "run")
+    assert "was trained on other data" in refusal(resume, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("wild", "message"),
     [
-        (
-            ("optimizer.lr=30", "train.max_loss_rise=0.5"),
-            r"step (\d) of 9: loss .* above the lowest .* lower optimizer.lr",
-        ),
+        (("optimizer.lr=30", "train.max_loss_rise=0.5"), r"of 9: loss .* above the lowest .* lower optimizer.lr"),
         (("optimizer.lr=1e38",), r"loss nan|loss inf|norm nan|norm inf"),
     ],
     ids=["rises", "is not finite"],
@@ -170,5 +162,4 @@ def test_a_loss_that_goes_wild_stops_the_run_before_a_checkpoint_of_it(tmp_path,
     with pytest.raises(RunFailed, match=message):
         train_or_resume(recipe, run.path)
     monkeypatch.setattr("widthwise.runs.train.is_launched", lambda: True)
-    with pytest.raises(UserError, match=rf"stopped at step {last['step']}: .* tries again"):
-        train(recipe, run.path)
+    assert re.search(rf"stopped at step {last['step']}: .* tries again", refusal(train, recipe, run.path))
