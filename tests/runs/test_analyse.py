@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
 
 BPE = ("data.tokenizer=bpe-280", "model.vocab_size=280", "train.checkpoint_every=9")
+TOKENS_PER_STEP = 4 * 17
 N_TOKENS = 90
 """Five windows of 17."""
 
@@ -127,15 +129,47 @@ def test_widths_of_tokens_and_of_the_stream_are_those_of_the_result(tmp_path: Pa
     assert found[0]["virtual_width"] is found[1]["token_widths"] is None
 
 
+@pytest.fixture(scope="module")
+def growing(trained) -> Path:
+    """Checkpoints of steps 3, 6 and 9; wider after step 5."""
+    wider = "growth=[{at_step: 5, model: {shape: {kind: explicit, widths: [24, 16, 24]}}}]"
+    return trained("train.checkpoint_every=3", wider, name="growing")
+
+
+def test_an_analysis_looks_into_the_model_of_that_step(growing: Path) -> None:
+    (model,) = analyse([growing], n_tokens=34, step=3)["models"]
+    profile = Profile(DecoderSubject(load_trained(growing, step=3).model))
+    for windows in HeldOut(open_data(tiny_recipe().data), 17, 2, 34, "fp32").batches():
+        profile.add(windows)
+    assert (model["step"], model["tokens"], model["widths"]) == (3, 3 * TOKENS_PER_STEP, [24, 8, 24])
+    entropies = [each.entropy for each in profile.summary(name="model", source="", kind="hf", step=None).stream]
+    assert [each["entropy"] for each in model["stream"]] == pytest.approx(entropies, rel=1e-4)
+    assert analyse([growing], n_tokens=34)["models"][0]["widths"] == [24, 16, 24]
+
+
+def test_every_checkpoint_is_a_model_of_an_analysis(growing: Path) -> None:
+    found = analyse([growing], n_tokens=34, every_checkpoint=True)
+    one_by_one = [analyse([growing], n_tokens=34, step=step)["models"][0] for step in (3, 6, 9)]
+    of_all, of_each = (
+        [{**model.to_data(), "name": "", "run": ""} for model in models] for models in (found["models"], one_by_one)
+    )
+    assert of_all == of_each
+    assert [(model["name"], model["run"], model["tokens"]) for model in found["models"]] == [
+        (f"growing, step {step}", "growing", step * TOKENS_PER_STEP) for step in (3, 6, 9)
+    ]
+    assert found["title"] == "growing"
+    assert all("growing, step 9 than in growing, step 3" in sentence for sentence in findings(found))
+
+
 def test_mistakes_are_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("short")
     for names, options, message in (
         ([], {}, "expected at least one"),
         (["x", "x"], {}, "x was named twice"),
-        (["x", "nothing"], {}, "nothing: is neither a run directory (config.yaml) nor a Hugging Face folder"),
+        (["x", "nothing"], {}, r"nothing: is neither a run directory \(config.yaml\) nor a Hugging Face folder"),
         (["x"], {"n_tokens": 16}, "tokens: got 16; must be at least one window, seq_len = 17"),
         (["x"], {"text": "absent.txt"}, "absent.txt: no such file"),
-        (["x"], {"text": "short.txt"}, "tokens of x; must be at least seq_len + 1 = 18"),
+        (["x"], {"text": "short.txt"}, r"short.txt: holds \d+ tokens of x; must be at least seq_len \+ 1 = 18"),
     ):
-        assert message in refusal(analyse, [runs / name for name in names], **options)
+        assert re.search(message, refusal(analyse, [runs / name for name in names], **options))

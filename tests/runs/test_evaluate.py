@@ -17,15 +17,18 @@ from widthwise.evaluation.differences import evaluation_differences
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
-from widthwise.runs.train import resume, train
+from widthwise.runs.train import resume
 from widthwise.runs.trained import HELD_OUT
 
 KINDS = {
+    "explicit widths": (),
     "experts and slots": (
+        "model.shape={kind: uniform}",
         "model.ffn={kind: moe, n_experts: 3, top_k: 2, ratio: 0.5}",
         "model.residual={kind: hyper_connections, n_slots: 3, slot_width: 8}",
     ),
     "dynamic widths and learned positions": ("model.ffn={kind: dynamic}", "model.positions={n_positions: 17}"),
+    "wider after step 5": ("growth=[{at_step: 5, model: {shape: {kind: explicit, widths: [24, 16, 24]}}}]",),
 }
 
 
@@ -44,21 +47,16 @@ def _asked(**options) -> EvaluationConfig:
     return parse(EvaluationConfig, options)
 
 
-def _equals_validation(run: Path) -> None:
-    found, result = evaluate_run(run, _asked()), RunDir(run).result()
-    metrics = found.texts[HELD_OUT].metrics
-    assert metrics["nats_per_token"].value == pytest.approx(result["val_loss"], rel=1e-6)
-    assert metrics["token_perplexity"].value == pytest.approx(result["val_perplexity"], rel=1e-6)
-    assert metrics["bits_per_byte"].value == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
-    assert found.bits_per_byte == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
-    assert found.step == result["steps"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_held_out_text_gives_the_loss_of_the_last_validation(kind: str, runs: list[Path], tmp_path: Path) -> None:
-    _equals_validation(runs[0])
-    train(tiny_recipe("model.shape={kind: uniform}", *KINDS[kind], "train.steps=3"), tmp_path / "run")
-    _equals_validation(tmp_path / "run")
+def test_held_out_text_gives_the_loss_of_the_validation_of_that_step(kind: str, trained) -> None:
+    run = trained(*KINDS[kind], "train.steps=6", "train.validate_every=3", "train.checkpoint_every=3", name=kind)
+    for record in (each for each in RunDir(run).metrics() if each["event"] == "validation"):
+        found = evaluate_run(run, _asked(), step=record["step"])
+        metrics = {name: score.value for name, score in found.texts[HELD_OUT].metrics.items()}
+        assert metrics["nats_per_token"] == pytest.approx(record["loss"], rel=1e-6)
+        assert metrics["token_perplexity"] == pytest.approx(record["perplexity"], rel=1e-6)
+        assert metrics["bits_per_byte"] == found.bits_per_byte == pytest.approx(record["bits_per_byte"], rel=1e-6)
+        assert (found.step, found.tokens) == (record["step"], record["step"] * 4 * 17)
 
 
 def test_prepared_data_and_limits(runs: list[Path]) -> None:

@@ -108,7 +108,7 @@ def test_a_run_that_begins_in_bf16_trains_and_leaves_in_fp32(folders: dict[str, 
 
 
 def test_a_model_with_tied_embeddings_is_sorted_and_stays_tied(trained, tmp_path: Path) -> None:
-    export_run(trained(*UNIFORM, "model.tie_embeddings=true", name="of tied"), tmp_path / "tied", dtype="bf16")
+    export_run(trained(*UNIFORM, "model.tie_embeddings=true", name="tied"), tmp_path / "tied", dtype="bf16")
     found = shrink_run(tmp_path / "tied", tmp_path / "small", ShrinkOptions(params=0.8, calibration_batches=1), BF16)
     assert "tie_embeddings" in (found.not_turned or "")
     model = load_trained(tmp_path / "small", "cpu").model

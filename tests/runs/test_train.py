@@ -11,10 +11,15 @@ from tiny_runs import Listener, outcome, tiny_recipe
 
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.prepare import prepare
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.running import run_experiment
 from widthwise.model.decoder import Decoder
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train, train_or_resume
 from widthwise.training import train_state
+from widthwise.yaml_io import to_yaml
+
+NO_DATA = "data={path: nowhere}"
 
 
 def test_records_stand_at_their_steps_in_order(finished):
@@ -101,14 +106,37 @@ def test_mistakes_are_found_before_anything_is_written(tmp_path, monkeypatch):
         "model.vocab_size=250": "model.vocab_size: got 250; must be at least 257",
         "train.validation_tokens=16": "validation_tokens: got 16",
         "seq_len=100000000": "seq_len",
+        NO_DATA: "nowhere",
+        "optimizer.lr_factors={nothing: 2.0}": "lr_factors",  # which only the built model shows
     }
+    path = tmp_path / "runs" / "new" / "run"
     for override, message in mistakes.items():
-        assert message in refusal(train, tiny_recipe(override), tmp_path / "run")
+        assert message in refusal(train, tiny_recipe(override), path)
+        assert list(tmp_path.iterdir()) == [], override
     monkeypatch.setenv("WORLD_SIZE", "3")
     shared = tiny_recipe("train.batch_size=6", "train.shards=2")
     message = "train.shards: got 2; must divide the number of processes, which is 3"
-    assert message in refusal(train, shared, tmp_path / "run")
-    assert not RunDir(tmp_path / "run").exists
+    assert message in refusal(train, shared, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_cannot_begin_leaves_what_stood_there_before(tmp_path):
+    for folder in ("runs", "mine", "noted"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "noted" / "note.txt").write_text("mine")
+    for path in ("runs/run", "mine", "noted"):
+        refusal(train, tiny_recipe(NO_DATA), tmp_path / path)
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert (tmp_path / "mine").is_dir()
+    assert (tmp_path / "noted" / "note.txt").read_text() == "mine"
+
+
+def test_a_comparison_that_cannot_begin_leaves_nothing(tmp_path):
+    recipes = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    for path, d_model in zip(recipes, (16, 24)):
+        path.write_text(to_yaml(tiny_recipe(NO_DATA, f"model.d_model={d_model}")))
+    refusal(run_experiment, read_plan(recipes, seeds=(1,), match="none"), tmp_path / "runs" / "both")
+    assert sorted(tmp_path.iterdir()) == recipes
 
 
 def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):
