@@ -55,8 +55,8 @@ def test_a_path_that_chains_protocols_is_refused_by_every_verb(evil, refused, sm
     for chain in ("reference://::", "reference::", "simplecache::", "zip://a::", "filecache::"):
         path = f"{chain}{url}"
         assert allowed in refused("data", "verify", path)
-        assert allowed in (said := refused("train", recipe, f"data={{path: '{path}'}}", "--out", "run"))
-        assert "data.path" in said
+        said = refused("train", recipe, f"data={{path: '{path}'}}", "--out", "run")
+        assert all(part in said for part in ("data.path", "got protocol", allowed))
     assert allowed in refused("eval", small, "--data", path)
     Path(small, "config.yaml").write_text(yaml.safe_dump({**config, "data": {"path": path}}))
     for verb in ("resume", "eval", "analyze"):

@@ -50,13 +50,14 @@ def _asked(**options) -> EvaluationConfig:
 @pytest.mark.parametrize("kind", KINDS)
 def test_held_out_text_gives_the_loss_of_the_validation_of_that_step(kind: str, trained) -> None:
     run = trained(*KINDS[kind], "train.steps=6", "train.validate_every=3", "train.checkpoint_every=3", name=kind)
-    for record in (each for each in RunDir(run).metrics() if each["event"] == "validation"):
-        found = evaluate_run(run, _asked(), step=record["step"])
+    records = {record["step"]: record for record in RunDir(run).metrics() if record["event"] == "validation"}
+    for step in (3, 6):
+        found, record = evaluate_run(run, _asked(), step=step), records[step]
         metrics = {name: score.value for name, score in found.texts[HELD_OUT].metrics.items()}
         assert metrics["nats_per_token"] == pytest.approx(record["loss"], rel=1e-6)
         assert metrics["token_perplexity"] == pytest.approx(record["perplexity"], rel=1e-6)
         assert metrics["bits_per_byte"] == found.bits_per_byte == pytest.approx(record["bits_per_byte"], rel=1e-6)
-        assert (found.step, found.tokens) == (record["step"], record["step"] * 4 * 17)
+        assert (found.step, found.tokens) == (step, step * 4 * 17)
 
 
 def test_prepared_data_and_limits(runs: list[Path]) -> None:
