@@ -63,7 +63,7 @@ def test_a_run_that_diverged_is_not_trained_again(recipe_file, tmp_path):
     assert [record["event"] for record in RunDir(run).metrics()].count("stopped") == 1
 
 
-def test_two_machines_of_which_one_loses_its_process(recipe_file, finished, tmp_path, monkeypatch):
+def test_two_machines_of_which_one_loses_its_process(recipe_file, finished, tmp_path):
     run, port = tmp_path / "run", free_port()
     command = ("train", str(recipe_file), "--out", str(run))
     fault = on_restart(0, on_rank(1, at_step(4, die)))

@@ -209,7 +209,7 @@ def test_two_agents_save_at_the_end_of_a_slurm_job_and_go_on_in_the_next(tmp_pat
     assert [text.count("error: ") for text in (first, second)] == [1, 1]
 
 
-def test_processes_are_killed_later_than_torchrun_needs_to_end_them(tmp_path: Path) -> None:
+def test_processes_are_killed_later_than_torchrun_needs_to_end_them() -> None:
     (notice,) = re.findall(r"^#SBATCH --signal=B:USR1@(\d+)$", SCRIPTS["slurm"], re.MULTILINE)
     for name, seconds in (("slurm", int(notice)), ("kubernetes", POD["terminationGracePeriodSeconds"])):
         (timeout,) = re.findall(r"--shutdown-timeout=(\d+)", SCRIPTS[name])
