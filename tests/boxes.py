@@ -44,9 +44,9 @@ def check_message(error: UserError) -> None:
     assert "pydantic" not in str(error)
 
 
-def refusal(function, *arguments) -> str:
+def refusal(function, *arguments, **options) -> str:
     """The message of the UserError, which must be one line."""
     with pytest.raises(UserError) as caught:
-        function(*arguments)
+        function(*arguments, **options)
     check_message(caught.value)
     return str(caught.value)

@@ -135,10 +135,14 @@ class Launch:
         return "\n".join(f"--- {rank}\n{self.said(rank)}" for rank in range(len(self.processes)))
 
 
-def launched(n: int, work: Callable[..., None], *arguments: Any, errors: Path, restart: int = 0) -> Launch:
-    """As `Launch`, after all have ended."""
+def launched(
+    n: int, work: Callable[..., None], *arguments: Any, errors: Path, restart: int = 0, codes: list[int] | None = None
+) -> Launch:
+    """As `Launch`, after all have ended: with these exit codes, if any are given."""
     with Launch(n, work, *arguments, errors=errors, restart=restart) as launch:
-        assert None not in launch.codes(), launch.stacks()
+        found = launch.codes()
+        assert None not in found, launch.stacks()
+    assert codes in (None, found), launch.everything()
     return launch
 
 

@@ -1,11 +1,13 @@
 """A tiny recipe, a run of it, and the command line called in this process."""
 
+import json
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -36,20 +38,23 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with base.yaml, wide.yaml, and small: a finished run that kept the checkpoints 2 and 3."""
+    """A folder with base.yaml, wide.yaml, and finished runs that kept the checkpoints 2 and 3: small, of seed 0, and
+    other, of seed 4."""
     from widthwise.recipe.recipe import load_recipe
     from widthwise.runs.train import train
 
     folder = tmp_path_factory.mktemp("trained")
     for name, data in (("base", RECIPE), ("wide", WIDE)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(data))
-    train(load_recipe(folder / "base.yaml", ["train.checkpoint_every=1"]), folder / "small")
+    for name, seed in (("small", 0), ("other", 4)):
+        recipe = load_recipe(folder / "base.yaml", ["train.checkpoint_every=1", f"train.seed={seed}"])
+        train(recipe, folder / name)
     return folder
 
 
 @pytest.fixture
 def small(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The run in a working folder of the test, with both recipes."""
+    """The first run in a working folder of the test, with the other and both recipes."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return "small"
@@ -95,5 +100,27 @@ def succeeds(widthwise: Callable[..., tuple[int, str, str]]) -> Callable[..., li
         code, *printed = widthwise(*arguments)
         assert code == 0, printed[-1]
         return printed
+
+    return call
+
+
+@pytest.fixture
+def answer(succeeds: Callable[..., list[str]]) -> Callable[..., Any]:
+    """The command line where it must succeed, with --json: arguments -> what it prints, as plain data."""
+    return lambda *arguments: json.loads(succeeds(*arguments, "--json")[0])
+
+
+@pytest.fixture
+def refused(widthwise: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """The command line where it must refuse: arguments -> its one line of error; before it stands what was done."""
+
+    def call(*arguments: object) -> str:
+        code, out, error = widthwise(*arguments)
+        assert (code, out) == (2, ""), (arguments, error)
+        *before, last = error.splitlines()
+        assert not [line for line in before if line.startswith(("error: ", "Traceback"))], error
+        assert last.startswith("error: "), error
+        assert len(last) < 6000
+        return last.removeprefix("error: ")
 
     return call

@@ -37,19 +37,16 @@ def test_an_interval_is_shown_from_its_lower_end(points: Path, tmp_path: Path, w
     assert all(f"{ratio['low']:.1%} to {ratio['high']:.1%}" in out for ratio in ratios)
 
 
-def test_json_is_the_file(points: Path, tmp_path: Path, succeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_the_file(points: Path, tmp_path: Path, answer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--x", "compute", "--y", "loss", "--group-by", "model", "--law", "log_linear")
-    out, _ = succeeds("fit", points, *options, "--json")
-    found = json.loads(out)
+    found = answer("fit", points, "--x", "compute", "--y", "loss", "--group-by", "model", "--law", "log_linear")
     stored = json.loads((tmp_path / "runs" / "fit-points-loss-compute" / "scaling.json").read_text())
     assert found == {key: value for key, value in stored.items() if key != "checksums"}
     assert {group["chosen"] for group in found["groups"]} == {"log_linear"}
     assert found["savings"] == []
 
 
-def test_a_folder_with_another_report_is_left_alone(points: Path, tmp_path: Path, widthwise) -> None:
+def test_a_folder_with_another_report_is_left_alone(points: Path, tmp_path: Path, refused) -> None:
     (tmp_path / "outcome.json").write_text("{}")
-    code, _, error = widthwise("fit", points, "--x", "compute", "--y", "loss", "--group-by", "model", "--out", tmp_path)
-    said = f"error: {tmp_path}: holds outcome.json, whose report would be replaced; choose another folder\n"
-    assert (code, error) == (2, said)
+    error = refused("fit", points, "--x", "compute", "--y", "loss", "--group-by", "model", "--out", tmp_path)
+    assert error == f"{tmp_path}: holds outcome.json, whose report would be replaced; choose another folder"

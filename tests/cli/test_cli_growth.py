@@ -1,6 +1,5 @@
 """Growth on the command line: what `train` and `inspect` say of it, and families."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from widthwise.recipe.recipe import load_recipe
 DEEPER = "growth=[{at_step: 2, model: {n_layers: 8}}]"
 
 
-def test_inspect_shows_what_every_phase_costs_and_train_the_losses_on_both_sides(
-    recipe: Path, tmp_path: Path, succeeds
-) -> None:
+def test_inspect_shows_what_every_phase_costs_and_train_the_losses_on_both_sides(recipe, tmp_path, succeeds) -> None:
     models = [load_recipe(recipe, [DEEPER]).model_at(step) for step in (2, 3)]
     shown = " ".join(succeeds("inspect", recipe, DEEPER)[0].split())
     for step, model, n_tokens in ((0, models[0], 2 * 4 * 24), (2, models[1], 4 * 24)):
@@ -26,34 +23,29 @@ def test_inspect_shows_what_every_phase_costs_and_train_the_losses_on_both_sides
     assert abs(float(found[3]) - float(found[4])) < 2e-6
 
 
-def test_a_family_from_run_to_table(small: str, tmp_path: Path, succeeds) -> None:
-    (tmp_path / "deep.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": {"n_layers": 8}}))
-    (tmp_path / "wide.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": {"d_model": 40}}))
-    targets = ("--to", tmp_path / "deep.yaml", "--to", tmp_path / "wide.yaml")
-    out, _ = succeeds("family", small, "train.steps=5", *targets, "--json")
-    family = json.loads(out)["family"]
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """A recipe of two layers more."""
+    path = tmp_path / "deep.yaml"
+    path.write_text(yaml.safe_dump({"extends": "base.yaml", "model": {"n_layers": 8}}))
+    return path
+
+
+def test_a_family_from_run_to_table(small: str, deep: Path, succeeds, answer) -> None:
+    asked = ("family", small, "train.steps=5", "--to", deep, "--to", "wide.yaml")
+    family = answer(*asked)["family"]
     assert [(member["name"], member["start"]) for member in family["members"]] == [("deep", 3), ("wide", 3)]
-    out, _ = succeeds("family", small, "train.steps=5", *targets)
+    out, _ = succeeds(*asked)
     for member in family["members"]:
         assert f"{member['val_loss']:.4f}" in out
     assert f"{family['flops_alone'] / family['family_flops']:.2f} times the training FLOPs" in " ".join(out.split())
 
 
-@pytest.fixture
-def two_seeds(recipe: Path, tmp_path: Path, widthwise) -> tuple[Path, Path]:
-    for name, seed in (("run", 3), ("other", 4)):
-        assert widthwise("train", recipe, f"train.seed={seed}", "--out", tmp_path / name)[0] == 0
-    (tmp_path / "deep.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": {"n_layers": 8}}))
-    return tmp_path / "run", tmp_path / "other"
-
-
-def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Path, succeeds) -> None:
-    command = ("family", two_seeds[0], "train.steps=5", "--also", two_seeds[1], "--to", tmp_path / "deep.yaml")
-    command = (*command, "--alone", "flops", "--out", tmp_path / "out")
-    out, _ = succeeds(*command, "--json")
-    outcome = json.loads(out)
+def test_a_family_over_seeds_beside_models_trained_alone(small: str, deep: Path, tmp_path, succeeds, answer) -> None:
+    command = ("family", small, "train.steps=5", "--also", "other", "--to", deep, "--alone", "flops", "--out", "out")
+    outcome = answer(*command)
     found, size = outcome["family"], outcome["points"][0]
-    assert [(each["name"], each["seed"]) for each in found["members"]] == [("deep", 3), ("deep", 4)]
+    assert [(each["name"], each["seed"]) for each in found["members"]] == [("deep", 0), ("deep", 4)]
     recipes = [load_recipe(tmp_path / "out" / name / "config.yaml") for name in ("deep-seed4", "deep-alone-seed4")]
     assert [each.train.seed for each in recipes] == [4, 4]
     assert recipes[1].train.steps < recipes[0].train.steps
@@ -75,16 +67,13 @@ def test_a_family_over_seeds_beside_models_trained_alone(two_seeds, tmp_path: Pa
     succeeds("report", tmp_path / "out")
 
 
-def test_further_runs_of_a_family_differ_in_their_seed_alone(two_seeds, recipe, tmp_path: Path, widthwise) -> None:
-    run, _ = two_seeds
-    widthwise("train", recipe, "train.seed=5", "optimizer.lr=0.02", "--out", tmp_path / "faster")
-    to = ("--to", tmp_path / "deep.yaml", "train.steps=5")
+def test_further_runs_of_a_family_differ_in_their_seed_alone(small: str, deep: Path, succeeds, refused) -> None:
+    succeeds("train", "base.yaml", "train.seed=5", "optimizer.lr=0.02", "--out", "faster")
+    to = ("--to", deep, "train.steps=5")
     for also, message in (
-        (run, "--also: got runs of the seeds 3, 3; each must have another"),
-        (tmp_path / "faster", f"--also: {tmp_path}/faster has another recipe than {run}; only the seed may differ"),
+        (small, "--also: got runs of the seeds 0, 0; each must have another"),
+        ("faster", "--also: faster has another recipe than small; only the seed may differ"),
     ):
-        code, _, err = widthwise("family", run, "--also", also, *to)
-        assert (code, err.strip()) == (2, f"error: {message}")
-    (tmp_path / "deep-alone.yaml").write_text((tmp_path / "deep.yaml").read_text())
-    code, _, err = widthwise("family", run, *to, "--to", tmp_path / "deep-alone.yaml", "--alone", "tokens")
-    assert (code, "two runs would have the folder" in err) == (2, True)
+        assert refused("family", small, "--also", also, *to) == message
+    (alone := deep.with_name("deep-alone.yaml")).write_text(deep.read_text())
+    assert "two runs would have the folder" in refused("family", small, *to, "--to", alone, "--alone", "tokens")

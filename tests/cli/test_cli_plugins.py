@@ -1,7 +1,6 @@
 """A feed-forward and a residual from outside the package, found by an entry point as an installed plugin is."""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from boxes import refusal
 
-from widthwise.config_io import UserError
 from widthwise.model import kinds
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.ffn.swiglu import SwiGLUConfig, SwiGLUTemplate
@@ -49,55 +48,43 @@ def run(installed: None, recipe: Path, monkeypatch: pytest.MonkeyPatch, succeeds
     return "small"
 
 
-def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, succeeds, widthwise) -> None:
-    out, err = succeeds("inspect", "gated.yaml", "--json")
-    params = json.loads(out)["params"]
+def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, succeeds, answer, refused) -> None:
+    params = answer("inspect", "gated.yaml")["params"]
     assert (params["ffn"], params["residual"]) == (2 * 3 * 32 * 48, 2 * 2)
     sizes = ("--d-model", 48, "--d-ff", 50, "--add-layers", 1, "train.steps=5")
-    out, err = succeeds("grow", run, *sizes, "--out", "large", "--json")
-    found = json.loads(out)
+    found = answer("grow", run, *sizes, "--out", "large")
     assert found["certificate"]["is_preserved"]
     assert "layers 0, 2: feed-forward 48 -> 50 hidden units (MLP expansion)" in found["expansions"]
     assert sum(each["n_dead"] for each in found["certificate"]["liveness"].values()) == 0
-    for verb, options, out_dir in (("bake", (), "baked"), ("pad", ("--d-ff-multiple", 16), "padded")):
-        out, err = succeeds(verb, "large", *options, "--out", out_dir, "--json")
-        assert json.loads(out)["certificate"]["is_preserved"]
-    _, err = succeeds("resume", "padded")
-    code, _, err = widthwise("export", run, "exported")
-    assert (code, err.count("\n")) == (2, 1)
+    for verb, *options in (("bake", "--out", "baked"), ("pad", "--d-ff-multiple", 16, "--out", "padded")):
+        assert answer(verb, "large", *options)["certificate"]["is_preserved"]
+    succeeds("resume", "padded")
+    err = refused("export", run, "exported")
     assert "residual.kind: got gated, which the exported model lacks; " in err
     assert "(modeling_widthwise.py) has plain, hyper_connections, and nothing of a plugin" in err
     assert not Path("exported").exists()
 
 
-def test_a_run_is_refused_where_its_plugin_is_missing(run: str, widthwise: Callable, monkeypatch) -> None:
+def test_a_run_is_refused_where_its_plugin_is_missing(run: str, refused, monkeypatch) -> None:
     uninstall()
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(INSTALLED)])
     before = sorted(Path().rglob("*"))
+    message = "ffn.kind: got 'leaky', which is not registered; allowed: dynamic, dynamic_hourglass, hourglass"
     for arguments in (("resume", run), ("train", "gated.yaml", "--out", "other")):
-        code, _, err = widthwise(*arguments)
-        assert (code, err.count("\n")) == (2, 1)
-        assert "ffn.kind: got 'leaky', which is not registered; allowed: dynamic, dynamic_hourglass, hourglass" in err
+        assert message in refused(*arguments)
     assert sorted(Path().rglob("*")) == before
 
 
-def test_a_component_that_says_nothing_of_growth_is_refused_by_name(
-    run: str, widthwise: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_component_that_says_nothing_of_growth_is_refused_by_name(run: str, refused, monkeypatch) -> None:
     before = sorted(Path().rglob("*"))
     for component, message, arguments in (
         ("LeakyConfig", "layers.0.ffn: growth does not know `leaky`", ("grow", run, "--add-layers", 1)),
         ("LeakyConfig", "layers.0.ffn: growth does not know `leaky`", ("pad", run, "--d-ff-multiple", 32)),
-        (
-            "GatedResidualConfig",
-            "residual: growth does not know `gated`",
-            ("pad", run, "--d-model-multiple", 64),
-        ),
+        ("GatedResidualConfig", "residual: growth does not know `gated`", ("pad", run, "--d-model-multiple", 64)),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(getattr(importlib.import_module(MODULE), component), "kept", None)
-            code, _, err = widthwise(*arguments, "--out", "large")
-        assert (code, err.count("\n"), message in err) == (2, 1, True)
+            assert message in refused(*arguments, "--out", "large")
     assert sorted(Path().rglob("*")) == before
 
 
@@ -107,19 +94,15 @@ def test_it_keeps_the_contracts() -> None:
     contracts = [TESTS / "model" / f"test_{name}_contract.py" for name in ("ffn", "residual")]
     arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "leaky or gated", *map(str, contracts)]
     path = os.pathsep.join([str(INSTALLED), *sys.path])
-    command = [sys.executable, "-m", "pytest", *arguments]
-    surroundings = {**os.environ, "PYTHONPATH": path}
+    command, surroundings = [sys.executable, "-m", "pytest", *arguments], {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=surroundings, cwd=TESTS.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_a_plugin_that_cannot_be_loaded_is_named(
-    installed: None, recipe: Path, widthwise: Callable, monkeypatch
-) -> None:
+def test_a_plugin_that_cannot_be_loaded_is_named(installed: None, recipe: Path, refused, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, MODULE, None)
-    code, _, err = widthwise("inspect", recipe, "model.ffn.kind=leaky")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "plugin gated (gated_components): cannot be loaded (ModuleNotFoundError" in err
+    message = "plugin gated (gated_components): cannot be loaded (ModuleNotFoundError"
+    assert message in refused("inspect", recipe, "model.ffn.kind=leaky")
 
 
 def test_what_is_no_new_kind_is_refused_and_registering_twice_is_registering_once(installed: None) -> None:
@@ -130,7 +113,6 @@ def test_what_is_no_new_kind_is_refused_and_registering_twice_is_registering_onc
         (plugin.LeakyTemplate, plugin.LeakyTemplate, "LeakyTemplate: must be a FFNConfig"),
         (other, SwiGLUTemplate, "Other: kind 'swiglu' is that of widthwise.model.ffn.swiglu already"),
     ):
-        with pytest.raises(UserError, match=f"^{message}"):
-            FEED_FORWARDS.register(config, template)
+        assert refusal(FEED_FORWARDS.register, config, template).startswith(message)
     FEED_FORWARDS.register(plugin.LeakyConfig, plugin.LeakyTemplate)
     assert list(FEED_FORWARDS.configs).count(plugin.LeakyConfig) == 1

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,18 +14,10 @@ from widthwise.cli import progress as progress_module
 from widthwise.cli.progress import shown_progress
 
 
-class Clock:
-    def __init__(self):
-        self.seconds = 100.0
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(progress_module, "time", clock)
+    clock = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
     return clock
 
 

@@ -18,25 +18,24 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_report_prints_where_page_and_figures_are(run: Path, widthwise) -> None:
-    assert widthwise("report", run, "--figures", "png")[0] == 2
+def test_report_prints_where_page_and_figures_are(run: Path, succeeds, answer, refused) -> None:
+    refused("report", run, "--figures", "png")
     assert not (run / "report.html").exists()
-    assert widthwise("report", run)[:2] == (0, f"{run}/report.html\n")
+    assert succeeds("report", run)[0] == f"{run}/report.html\n"
     assert (run / "report.html").is_file()
-    found = json.loads(widthwise("report", run, "--out", run / "out", "--json")[1])
-    assert found == {"files": [f"{run}/out/report.html"]}
-    files = json.loads(widthwise("report", run, "--figures", "pdf", "--json")[1])["files"]
+    assert answer("report", run, "--out", run / "out") == {"files": [f"{run}/out/report.html"]}
+    files = answer("report", run, "--figures", "pdf")["files"]
     assert f"{run}/figures/train-loss.pdf" in files
     assert all(Path(path).is_file() for path in files)
 
 
-def test_report_takes_the_columns_of_a_sweep(tmp_path: Path, widthwise) -> None:
-    folder = Path(shutil.copytree(WRITTEN / "sweep", tmp_path / "sweep"))
-    assert widthwise("report", folder, "--columns", "layer_params,train_loss")[0] == 0
+def test_report_takes_the_columns_of_a_sweep(tmp_path: Path, succeeds) -> None:
+    folder = shutil.copytree(WRITTEN / "sweep", tmp_path / "sweep")
+    succeeds("report", folder, "--columns", "layer_params,train_loss")
     assert "& Parameters, layers without norms & Training loss" in (folder / "table.tex").read_text()
 
 
-def test_several_comparisons_have_a_page_of_their_effects(tmp_path: Path, widthwise) -> None:
+def test_several_comparisons_have_a_page_of_their_effects(tmp_path: Path, answer) -> None:
     folders = []
     for factor in (1, 4):
         data = json.loads((WRITTEN / "comparison" / "outcome.json").read_text())
@@ -45,6 +44,6 @@ def test_several_comparisons_have_a_page_of_their_effects(tmp_path: Path, widthw
         folders.append(tmp_path / str(factor))
         folders[-1].mkdir()
         (folders[-1] / "outcome.json").write_text(json.dumps(data))
-    code, out, _ = widthwise("report", *folders, "--out", tmp_path / "out", "--json")
     names = ("report.html", "table.csv", "table.tex", "effects.json")
-    assert (code, json.loads(out)) == (0, {"files": [f"{tmp_path}/out/{name}" for name in names]})
+    found = answer("report", *folders, "--out", tmp_path / "out")
+    assert found == {"files": [f"{tmp_path}/out/{name}" for name in names]}

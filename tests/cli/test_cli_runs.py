@@ -30,6 +30,6 @@ def test_a_line_says_how_far_a_run_has_come_and_how_long_ago(folder: Path, succe
     assert f"{folder}/broken/config.yaml: is not valid YAML" in out + error
 
 
-def test_json_has_them_all(folder: Path, widthwise) -> None:
-    found = {each["path"]: each["state"] for each in json.loads(widthwise("runs", folder, "--json")[1])["runs"]}
+def test_json_has_them_all(folder: Path, answer) -> None:
+    found = {each["path"]: each["state"] for each in answer("runs", folder)["runs"]}
     assert found == {str(folder / "broken"): "unreadable", str(folder / "mine"): "stopped"}

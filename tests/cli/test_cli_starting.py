@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from widthwise import __version__
 from widthwise.cli.main import app
 from widthwise.yaml_io import read_mapping
 
-Run = Callable[..., tuple[int, str, str]]
 FREE_NAMES = ("over", "variants", "rungs", "groups", "layers", "mixture", "lr_factors")
 """Sections whose keys are names of the recipe's own."""
 
@@ -29,26 +27,25 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_init_says_commands_that_work(succeeds, widthwise) -> None:
-    assert widthwise("--version")[:2] == (0, f"widthwise {__version__}\n")
+def test_init_says_commands_that_work(succeeds, refused) -> None:
+    assert succeeds("--version")[0] == f"widthwise {__version__}\n"
     out, _ = succeeds("init", "recipes")
     inspected, trained, compared = re.findall(r"widthwise (\S+) (recipes/\S+)", out)
     succeeds(*inspected)
     succeeds(*trained, "train.steps=3")
     assert compared[0] == "compare"
     assert "compare" in read_mapping(Path(compared[1]))
-    assert "exists already" in widthwise("init", "recipes")[2]
+    assert "exists already" in refused("init", "recipes")
 
 
-def test_every_verb_takes_a_bundled_recipe_by_name(widthwise: Run) -> None:
-    assert "training:" in widthwise("inspect", "x_200m")[1]
-    assert widthwise("train", "smoke", "train.steps=3")[0] == 0
+def test_every_verb_takes_a_bundled_recipe_by_name(succeeds, refused) -> None:
+    assert "training:" in succeeds("inspect", "x_200m")[0]
+    succeeds("train", "smoke", "train.steps=3")
     assert Path("runs/smoke/result.json").is_file()
-    code, _, _ = widthwise("design", "uniform_200m", "--out", "mine.yaml")
-    assert (code, read_mapping(Path("mine.yaml"))["extends"]) == (0, "uniform_200m")
-    assert widthwise("inspect", "mine.yaml")[0] == 0
-    code, _, error = widthwise("inspect", "nothing")
-    assert (code, error) == (2, "error: nothing: cannot be read (No such file or directory)\n")
+    succeeds("design", "uniform_200m", "--out", "mine.yaml")
+    assert read_mapping(Path("mine.yaml"))["extends"] == "uniform_200m"
+    succeeds("inspect", "mine.yaml")
+    assert refused("inspect", "nothing") == "nothing: cannot be read (No such file or directory)"
 
 
 @pytest.fixture(scope="module")

@@ -7,60 +7,50 @@ from pathlib import Path
 import pytest
 from ranks import Launch, command_in
 
-RECIPE = """
-model: {vocab_size: 257, d_model: 16, n_layers: 2, attention: {head_dim: 8}}
-seq_len: 16
-data: {corpus: synthetic, tokenizer: bytes}
-optimizer: {lr: 0.01}
-schedule: {kind: constant}
-train: {steps: 6, batch_size: 2, precision: fp32, log_every: 2, validation_tokens: 64}
-"""
+SIX_STEPS = ("model.n_layers=2", "train.steps=6", "train.log_every=2")
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, empty but for recipe.yaml."""
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@pytest.fixture(autouse=True)
+def _here(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recipe.parent)
 
 
-def test_train_prints_lines_while_it_goes_and_the_result_at_the_end(succeeds, here: Path) -> None:
-    out, err = succeeds("train", "recipe.yaml", "train.seed=5")
-    assert "recipe: step 4/6  train loss" in err
+def test_train_prints_lines_while_it_goes_and_the_result_at_the_end(succeeds) -> None:
+    out, err = succeeds("train", "base.yaml", *SIX_STEPS, "train.seed=5")
+    assert "base: step 4/6  train loss" in err
     assert "validation loss" in out
-    assert json.loads((here / "runs" / "recipe" / "result.json").read_text())["seed"] == 5
+    assert json.loads(Path("runs/base/result.json").read_text())["seed"] == 5
 
 
-def test_a_mixture_is_told_at_the_start_and_by_source_at_the_end(succeeds, here: Path) -> None:
+def test_a_mixture_is_told_at_the_start_and_by_source_at_the_end(succeeds) -> None:
     sources = [
         f"{name}: {{corpus: synthetic, tokenizer: bytes, weight: {weight}}}" for name, weight in (("a", 3), ("b", 1))
     ]
-    out, err = succeeds("train", "recipe.yaml", f"data={{mixture: {{{', '.join(sources)}}}}}")
+    out, err = succeeds("train", "base.yaml", f"data={{mixture: {{{', '.join(sources)}}}}}")
     assert "data: a 75.0% of the windows, each read " in err
-    losses = json.loads((here / "runs" / "recipe" / "result.json").read_text())["val_losses"]
+    losses = json.loads(Path("runs/base/result.json").read_text())["val_losses"]
     assert f"by source     a {losses['a']:.4f}, b {losses['b']:.4f}\n" in out
 
 
-def test_json_alone_is_on_standard_output_and_finished_runs_are_told(succeeds, here: Path) -> None:
-    out, err = succeeds("train", "recipe.yaml", "--out", "there", "--json")
-    assert json.loads(out)["steps"] == 6
+def test_json_alone_is_on_standard_output_and_finished_runs_are_told(succeeds) -> None:
+    out, _ = succeeds("train", "base.yaml", "--out", "there", "--json")
+    assert json.loads(out)["steps"] == 3
     again, err = succeeds("resume", "there", "--json")
     assert json.loads(again) == json.loads(out)
     assert err == "there: has finished already\n"
 
 
-def test_a_diverging_run_is_one_line_and_exit_code_1(widthwise, here: Path) -> None:
-    code, _, err = widthwise("train", "recipe.yaml", "optimizer.lr=1e38", "train.log_every=1")
+def test_a_diverging_run_is_one_line_and_exit_code_1(widthwise) -> None:
+    code, _, err = widthwise("train", "base.yaml", "optimizer.lr=1e38", "train.log_every=1")
     assert code == 1
-    assert "stopped at step 2 of 6" in err.splitlines()[-1]
+    assert "stopped at step 2 of 3" in err.splitlines()[-1]
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(here: Path, number: signal.Signals) -> None:
-    arguments = ("train", "recipe.yaml", "train.steps=100000", "--out", "there")
-    with Launch(1, command_in, here, *arguments, errors=here) as launch:
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    arguments = ("train", "base.yaml", *SIX_STEPS, "train.steps=100000", "--out", "there")
+    with Launch(1, command_in, tmp_path, *arguments, errors=tmp_path) as launch:
         until = time.monotonic() + 60
         while "train loss" not in launch.said(0) and time.monotonic() < until:
             time.sleep(0.05)
@@ -71,16 +61,15 @@ def test_a_signal_saves_and_says_how_to_go_on(here: Path, number: signal.Signals
     assert "Traceback" not in err
 
 
-def test_what_else_was_validated_and_which_checkpoint_is_best_is_said(succeeds, recipe, tmp_path) -> None:
-    (tmp_path / "text.txt").write_text("a text that is longer than one window of the recipe\n")
-    (tmp_path / "quiz.jsonl").write_text('{"context": "one two", "continuation": "three"}\n')
+def test_what_else_was_validated_and_which_checkpoint_is_best_is_said(succeeds) -> None:
+    Path("text.txt").write_text("a text that is longer than one window of the recipe\n")
+    Path("quiz.jsonl").write_text('{"context": "one two", "continuation": "three"}\n')
     kept = ("train.checkpoint_every=1", "train.validate_every=1", "train.keep_best=true", "model.n_layers=2")
-    text = f"validation.texts={{prose: {{source: {tmp_path}/text.txt}}}}"
-    task = f"validation.tasks={{quiz: {{file: {tmp_path}/quiz.jsonl}}}}"
-    out, _ = succeeds("train", recipe, "--out", tmp_path / "run", *kept, text, task)
-    result = json.loads((tmp_path / "run/result.json").read_text())
+    validation = "validation={texts: {prose: {source: text.txt}}, tasks: {quiz: {file: quiz.jsonl}}}"
+    out, _ = succeeds("train", "base.yaml", "--out", "run", *kept, validation)
+    result = json.loads(Path("run/result.json").read_text())
     assert f"  on prose: loss {result['val_texts']['prose']['loss']:.4f}, " in out
     assert "  on quiz: accuracy 0.00% of 1 items" in out
     assert f"best checkpoint step {result['best_step']}, by the held-out loss" in out
-    succeeds("report", tmp_path / "run")
-    assert f"by held-out loss, is that of step {result['best_step']}" in (tmp_path / "run/report.html").read_text()
+    succeeds("report", "run")
+    assert f"by held-out loss, is that of step {result['best_step']}" in Path("run/report.html").read_text()

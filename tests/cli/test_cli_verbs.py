@@ -17,10 +17,8 @@ from widthwise.reports.formats import signed
 SLOTS = "model.residual={kind: hyper_connections, n_fractions: 4, n_slots: 12, embedding: expand}"
 
 
-def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, widthwise) -> None:
-    code, out, _ = widthwise("inspect", recipe, "model.shape={kind: x, bottleneck_width: 0.5}", "--json")
-    summary = json.loads(out)
-    assert code == 0
+def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, answer) -> None:
+    summary = answer("inspect", recipe, "model.shape={kind: x, bottleneck_width: 0.5}")
     assert len(summary["widths"]) == len(summary["n_heads"]) == len(summary["head_dim"]) == len(summary["layers"]) == 6
     assert summary["average_width"] == sum(summary["widths"]) / 6
     parts = {"embedding", "attention", "ffn", "norm", "residual", "head", "mtp"}
@@ -37,17 +35,18 @@ def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, widthwis
     assert summary["n_tokens"] == 3 * 4 * 24
 
 
-def test_inspect_compares_with_another_recipe_and_changes_both(recipe: Path, widthwise) -> None:
+def test_inspect_compares_with_another_recipe_and_changes_both(recipe: Path, succeeds, answer) -> None:
     wide = recipe.with_name("wide.yaml")
     wide.write_text("extends: base.yaml\nmodel: {d_model: 64}\n")
     asked = ("inspect", wide, "model.n_layers=3", "--against", recipe)
-    found = json.loads(widthwise(*asked, "--json")[1])
+    found = answer(*asked)
     assert (found["ratio"]["average_width"], found["n_layers"], found["baseline"]["n_layers"]) == (2.0, 3, 3)
-    assert "2.0000" in widthwise(*asked)[1]
+    assert "2.0000" in succeeds(*asked)[0]
 
 
-def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, succeeds) -> None:
-    table, _ = succeeds("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}")
+def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, succeeds, answer) -> None:
+    asked = ("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}")
+    table, summary = succeeds(*asked)[0], answer(*asked)
     header, lines = table.rsplit("costs", 1)[1].split("parameters", 1)[0], table.splitlines()
     for word in ("model", "hyper_connections", "mtp 2", "baseline", "plain", "uniform", "ratio"):
         assert word in header
@@ -57,30 +56,28 @@ def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, succ
     sites, reduction, gains = 6 * 2 * (2 * 12 * 20 + 8 * 20 + 8), 96 * 32, 96
     assert values["parameters, residual"] == [f"{sites + reduction + gains:,}", "0", "-"]
     assert values["FLOPs per token, forward, embedding"] == [f"{2 * 32 * 96:,}", "0", "-"]
-    summary = json.loads(succeeds("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}", "--json")[0])
     assert values["parameters, mtp"] == [f"{summary['params']['mtp']:,}", "0", "-"]
     assert "FLOPs per token, forward, mtp" not in values
     assert values["FLOPs per token, training, mtp"] == [f"{3 * summary['flops_by_part']['mtp']:,}", "0", "-"]
     assert summary["flops_per_token"]["training"] > 3 * summary["flops_per_token"]["forward"]
 
 
-def test_a_part_that_no_model_has_is_not_shown_and_layers_are_counted_alone(recipe: Path, widthwise) -> None:
-    _, table, _ = widthwise("inspect", recipe)
+def test_a_part_that_no_model_has_is_not_shown_and_layers_are_counted_alone(recipe: Path, succeeds) -> None:
+    table, _ = succeeds("inspect", recipe)
     assert not re.search("mtp|residual", table)
     (line,) = (line for line in table.splitlines() if "parameters, layers without norms" in line)
     assert f" {6 * 16 * 32**2:,} " in line
 
 
 @pytest.mark.parametrize("match", ["params", "kv_bytes"])
-def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe, tmp_path: Path, succeeds, widthwise) -> None:
+def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe, tmp_path, succeeds, answer, refused) -> None:
     out = tmp_path / "made" / "shape.yaml"
     asked = ("--turn-layer", 0.5, "--turn-width", 0.5, "--match", match, "model.d_model=256", "model.n_layers=12")
-    _, error = succeeds("design", recipe, *asked, "--out", out)
-    summary = json.loads(succeeds("inspect", out, "--json")[0])
+    succeeds("design", recipe, *asked, "--out", out)
+    summary = answer("inspect", out)
     assert summary["ratio"][match] == pytest.approx(1, abs=1e-3)
     assert min(summary["widths"]) == summary["widths"][5] == 128
-    again, _, error = widthwise("design", recipe, "--out", out)
-    assert (again, "exists already" in error) == (2, True)
+    assert "exists already" in refused("design", recipe, "--out", out)
 
 
 def test_verbs_name_the_command_that_comes_next_which_works(
@@ -105,31 +102,30 @@ def test_verbs_name_the_command_that_comes_next_which_works(
     succeeds(*resume)
 
 
-def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path, succeeds) -> None:
+def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path, succeeds, answer) -> None:
     """d_model is a multiple of head and slot, 24; no other is nearer to the budget."""
     stream = "model.residual={kind: hyper_connections, slot_width: 12, n_slots: 40}"
     out = tmp_path / "slots.yaml"
     asked = ("--turn-width", 0.5, "--turn-layer", 0.5, "--budget", "700k", "--out", out)
     succeeds("design", recipe, stream, *asked)
-    summary = json.loads(succeeds("inspect", out, "--json")[0])
+    summary = answer("inspect", out)
     assert not [width for width in (summary["d_model"], *summary["widths"]) if width % 24]
     nearest = [summary["d_model"] + change for change in (-24, 0, 24)]
-    shown = (succeeds("inspect", recipe, stream, f"model.d_model={d}", "--json")[0] for d in nearest)
-    budgets = [json.loads(each)["params"]["total"] for each in shown]
+    budgets = [answer("inspect", recipe, stream, f"model.d_model={d}")["params"]["total"] for d in nearest]
     assert min(budgets, key=lambda params: abs(params - 700_000)) == budgets[1]
     assert summary["baseline"]["params"]["total"] == budgets[1]
 
 
-def test_a_designed_recipe_keeps_the_overrides(recipe: Path, tmp_path: Path, widthwise) -> None:
+def test_a_designed_recipe_keeps_the_overrides(recipe: Path, tmp_path: Path, succeeds) -> None:
     out = tmp_path / "shape.yaml"
     changes = ("optimizer.betas=[0.8, 0.9]", "optimizer.betas.0=0.7", "model.d_model=64")
-    assert widthwise("design", recipe, *changes, "--out", out)[0] == 0
+    succeeds("design", recipe, *changes, "--out", out)
     written = load_recipe(out)
     assert (written.optimizer.betas, written.explicit_model.d_model) == ((0.7, 0.9), 64)
     assert written.train == load_recipe(recipe).train
 
 
-def test_design_fits_the_model_to_a_budget(recipe: Path, widthwise) -> None:
+def test_design_fits_the_model_to_a_budget(recipe: Path, succeeds, answer) -> None:
     """To the nearest d_model, here 96 (935,328 parameters) or 104 (1,093,144), and the miss is said."""
 
     def params(d_model: int) -> int:
@@ -137,18 +133,17 @@ def test_design_fits_the_model_to_a_budget(recipe: Path, widthwise) -> None:
 
     for budget, d_model in (("1.01M", 96), ("1.03M", 104)):
         asked = ("design", recipe, "--kind", "uniform", "--budget", budget)
-        summary = json.loads(widthwise(*asked, "--json")[1])
+        summary = answer(*asked)
         miss = params(d_model) / (float(budget[:-1]) * 1e6) - 1
         assert summary["params"]["total"] == params(d_model)
         assert summary["budget"]["miss"] == pytest.approx(miss)
-        assert f"budget: {budget} params, missed by {signed(100 * miss, 2)}%" in widthwise(*asked)[1]
+        assert f"budget: {budget} params, missed by {signed(100 * miss, 2)}%" in succeeds(*asked)[0]
 
 
-def test_design_fits_the_layers_of_an_hourglass_to_a_budget(recipe: Path, widthwise) -> None:
+def test_design_fits_the_layers_of_an_hourglass_to_a_budget(recipe: Path, answer) -> None:
     """As the paper counts: attention and feed-forward, 6 d (4 d + 3 K d_hidden) with K = 3 and d_hidden = 0.5 d."""
     hourglass = "model.ffn={kind: hourglass, n_blocks: 3, ratio: 0.5}"
-    asked = ("design", recipe, hourglass, "--kind", "uniform", "--match", "layer_params", "--budget", "0.5M", "--json")
-    summary = json.loads(widthwise(*asked)[1])
+    summary = answer("design", recipe, hourglass, "--kind", "uniform", "--match", "layer_params", "--budget", "0.5M")
     layers = {d: 6 * d * (4 * d + 9 * d // 2) for d in range(8, 200, 8)}
     assert summary["d_model"] == min(layers, key=lambda d: abs(layers[d] - 500_000))
     miss = pytest.approx(layers[summary["d_model"]] / 500_000 - 1)
@@ -170,22 +165,21 @@ def compared(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "pair.yaml"
 
 
-def test_inspect_shows_all_variants_and_train_takes_one(compared: str, widthwise) -> None:
-    base, narrow, _ = json.loads(widthwise("inspect", compared, "--json")[1])["points"]
+def test_inspect_shows_all_variants_and_train_takes_one(compared: str, succeeds, answer) -> None:
+    base, narrow, _ = answer("inspect", compared)["points"]
     assert narrow["ratio"]["params"] == narrow["params"] / base["params"]
-    _, table, _ = widthwise("inspect", compared)
+    table, _ = succeeds("inspect", compared)
     assert f"{narrow['ratio']['params']:.4f}" in table
     assert f"narrow: model.ffn.ratio 4 -> {narrow['adjusted']['changes'][0]['after']:.7g}, params missed by" in table
-    alone = json.loads(widthwise("inspect", compared, "--variant", "narrow", "--json")[1])
+    alone = answer("inspect", compared, "--variant", "narrow")
     assert alone["params"]["total"] == narrow["params"]
-    assert widthwise("train", compared, "--variant", "narrow", "--json")[0] == 0
-    result = json.loads(Path("runs/pair-narrow/result.json").read_text())
-    assert result["cost"]["hidden_widths"] == alone["hidden_widths"]
+    assert answer("train", compared, "--variant", "narrow")["cost"]["hidden_widths"] == alone["hidden_widths"]
+    assert Path("runs/pair-narrow/result.json").is_file()
 
 
-def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, widthwise) -> None:
-    code, out, error = widthwise("compare", compared, "--out", "out", "--dry-run")
-    assert (code, error) == (0, "")
+def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, succeeds, answer) -> None:
+    out, error = succeeds("compare", compared, "--out", "out", "--dry-run")
+    assert error == ""
     plan = read_plan(compared)
     adjustment = plan.adjustments["narrow"]
     _, narrow, same = (next(line for line in out.splitlines() if line.startswith(name)) for name in plan.recipes)
@@ -193,9 +187,8 @@ def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, w
     assert same.endswith("0.000%")
     assert "3 variants x 2 seeds: 6 runs of 3 steps and" in " ".join(out.split())
     assert f"narrow: {adjustment}" in out
-    _, out, _ = widthwise("compare", compared, "--seed", 7, "train.steps=3", "--dry-run", "--json")
     planned = read_plan(compared, ["train.steps=3"], [7]).workload()
-    assert json.loads(out) == json.loads(json.dumps(planned))
+    assert answer("compare", compared, "--seed", 7, "train.steps=3", "--dry-run") == json.loads(json.dumps(planned))
     assert not Path("out").exists()
 
 
@@ -205,7 +198,7 @@ def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, succ
     (tmp_path / "pair.yaml").write_text(yaml.safe_dump({"extends": recipe.name, "compare": compare}, sort_keys=False))
     folder = tmp_path / "out"
     asked = ("compare", tmp_path / "pair.yaml", "train.steps=2", "model.n_layers=4", "--out", folder)
-    out, error = succeeds(*asked)
+    out, _ = succeeds(*asked)
     assert "with 2 seeds there is no verdict" in " ".join(out.split())
     command = json.loads((folder / "outcome.json").read_text())["command"]
     assert command.startswith("widthwise compare ")
@@ -216,23 +209,22 @@ def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, succ
     assert (json.loads(out)["baseline"], error.count("has finished already")) == ("uniform", 4)
 
 
-def test_generate_continues_every_prompt(small: str, succeeds) -> None:
-    arguments = ("generate", small, "--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 5, "--json")
-    out, _ = succeeds(*arguments)
-    assert [answer["prompt"] for answer in json.loads(out)["continuations"]] == ["the", "a longer one"]
-    assert succeeds(*arguments)[0] == out
+def test_generate_continues_every_prompt(small: str, answer) -> None:
+    arguments = ("generate", small, "--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 5)
+    found = answer(*arguments)
+    assert [each["prompt"] for each in found["continuations"]] == ["the", "a longer one"]
+    assert answer(*arguments) == found
 
 
-def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path: Path, succeeds) -> None:
+def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path: Path, succeeds, answer) -> None:
     run = tmp_path / "run"
     out, error = succeeds("train", recipe, "model.mtp={n_depths: 2}", "model.n_layers=2", "--out", run)
     assert re.search(r"step 3/3  validation loss \d\.\d{4}  mtp \d\.\d{4} \d\.\d{4}$", error, re.MULTILINE)
     assert re.search(r"^  further heads next-2 \d\.\d{4}, next-3 \d\.\d{4}$", out, re.MULTILINE)
     greedy = ("--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 7, "--temperature", 0)
-    expected = json.loads(succeeds("generate", run, *greedy, "--json")[0])
-    found = json.loads(succeeds("generate", run, *greedy, "--speculative", "--json")[0])
+    found = answer("generate", run, *greedy, "--speculative")
     drafting = found.pop("speculative")
-    assert found == expected
+    assert found == answer("generate", run, *greedy)
     assert set(drafting) == {"accept_rate", "tokens_per_pass", "tokens_per_second"}
     out, error = succeeds("generate", run, *greedy[:-2], "--speculative")  # greedy if nothing else is said
     assert out == succeeds("generate", run, *greedy)[0]
@@ -240,14 +232,13 @@ def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path:
     assert re.search(r", [\d.]+ tokens a pass, [\d,.]+ tokens/s\n$", error)
 
 
-def test_the_checkpoint_of_a_step_is_taken(small: str, succeeds) -> None:
+def test_the_checkpoint_of_a_step_is_taken(small: str, answer) -> None:
     for verb in (
         ("generate", small, "--max-new-tokens", 2),
         ("export", small, "exported"),
         ("grow", small, "--d-ff", 160, "--out", "grown"),
     ):
-        out, _ = succeeds(*verb, "--step", 2, "--json")
-        assert json.loads(out)["step"] == 2
+        assert answer(*verb, "--step", 2)["step"] == 2
     assert [path.name for path in Path("grown/checkpoints").iterdir()] == ["step_00000002"]
     steps = [json.loads(line)["step"] for line in Path("grown/metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 2

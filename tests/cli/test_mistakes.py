@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,10 +91,7 @@ MISTAKES = {
         ("compare pair.yaml --match kv_bytes --dry-run", "narrow: "),
         ("discover base.yaml --match loss --dry-run", "match: got 'loss'"),
         ("discover base.yaml --match kv_bytes --steps 8 --dry-run", "parts: got 'width', which adds no kv_bytes"),
-        (
-            "discover base.yaml discover.method.n_stages=2 --jobs 0 --dry-run",
-            "--jobs: got '0'; must be auto or a number of at",
-        ),
+        ("discover base.yaml --steps 8 --jobs 0 --dry-run", "--jobs: got '0'; must be auto or a number of at least 1"),
         ("discover base.yaml model.shape.kind=x --dry-run", "model.shape.kind: got 'x'"),
         ("family small", "--to: is required; give the recipe of a larger model, one --to for each"),
         ("paper hourglass_table_22", "hourglass_table_2"),
@@ -109,18 +105,13 @@ MISTAKES = {
         ("sweep base.yaml --over optimizer.lr", "expected key=value,value"),
         (f"sweep base.yaml {OVER} --match weight", "match.quantity: got 'weight'"),
         (f"sweep base.yaml {OVER} --sampler tpe", "search.n_trials: is required but missing"),
-        (
-            f"sweep base.yaml {OVER} --trials 1 --sampler random --storage elsewhere",
-            "--storage: is not the address of a database",
-        ),
+        (f"sweep base.yaml {OVER} --trials 1 --storage elsewhere", "--storage: is not the address of a database"),
         (f"sweep base.yaml {OVER} --dry-run --device L4", "--device: needs --ladder --dry-run"),
         ("sweep ladder.yaml --ladder --dry-run --days 3", "--days: got 3; it needs a --device or --flops-per-second"),
         ("sweep ladder.yaml --ladder --days 3 --device L4", "--device: needs --ladder --dry-run"),
         ("sweep ladder.yaml --ladder --dry-run --device tpu", "--device: got 'tpu'; allowed: A10, L4"),
-        (
-            "sweep ladder.yaml --ladder --dry-run --mfu 0.3",
-            "--mfu: got 0.3; needs a --device, of whose peak it is a share",
-        ),
+        ("sweep ladder.yaml --ladder --dry-run --mfu 0.3", "--mfu: got 0.3; needs a --device, of whose peak it is"),
+        ("sweep ladder.yaml --ladder --dry-run --device h200 --mfu 0", "--mfu: got 0; must be above 0 and at most 1"),
         ("sweep ladder.yaml --ladder --dry-run --device L4 --flops-per-second 1e9", "give one of the two"),
         (f"sweep ladder.yaml --ladder {OVER}", "--ladder: the recipe's ladder section lists"),
     ],
@@ -138,8 +129,16 @@ MISTAKES = {
         ("grow small --to wide.yaml --out small", "small: exists already"),
         ("grow small --to nowhere.yaml --out large", "nowhere.yaml: cannot be read"),
         (f"grow small {TO} --d-ff 192", "--to: conflicts with --d-ff"),
+        (f"grow small {TO} --to-shape x", "--to: conflicts with --to-shape"),
+        ("grow small --to-shape x --virtual-width 2 --out large", "--virtual-width: conflicts with --to-shape"),
+        ("grow small --to-shape y --out large", "--to-shape: got 'y'"),
         ("grow small --d-ff 1000000000000 --out large", "d_ff: got 1000000000000; input should be less than or equal"),
-        ("grow small --d-ff 160 --out large --step 7", "step: got 7; there are checkpoints of: 2, 3"),
+        ("shrink small", "--out: is required, unless --plan-only is given"),
+        ("shrink small --plan-only", "got no budget; give --params, --flops or --kv-bytes, or --to RECIPE"),
+        ("shrink small --plan-only --flops 1.5", "1.5"),
+        ("shrink small --plan-only --flops 0.5 --params 0.5", "give one of params, flops, kv_bytes"),
+        ("shrink small --plan-only --flops 0.001", "no less than"),
+        ("shrink small --plan-only --to wide.yaml", "d_model: got 48 where there are 32"),
         ("bake small --out baked", "nothing to bake"),
         ("pad small --d-ff-multiple 64 --out padded", "nothing to pad"),
     ],
@@ -150,15 +149,9 @@ MISTAKES = {
         ("generate small --speculative --temperature 0.7", "--temperature 0.7"),
         ("generate small --speculative --temperature 0", "model.mtp"),
         ("generate small --step 7", "step: got 7; there are checkpoints of: 2, 3"),
-        ("export small exported --step 7", "step: got 7; there are checkpoints of: 2, 3"),
     ],
     "analyze": [
         ("analyze absent", "absent: is neither a run directory (config.yaml) nor a Hugging Face folder (config.json)"),
-        (
-            "analyze small --step 1 --every-checkpoint",
-            "--step: got 1; conflicts with --every-checkpoint; give one of them",
-        ),
-        ("analyze small --step 1", "small/checkpoints: step: got 1; there are checkpoints of: 2, 3"),
         ("analyze small --out small", "small: holds config.yaml, whose report would be replaced; choose another"),
         ("analyze small --out small/config.yaml", "small/config.yaml: is not a folder"),
         ("fit points.csv --x compute --y los", "--y: got 'los'; did you mean 'loss'?"),
@@ -188,23 +181,13 @@ MISTAKES = {
 }
 
 
-def assert_one_line(code: int, error: str, named: str) -> None:
-    """What stands before it says what was being done."""
-    assert code == 2, error
-    *before, last = error.splitlines()
-    assert last.startswith("error: "), error
-    assert not [line for line in before if line.startswith(("error: ", "Traceback"))], error
-    assert named in last
-    assert len(last) < 6000
-
-
 def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture(scope="module")
 def world(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(shutil.copytree(trained, tmp_path_factory.mktemp("mistakes"), dirs_exist_ok=True))
+    folder = shutil.copytree(trained, tmp_path_factory.mktemp("mistakes"), dirs_exist_ok=True)
     texts = {"pair.yaml": COMPARED, "swept.yaml": SWEPT, "ladder.yaml": LADDER}
     texts |= {"empty.json": "{}", "a.txt": "a", "points.csv": "name,compute,loss\na,1,3\nb,3,2.9\nc,9,2.8\n"}
     for name, text in texts.items():
@@ -213,23 +196,19 @@ def world(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("group", MISTAKES)
-def test_a_mistake_in_a_command_is_one_line_and_changes_nothing(
-    group: str, world: Path, widthwise: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_in_a_command_is_one_line_and_changes_nothing(group: str, world: Path, refused, monkeypatch) -> None:
     monkeypatch.chdir(world)
     before = files(world)
     for command, named in MISTAKES[group]:
-        code, out, error = widthwise(*shlex.split(command))
-        assert (command, out) == (command, "")
-        assert_one_line(code, error, named)
+        assert named in refused(*shlex.split(command))
         assert (command, files(world)) == (command, before)
 
 
-def test_files_that_hold_no_recipe(tmp_path: Path, widthwise: Callable) -> None:
+def test_files_that_hold_no_recipe(tmp_path: Path, refused) -> None:
     path = tmp_path / "broken.yaml"
     for text in ("", "- a\n- b\n", "model: [\n", "a: 1\na: 2\n", "3", "\t", "extends: missing.yaml", "&a [*a]"):
         path.write_text(text)
-        assert_one_line(*widthwise("inspect", path)[::2], "")
+        refused("inspect", path)
     path.write_bytes(bytes(range(128, 256)))
     for named in (tmp_path, tmp_path / "absent.yaml", path):
-        assert_one_line(*widthwise("inspect", named)[::2], str(named))
+        assert str(named) in refused("inspect", named)

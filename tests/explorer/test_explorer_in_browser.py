@@ -1,16 +1,13 @@
 """The page in a headless Chromium: sliders are dragged, buttons clicked, nothing leaves the machine."""
 
 import json
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
 
-from widthwise.explorer.answers import Answers
 from widthwise.explorer.server import ExplorerServer
 from widthwise.explorer.setting import Setting
 from widthwise.recipe.inspection import inspect_recipe
@@ -24,14 +21,6 @@ MISSED = """[...document.querySelectorAll('input, select, button, a[href], summa
   each => !each.disabled && each.offsetParent && !reached.has(each)
 ).map(each => each.outerHTML)"""
 SLIDER = "document.querySelector('.pair[data-name={}] input[type=range]')"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ExplorerServer]:
-    with ExplorerServer(Answers("x_200m", ["model.n_layers=9"])) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
 
 
 def _wait(page: Page, condition: str, seconds: float = 60.0) -> Any:
@@ -85,18 +74,13 @@ def test_dragging_a_slider_moves_widths_numbers_and_address(browser: Page, serve
     assert browser.evaluate("document.querySelector('#turn_width').value") == str(share)
 
 
-def test_a_shared_address_opens_the_setting_and_its_recipe_has_its_numbers(
-    browser: Page, server: ExplorerServer, tmp_path: Path
-) -> None:
-    folder = tmp_path / "downloads"
-    folder.mkdir()
-    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+def test_a_shared_address_opens_the_setting_and_its_recipe_has_its_numbers(browser, server, tmp_path: Path) -> None:
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     _open(browser, server, "?shape=diamond&turn_width=1.4&d_model=704&quantum=smallest")
-    assert browser.evaluate("[byId('shape').value, byId('turn_width').value, byId('d_model').value]") == [
-        *("diamond", "1.4", "704")
-    ]
+    controls = browser.evaluate("[byId('shape').value, byId('turn_width').value, byId('d_model').value]")
+    assert controls == ["diamond", "1.4", "704"]
     _click(browser, "byId('download')")
-    path, end = folder / "x_200m_explored.yaml", time.monotonic() + 60
+    path, end = tmp_path / "x_200m_explored.yaml", time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -148,9 +132,7 @@ def test_memory_is_counted_one_at_a_time_and_last_for_the_last_setting(browser: 
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_it_fits_the_window_and_asks_nobody_else(
-    browser: Page, server: ExplorerServer, width: int, scheme: str
-) -> None:
+def test_it_fits_the_window_and_asks_nobody_else(browser: Page, server, width: int, scheme: str) -> None:
     _open(browser, server, "?budget=150M", width, scheme)
     _wait(browser, "byId('memory').rows.length > 10")
     scroll_width, inner_width = browser.evaluate(ROOM)

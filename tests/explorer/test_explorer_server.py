@@ -4,27 +4,14 @@ import http.client
 import json
 import signal
 import socket
-import threading
-from collections.abc import Iterator
 from urllib.parse import urlencode
 
 import pytest
+from boxes import refusal
 
-from widthwise.config_io import UserError
-from widthwise.explorer.answers import Answers
 from widthwise.explorer.server import ExplorerServer
 from widthwise.explorer.setting import Setting
 from widthwise.training.launch import Interrupted
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ExplorerServer]:
-    with ExplorerServer(Answers("x_200m")) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join(timeout=30)
 
 
 def _get(server: ExplorerServer, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
@@ -66,20 +53,14 @@ def test_another_site_may_link_to_the_page_and_no_more(server: ExplorerServer) -
         assert status == 200 or "x_200m" not in text
 
 
-def test_a_target_that_is_no_address_is_a_bad_request(
-    server: ExplorerServer, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_target_that_is_no_address_is_a_bad_request(server: ExplorerServer, capfd) -> None:
     assert _get(server, "http://[::1/costs")[0] == 400
     assert capfd.readouterr().err == ""
 
 
 def test_the_page_may_load_from_this_server_alone(server: ExplorerServer) -> None:
-    for path, kind in (
-        ("/", "text/html"),
-        ("/reports.css", "text/css"),
-        ("/page.css", "text/css"),
-        ("/page.js", "text/javascript"),
-    ):
+    kinds = {"/": "text/html", "/reports.css": "text/css", "/page.css": "text/css", "/page.js": "text/javascript"}
+    for path, kind in kinds.items():
         status, headers, text = _get(server, path)
         assert (status, headers["Content-Type"]) == (200, f"{kind}; charset=utf-8")
         assert "default-src 'none'; script-src 'self'" in headers["Content-Security-Policy"]
@@ -115,17 +96,16 @@ def test_a_mistake_is_the_line_that_the_command_line_prints(server: ExplorerServ
 def test_a_taken_port_is_an_error(server: ExplorerServer) -> None:
     from widthwise.cli.design import _server
 
-    with pytest.raises(UserError, match=f"--port: got {server.server_port}"):
-        _server(server.answers, server.server_port)
+    assert f"--port: got {server.server_port}" in refusal(_server, server.answers, server.server_port)
     with _server(server.answers, None) as other:
         assert other.server_port != server.server_port
 
 
-def test_a_signal_while_a_request_is_taken_in_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_a_request_is_taken_in_ends_it(server: ExplorerServer, monkeypatch) -> None:
     def stop(*_: object) -> None:
         raise Interrupted("stopped", signal.SIGINT)
 
-    with ExplorerServer(Answers("x_200m")) as server:
-        monkeypatch.setattr(server, "process_request", stop)
-        with socket.create_connection(("127.0.0.1", server.server_port)), pytest.raises(Interrupted):
-            server.handle_request()
+    with ExplorerServer(server.answers) as other:
+        monkeypatch.setattr(other, "process_request", stop)
+        with socket.create_connection(("127.0.0.1", other.server_port)), pytest.raises(Interrupted):
+            other.handle_request()

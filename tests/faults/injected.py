@@ -1,5 +1,6 @@
 """What a process of a launch does, and what goes wrong in it. Everything here runs in forked processes (ranks.py)."""
 
+import itertools
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.train import train
+from widthwise.runs.train import train_or_resume
 
 Fault = Callable[[], None]
 """Makes something go wrong later, in the process that calls it."""
@@ -32,7 +33,7 @@ def train_run(recipe: Recipe, path: Path, *faults: Fault) -> None:
     """Trains, or goes on with, the run in `path`, with faults."""
     for fault in faults:
         fault()
-    train(recipe, path)
+    train_or_resume(recipe, path)
 
 
 def run_command(arguments: tuple[str, ...], *faults: Fault) -> None:
@@ -94,19 +95,23 @@ def on_rank(wanted: int, fault: Fault) -> None:
         fault()
 
 
+def before_each(owner: Any, name: str, event: Callable[..., object]) -> None:
+    """Calls `event` before each call of that function of a module or class, with its arguments."""
+    function = getattr(owner, name)
+
+    def interrupted(*arguments: Any) -> Any:
+        event(*arguments)
+        return function(*arguments)
+
+    setattr(owner, name, interrupted)
+
+
 @fault
 def at_step(step: int, event: Fault) -> None:
     """Before the process makes that step."""
     from widthwise.training.train_state import TrainState
 
-    train_step = TrainState.train_step
-
-    def interrupted(train_state: TrainState, number: int, *arguments: Any) -> Any:
-        if number == step:
-            event()
-        return train_step(train_state, number, *arguments)
-
-    TrainState.train_step = interrupted
+    before_each(TrainState, "train_step", lambda state, number, *_: event() if number == step else None)
 
 
 @fault
@@ -121,15 +126,9 @@ def at_start(event: Fault) -> None:
 @fault
 def before_data(event: Fault) -> None:
     """Before the process opens the data, which the first one does while the others wait."""
-    from widthwise.runs import data_identity as module
+    from widthwise.runs import data_identity
 
-    open_data = module.open_data
-
-    def interrupted(*arguments: Any) -> Any:
-        event()
-        return open_data(*arguments)
-
-    module.open_data = interrupted
+    before_each(data_identity, "open_data", lambda *_: event())
 
 
 @fault
@@ -171,17 +170,9 @@ def killed_after(n_steps: int, seconds: float) -> None:
     """A SIGKILL so many seconds after this process has begun with so many steps; of none, after it has started."""
     from widthwise.training.train_state import TrainState
 
-    train_step, left, killer = TrainState.train_step, n_steps, threading.Timer(seconds, die)
+    n_begun, killer = itertools.count(1), threading.Timer(seconds, die)
     killer.daemon = True
-
-    def counted(train_state: TrainState, number: int, *arguments: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            killer.start()
-        return train_step(train_state, number, *arguments)
-
-    TrainState.train_step = counted
+    before_each(TrainState, "train_step", lambda *_: killer.start() if next(n_begun) == n_steps else None)
     if n_steps == 0:
         killer.start()
 
@@ -191,24 +182,15 @@ def full_disk(step: int) -> None:
     """The tensors of that step's checkpoint do not fit on this process's disk."""
     from widthwise.training import saved_tensors
 
-    save_file = saved_tensors.save_file
-
     def fail(tensors: Any, path: Path) -> None:
         if f"{step:08d}" in str(path):
             raise OSError(28, "No space left on device")
-        save_file(tensors, path)
 
-    saved_tensors.save_file = fail
+    before_each(saved_tensors, "save_file", fail)
 
 
 def slow_disk() -> None:
     """Writing the tensors of a checkpoint takes as long as several steps."""
     from widthwise.training import saved_tensors
 
-    save_file = saved_tensors.save_file
-
-    def dawdle(tensors: Any, path: Path) -> None:
-        time.sleep(0.3)
-        save_file(tensors, path)
-
-    saved_tensors.save_file = dawdle
+    before_each(saved_tensors, "save_file", lambda *_: time.sleep(0.3))

@@ -21,14 +21,8 @@ from widthwise.recipe.recipe import Recipe
 
 def kill_at_random_moments(work: Path, n_kills: int, seed: int, n: int = 2, shards: int = 2, *overrides: str) -> int:
     """Returns how many launches there were: in each a kill, or the end of the run, which then begins anew."""
-    recipe = tiny_recipe(
-        "train.steps=24",
-        "train.checkpoint_every=3",
-        "train.keep_last=2",
-        "train.micro_batch_size=1",
-        f"train.shards={shards}",
-        *overrides,
-    )
+    steps = ("train.steps=24", "train.checkpoint_every=3", "train.keep_last=2", "train.micro_batch_size=1")
+    recipe = tiny_recipe(*steps, f"train.shards={shards}", *overrides)
     finish(n, recipe, work, "whole")
     moments, path, n_killed, n_launches = random.Random(seed), work / "run", 0, 0
     while n_killed < n_kills:
@@ -53,8 +47,7 @@ def kill_at_random_moments(work: Path, n_kills: int, seed: int, n: int = 2, shar
 
 def finish(n: int, recipe: Recipe, work: Path, name: str) -> None:
     """Trains to the end without a fault."""
-    done = launched(n, train_run, recipe, work / name, errors=work / "errors" / name)
-    assert done.codes() == [0] * n, done.everything()
+    launched(n, train_run, recipe, work / name, errors=work / "errors" / name, codes=[0] * n)
 
 
 if __name__ == "__main__":

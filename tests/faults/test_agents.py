@@ -4,17 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from injected import (
-    Fault,
-    at_step,
-    die,
-    on_rank,
-    on_restart,
-    run_agent,
-    send_to_agent,
-    send_to_group,
-    slow_disk,
-)
+from injected import Fault, at_step, die, on_rank, on_restart, run_agent, send_to_agent, send_to_group, slow_disk
 from ranks import Launch, free_port, launched
 from tiny_runs import outcome
 
@@ -24,9 +14,10 @@ from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage, 
 pytestmark = pytest.mark.hard
 
 
-def agent(command: tuple[str, ...], *faults: Fault, errors: Path, max_restarts: int = 0) -> Launch:
-    """torchrun with two processes on one machine, after it has ended."""
-    return launched(1, run_agent, 0, 1, 2, free_port(), max_restarts, command, *faults, errors=errors)
+def agent(command: tuple[str, ...], *faults: Fault, errors: Path, code: int = 0, max_restarts: int = 0) -> Launch:
+    """torchrun with two processes on one machine, after it has ended with this exit code."""
+    arguments = (0, 1, 2, free_port(), max_restarts, command, *faults)
+    return launched(1, run_agent, *arguments, errors=errors, codes=[code])
 
 
 def test_killed_twice_in_a_row_the_run_goes_on_twice(recipe_file, finished, tmp_path):
@@ -34,12 +25,11 @@ def test_killed_twice_in_a_row_the_run_goes_on_twice(recipe_file, finished, tmp_
     run = tmp_path / "run"
     faults = on_restart(0, on_rank(1, at_step(3, die))), on_restart(1, on_rank(0, at_step(6, die)))
     launch = agent(("train", str(recipe_file), "--out", str(run)), *faults, errors=tmp_path, max_restarts=2)
-    assert launch.codes() == [0], launch.everything()
     assert outcome(run) == outcome(finished)
     assert [launch.everything().count(f"going on after step {step} of 9") for step in (2, 5)] == [1, 1]
 
 
-def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_before_the_save(
+def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_before_a_save(
     recipe_file, finished, tmp_path
 ):
     """A third one ends torchrun itself, and with it its workers."""
@@ -51,14 +41,13 @@ def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_befor
         "of SLURM, to all": on_rank(1, at_step(7, send_to_group(signal.SIGUSR1, times=1))),
     }
     for name, fault in signals.items():
-        launch = agent(command, fault, slow_disk, errors=tmp_path / name)
-        assert launch.codes() == [1], launch.everything()
+        launch = agent(command, fault, slow_disk, errors=tmp_path / name, code=1)
         before, step = step, step_of(checkpoint_paths(run / "checkpoints")[0])
         assert step > before
         said = f"{run}: stopped at step {step} of 9, with a checkpoint; `widthwise resume {run}` continues it"
         assert launch.errors() == [(0, said)], launch.everything()
         assert find_damage(checkpoint_paths(run / "checkpoints")[0]) is None
-    assert agent(command, errors=tmp_path / "last").codes() == [0]
+    agent(command, errors=tmp_path / "last")
     assert outcome(run)["metrics"] == outcome(finished)["metrics"]
     assert outcome(run)["model"] == outcome(finished)["model"]
 
@@ -66,8 +55,7 @@ def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_befor
 def test_a_run_that_diverged_is_not_trained_again(recipe_file, tmp_path):
     run = tmp_path / "run"
     command = ("train", str(recipe_file), "optimizer.lr=1e9", "train.log_every=1", "--out", str(run))
-    launch = agent(command, errors=tmp_path, max_restarts=2)
-    assert launch.codes() == [1]
+    launch = agent(command, errors=tmp_path, code=1, max_restarts=2)
     first, *others = [error for _, error in launch.errors()]
     assert first.startswith(f"{run}: stopped at step")
     assert len(others) == 2
@@ -75,16 +63,15 @@ def test_a_run_that_diverged_is_not_trained_again(recipe_file, tmp_path):
     assert [record["event"] for record in RunDir(run).metrics()].count("stopped") == 1
 
 
-def test_two_machines_of_which_one_loses_its_process(recipe_file, finished, tmp_path, monkeypatch):
+def test_two_machines_of_which_one_loses_its_process(recipe_file, finished, tmp_path):
     run, port = tmp_path / "run", free_port()
     command = ("train", str(recipe_file), "--out", str(run))
     fault = on_restart(0, on_rank(1, at_step(4, die)))
-    begin = [
+    first, second = (
         Launch(1, run_agent_of_several, node, port, command, fault, errors=tmp_path / str(node)) for node in (0, 1)
-    ]
-    with begin[0], begin[1]:
-        codes = [launch.codes() for launch in begin]
-    assert codes == [[0], [0]], "\n".join(launch.everything() for launch in begin)
+    )
+    with first, second:
+        assert first.codes() == second.codes() == [0], first.everything() + second.everything()
     assert outcome(run) == outcome(finished)
 
 

@@ -81,15 +81,11 @@ def test_several_processes_pass_over_damaged_checkpoints_and_end_bitwise(recipe_
     run = unfinished_copy(finished, tmp_path / "run", 7)
     swap(run / "checkpoints" / "step_00000007")
     remove(run / "checkpoints" / "step_00000006")
-    launch = launched(2, run_command, ("train", str(recipe_file), "--out", str(run)), errors=tmp_path / "errors")
-    assert launch.codes() == [0, 0], launch.everything()
+    command = ("train", str(recipe_file), "--out", str(run))
+    launched(2, run_command, command, errors=tmp_path / "errors", codes=[0, 0])
     assert outcome(run) == outcome(finished)
-    result = RunDir(run).result()
-    assert result is not None
-    assert [note.partition(" is damaged")[0] for note in result["notes"]] == [
-        "checkpoint step_00000007",
-        "checkpoint step_00000006",
-    ]
+    damaged = [note.partition(" is damaged")[0] for note in RunDir(run).result().notes]
+    assert damaged == ["checkpoint step_00000007", "checkpoint step_00000006"]
     assert [find_damage(path) for path in (run / "checkpoints").iterdir()] == [None] * 9
 
 
@@ -113,7 +109,7 @@ def test_pickles_beside_the_shards_are_never_read(recipe_file, finished, tmp_pat
         for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "model.pt", "rng.pt", "state.pkl"):
             (folder / name).write_bytes(pickle.dumps(Malicious(proof)))
     assert load_trained(run).step == 6
-    launch = launched(2, run_command, ("train", str(recipe_file), "--out", str(run)), errors=tmp_path / "errors")
-    assert launch.codes() == [0, 0], launch.everything()
+    command = ("train", str(recipe_file), "--out", str(run))
+    launched(2, run_command, command, errors=tmp_path / "errors", codes=[0, 0])
     assert outcome(run) == outcome(finished)
     assert not proof.exists()

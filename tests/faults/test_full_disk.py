@@ -21,21 +21,19 @@ def left(run) -> list[str]:
 def test_a_full_disk_is_said_once_and_the_next_start_goes_on(recipe_file, finished, tmp_path, rank, background):
     run = tmp_path / "run"
     command = ("train", str(recipe_file), f"train.checkpoint_in_background={background}", "--out", str(run))
-    launch = launched(2, run_command, command, on_rank(rank, full_disk(5)), errors=tmp_path / "full")
-    assert launch.codes() == [2, 2], launch.everything()
+    launch = launched(2, run_command, command, on_rank(rank, full_disk(5)), errors=tmp_path / "full", codes=[2, 2])
     path = run / "checkpoints" / "step_00000005"
     reason = "cannot be written (No space left on device); the checkpoints before it are intact"
     assert launch.errors() == [(0, f"{path}: {reason}")]
     assert left(run) == [f"step_{step:08d}" for step in range(1, 5)]
-    assert launched(2, run_command, command, errors=tmp_path / "again").codes() == [0, 0]
+    launched(2, run_command, command, errors=tmp_path / "again", codes=[0, 0])
     assert outcome(run) == outcome(finished)  # checkpoints of the foreground and the background are the same bytes
 
 
 def test_what_failed_in_the_background_is_said_at_the_end_at_the_latest(recipe_file, tmp_path):
     run = tmp_path / "run"
     command = ("train", str(recipe_file), IN_BACKGROUND, "--out", str(run))
-    launch = launched(2, run_command, command, on_rank(1, full_disk(9)), errors=tmp_path / "full")
-    assert launch.codes() == [2, 2], launch.everything()
+    launch = launched(2, run_command, command, on_rank(1, full_disk(9)), errors=tmp_path / "full", codes=[2, 2])
     assert [error.partition(": ")[2][:17] for _, error in launch.errors()] == ["cannot be written"]
     assert left(run) == [f"step_{step:08d}" for step in range(1, 9)]
 
@@ -49,6 +47,6 @@ def test_a_kill_while_a_checkpoint_is_written_in_the_background_leaves_those_bef
     assert launch.codes()[1] == -9
     assert left(run)[-1] == "step_00000004"
     assert ".step_00000008.partial" in left(run)
-    assert launched(2, run_command, command, errors=tmp_path / "again").codes() == [0, 0]
+    launched(2, run_command, command, errors=tmp_path / "again", codes=[0, 0])
     assert outcome(run)["model"] == outcome(finished)["model"]
     assert left(run) == ["step_00000004", "step_00000008", "step_00000009"]

@@ -33,24 +33,16 @@ def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def with_one_checkpoint(finished: Path, target: Path) -> Path:
-    shutil.copytree(finished, target)
-    for path in checkpoint_paths(target / "checkpoints")[1:]:
-        shutil.rmtree(path)
-    return target
-
-
 def merge_watched(run: Path, states: Path) -> None:
     keep_states(run, states)
     merge(run)
 
 
 def test_killed_before_any_file_operation_the_checkpoint_is_valid_and_the_next_merge_ends_it(finished, tmp_path):
-    expected = tensors(checkpoint_paths(finished / "checkpoints")[0])
-    run, states = with_one_checkpoint(finished, tmp_path / "run"), tmp_path / "states"
+    run, states = unfinished_copy(finished, tmp_path / "run", 1), tmp_path / "states"
     (path,) = checkpoint_paths(run / "checkpoints")
-    launch = launched(1, merge_watched, run, states, errors=tmp_path / "errors")
-    assert launch.codes() == [0], launch.everything()
+    expected = tensors(path)
+    launched(1, merge_watched, run, states, errors=tmp_path / "errors", codes=[0])
     killed = sorted(states.iterdir())
     for state in killed:
         shutil.rmtree(run)
@@ -87,8 +79,7 @@ def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that other formats can hold, with the checkpoints of two processes."""
     folder = tmp_path_factory.mktemp("uniform")
     recipe = tiny_recipe("model.shape={kind: uniform}", "train.shards=2", "train.steps=3")
-    launch = launched(2, train_run, recipe, folder / "run", errors=folder / "errors")
-    assert launch.codes() == [0, 0], launch.everything()
+    launched(2, train_run, recipe, folder / "run", errors=folder / "errors", codes=[0, 0])
     return folder / "run"
 
 

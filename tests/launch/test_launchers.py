@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from widthwise.training.checkpoint_folder import checkpoint_paths
 from widthwise.yaml_io import recipe_path, to_yaml
 
 ROOT = Path(__file__).parents[2]
-SLURM = ROOT / "launch" / "slurm.sbatch"
 SLURM_JOB = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "node[3-4]", "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "9"}
 SKYPILOT_TASK = {"SKYPILOT_NODE_IPS": "10.0.0.3\n10.0.0.7", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_TASK_ID": "sky-41"}
 PATIENCE_SECONDS = 200
@@ -67,45 +66,22 @@ TWO_NODES = {
 """A cluster of two nodes without GPUs, both of them this machine; what it runs is stopped and so ends with 1."""
 
 
-def manifests() -> dict[str, dict[str, Any]]:
-    """Kind -> what kubernetes.yaml has of it."""
-    return {each["kind"]: each for each in yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text())}
-
-
-def pod() -> dict[str, Any]:
-    return manifests()["Job"]["spec"]["template"]["spec"]
-
-
-def kubernetes_script() -> str:
-    (container,) = pod()["containers"]
-    assert container["command"] == ["bash", "-euc"]
-    (script,) = container["args"]
-    return script
-
-
-def skypilot() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
-
-
+MANIFESTS = {each["kind"]: each for each in yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text())}
+POD = MANIFESTS["Job"]["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+SKYPILOT = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
 SCRIPTS = {
-    "slurm": SLURM.read_text(),
-    "kubernetes": kubernetes_script(),
-    "skypilot": skypilot()["run"],
-    "skypilot setup": skypilot()["setup"],
+    "slurm": (ROOT / "launch" / "slurm.sbatch").read_text(),
+    "kubernetes": CONTAINER["args"][0],
+    "skypilot": SKYPILOT["run"],
+    "skypilot setup": SKYPILOT["setup"],
 }
 
 
 class Launch:
     """A script that runs in a folder of its own."""
 
-    def __init__(
-        self,
-        folder: Path,
-        script: str,
-        variables: Mapping[str, str],
-        arguments: Sequence[str] = (),
-        commands: Mapping[str, str] = COMMANDS,
-    ):
+    def __init__(self, folder: Path, script: str, variables: dict[str, str], *arguments: str, commands=COMMANDS):
         for name, body in commands.items():
             (folder / name).write_text(f"#!/usr/bin/env bash\n{body}")
             (folder / name).chmod(0o755)
@@ -163,7 +139,7 @@ def check_widthwise(arguments: Sequence[str]) -> None:
 
 def test_scripts_pass_shellcheck() -> None:
     commands = [["bash", "-n"], ["shellcheck", "--shell=bash", "--external-sources", "-"]]
-    for command in commands if shutil.which("shellcheck") else commands[:1]:
+    for command in filter(lambda each: shutil.which(each[0]), commands):
         for script in SCRIPTS.values():
             checked = subprocess.run(command, input=script, capture_output=True, text=True)
             assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -179,9 +155,7 @@ def test_scripts_pass_shellcheck() -> None:
         ("skypilot", {**SKYPILOT_TASK, "SKYPILOT_NODE_RANK": "1"}, "10.0.0.3:29500", False),
     ],
 )
-def test_nodes_meet_at_the_first_and_train_a_recipe_that_is_there(
-    name: str, variables: dict[str, str], endpoint: str, hosts: bool | None, tmp_path: Path
-) -> None:
+def test_nodes_meet_at_the_first_and_train_a_recipe_that_is_there(name, variables, endpoint, hosts, tmp_path) -> None:
     launch = Launch(tmp_path, SCRIPTS[name], variables)
     options = torchrun_options(launch.arguments())
     assert launch.status() == 0
@@ -194,7 +168,7 @@ def test_nodes_meet_at_the_first_and_train_a_recipe_that_is_there(
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_slurm_job_takes_the_arguments_of_train_and_ends_as_torchrun_does(tmp_path: Path, status: int) -> None:
     given = ["configs/small.yaml", "--out", "a b", "train.steps=3"]
-    launch = Launch(tmp_path, SCRIPTS["slurm"], {**SLURM_JOB, "STATUS": str(status)}, given)
+    launch = Launch(tmp_path, SCRIPTS["slurm"], {**SLURM_JOB, "STATUS": str(status)}, *given)
     assert torchrun_options(launch.arguments()).training_script_args == ["train", *given]
     assert launch.status() == status
     assert launch.record("requeued") is None
@@ -215,7 +189,7 @@ def stopped_job(folder: Path, run: RunDir, recipe: Path) -> str:
     variables = {**SLURM_JOB, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     n_before = len(run.metrics())
     folder.mkdir()
-    job = Launch(folder, SCRIPTS["slurm"], variables, [str(recipe), "--out", str(run.path)], TWO_NODES)
+    job = Launch(folder, SCRIPTS["slurm"], variables, str(recipe), "--out", str(run.path), commands=TWO_NODES)
     job.wait_for(lambda: len(run.metrics()) > n_before)
     job.process.send_signal(signal.SIGUSR1)
     assert job.status() == 1
@@ -235,34 +209,33 @@ def test_two_agents_save_at_the_end_of_a_slurm_job_and_go_on_in_the_next(tmp_pat
     assert [text.count("error: ") for text in (first, second)] == [1, 1]
 
 
-def test_processes_are_killed_later_than_torchrun_needs_to_end_them(tmp_path: Path) -> None:
+def test_processes_are_killed_later_than_torchrun_needs_to_end_them() -> None:
     (notice,) = re.findall(r"^#SBATCH --signal=B:USR1@(\d+)$", SCRIPTS["slurm"], re.MULTILINE)
-    for name, seconds in (("slurm", int(notice)), ("kubernetes", pod()["terminationGracePeriodSeconds"])):
+    for name, seconds in (("slurm", int(notice)), ("kubernetes", POD["terminationGracePeriodSeconds"])):
         (timeout,) = re.findall(r"--shutdown-timeout=(\d+)", SCRIPTS[name])
         assert int(timeout) < seconds
 
 
 def test_the_manifest_fits_the_schema_of_kubernetes() -> None:
-    assert set(manifests()) == {"PersistentVolumeClaim", "Service", "Job"}
-    for manifest in manifests().values():
+    assert set(MANIFESTS) == {"PersistentVolumeClaim", "Service", "Job"}
+    for manifest in MANIFESTS.values():
         for version in ("1.31", kubernetes_validate.latest_version()):
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_parts_of_the_manifest_name_each_other() -> None:
-    found, job = manifests(), manifests()["Job"]
-    service = found["Service"]["spec"]
-    assert service["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
-    assert pod()["subdomain"] == found["Service"]["metadata"]["name"]
-    first_pod = f"{job['metadata']['name']}-0.{pod()['subdomain']}:{service['ports'][0]['port']}"
+    job, service = MANIFESTS["Job"], MANIFESTS["Service"]
+    assert (CONTAINER["command"], len(CONTAINER["args"])) == (["bash", "-euc"], 1)
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert POD["subdomain"] == service["metadata"]["name"]
+    first_pod = f"{job['metadata']['name']}-0.{POD['subdomain']}:{service['spec']['ports'][0]['port']}"
     assert f"--rdzv-endpoint={first_pod} " in SCRIPTS["kubernetes"]
     n_pods = job["spec"]["completions"]
     assert job["spec"]["parallelism"] == n_pods
     assert f"--nnodes={n_pods} " in SCRIPTS["kubernetes"]
-    claims = {each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod()["volumes"]}
-    assert claims["runs"] == found["PersistentVolumeClaim"]["metadata"]["name"]
-    (container,) = pod()["containers"]
-    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    claims = {each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in POD["volumes"]}
+    assert claims["runs"] == MANIFESTS["PersistentVolumeClaim"]["metadata"]["name"]
+    mounts = {each["name"]: each["mountPath"] for each in CONTAINER["volumeMounts"]}
     assert mounts.keys() == claims.keys()
     assert f"--out {mounts['runs']}/" in SCRIPTS["kubernetes"]
 
@@ -273,12 +246,11 @@ TASK = {"name", "num_nodes", "workdir", "resources", "volumes", "envs", "setup",
 
 
 def test_the_task_has_the_fields_of_skypilot() -> None:
-    task = skypilot()
-    resources = task["resources"]
-    assert (task.keys() <= TASK, resources.keys() <= RESOURCES) == (True, True)
+    resources = SKYPILOT["resources"]
+    assert (SKYPILOT.keys() <= TASK, resources.keys() <= RESOURCES) == (True, True)
     assert resources["job_recovery"].keys() <= {"strategy", "max_restarts_on_errors"}
     assert re.fullmatch(r"[\w-]+:\d+", resources["accelerators"])
-    assert re.fullmatch("[a-z][a-z0-9-]*", task["name"])
-    assert task["num_nodes"] >= 1
-    (shared,) = task["volumes"]
+    assert re.fullmatch("[a-z][a-z0-9-]*", SKYPILOT["name"])
+    assert SKYPILOT["num_nodes"] >= 1
+    (shared,) = SKYPILOT["volumes"]
     assert f"--out {shared}/" in SCRIPTS["skypilot"]

@@ -119,14 +119,7 @@ def sharded(config: ModelConfig, mesh: DeviceMesh, recompute: Any = "none") -> D
     return model
 
 
-def step(
-    model: Decoder,
-    mesh: DeviceMesh,
-    shape: tuple[int, int],
-    n_passes: int,
-    precision: Any = "fp32",
-    teacher: LoadedTeacher | None = None,
-) -> None:
+def step(model: Decoder, mesh: DeviceMesh, shape: Any, n_passes: int, precision="fp32", teacher=None) -> None:
     """The gradients of a step, reduced after the last pass."""
     tokens = torch.zeros(shape, dtype=torch.long)
     for i in range(n_passes):

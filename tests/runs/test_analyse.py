@@ -2,15 +2,16 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from boxes import refusal
 from tiny_runs import Listener, tiny_recipe
 
 from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile
-from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
 from widthwise.records.analysis import AnalysedModel, Analysis
@@ -21,20 +22,17 @@ from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
 
 BPE = ("data.tokenizer=bpe-280", "model.vocab_size=280", "train.checkpoint_every=9")
-UNIFORM = ("model.shape={kind: explicit, widths: [16, 16, 16]}", *BPE)
+TOKENS_PER_STEP = 4 * 17
 N_TOKENS = 90
 """Five windows of 17."""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(trained) -> Path:
     """uniform and x, of one tokenizer; small, of another and of two layers."""
-    folder = tmp_path_factory.mktemp("analysed")
-    train(tiny_recipe(*UNIFORM), folder / "uniform")
-    train(tiny_recipe(*BPE), folder / "x")
-    small = ("model.n_layers=2", "model.shape={kind: explicit, widths: [16, 16]}", "train.checkpoint_every=9")
-    train(tiny_recipe(*small), folder / "small")
-    return folder
+    trained("model.shape={kind: explicit, widths: [16, 16, 16]}", *BPE, name="uniform")
+    trained(*BPE, name="x")
+    return trained("model.n_layers=2", "model.shape={kind: explicit, widths: [16, 16]}", name="small").parent
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +41,8 @@ def both(runs: Path) -> Analysis:
 
 
 def numbers(model: AnalysedModel) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in model.to_data().items()
-        if key not in ("name", "source", "kind", "step", "tokens", "run", "exit_flops", "block_exit_flops")
-    }
+    told = ("name", "source", "kind", "step", "tokens", "run", "exit_flops", "block_exit_flops")
+    return {key: value for key, value in model.to_data().items() if key not in told}
 
 
 def same(a: Any, b: Any, tolerance: float) -> bool:
@@ -66,7 +61,7 @@ def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Ana
         profile = Profile(DecoderSubject(trained))
         for windows in held_out.batches():
             profile.add(windows)
-        expected = {**numbers(profile.summary(**{key: model[key] for key in ("name", "source", "kind", "step")}))}
+        expected = numbers(profile.summary(**{key: model[key] for key in ("name", "source", "kind", "step")}))
         expected |= {"token_widths": None, "virtual_width": None}
         assert model.exit_flops == trained.config.exit_flops(17)
         assert expected["n_tokens"] == 5 * 17
@@ -82,10 +77,8 @@ def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Ana
     assert told == [(1, 3), (2, 3), (3, 3)]
     assert same(numbers(single["models"][0]), numbers(both["models"][0]), 1e-4)
     assert both["text"].to_data() == {"source": "held-out documents of synthetic", "seq_len": 17, "n_tokens": 5 * 17}
-    assert [(model["name"], model["kind"], model["step"]) for model in both["models"]] == [
-        ("uniform", "widthwise", 9),
-        ("x", "widthwise", 9),
-    ]
+    told = [(model["name"], model["kind"], model["step"]) for model in both["models"]]
+    assert told == [("uniform", "widthwise", 9), ("x", "widthwise", 9)]
     assert [model["widths"] for model in both["models"]] == [[16, 16, 16], [24, 8, 24]]
 
 
@@ -109,43 +102,63 @@ def test_a_model_of_another_tokenizer_reads_as_much_text(runs: Path, tmp_path: P
     assert fine["n_tokens"] > coarse["n_tokens"]
 
 
-def test_an_exported_model_gives_the_numbers_of_its_run_and_needs_a_text_and_a_tokenizer(
-    runs: Path, both: Analysis, tmp_path: Path
-) -> None:
+def test_an_exported_model_gives_the_numbers_of_its_run_and_needs_a_text_and_a_tokenizer(runs, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra [hf]")
     export_run(runs / "uniform", tmp_path / "hf")
-    found = analyse([runs / "uniform", tmp_path / "hf"], n_tokens=N_TOKENS)["models"]
-    assert [(model["name"], model["kind"], model["step"]) for model in found] == [
-        ("uniform", "widthwise", 9),
-        ("hf", "hf", None),
-    ]
-    assert same(numbers(found[1]), numbers(found[0]), 1e-3)
-    with pytest.raises(UserError, match=r"hf: a Hugging Face folder has no held-out text; .* --text"):
-        analyse([tmp_path / "hf"])
+    pair = [runs / "uniform", tmp_path / "hf"]
+    own, exported = analyse(pair, n_tokens=N_TOKENS)["models"]
+    assert (exported["name"], exported["kind"], exported["step"]) == ("hf", "hf", None)
+    assert same(numbers(exported), numbers(own), 1e-3)
+    assert "hf: a Hugging Face folder has no held-out text; name a text with --text" in refusal(analyse, pair[1:])
     path = tmp_path / "hf/tokenizer.json"
     definition = json.loads(path.read_text())
     definition["added_tokens"].append({**definition["added_tokens"][0], "id": 280, "content": "<further>"})
     path.write_text(json.dumps(definition))
-    with pytest.raises(UserError, match=r"tokenizer.json: has 281 tokens; the model knows 280"):
-        analyse([runs / "uniform", tmp_path / "hf"], n_tokens=34)
+    assert "tokenizer.json: has 281 tokens; the model knows 280" in refusal(analyse, pair)
     path.unlink()
-    with pytest.raises(UserError, match=r"hf: has no tokenizer.json"):
-        analyse([runs / "uniform", tmp_path / "hf"], n_tokens=34)
+    assert "hf: has no tokenizer.json" in refusal(analyse, pair)
 
 
 def test_widths_of_tokens_and_of_the_stream_are_those_of_the_result(tmp_path: Path) -> None:
-    results = {
-        "dynamic": train(tiny_recipe("model.ffn={kind: dynamic, ratio: 3}"), tmp_path / "dynamic"),
-        "virtual": train(
-            tiny_recipe("model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"), tmp_path / "virtual"
-        ),
-    }
-    found = analyse([tmp_path / name for name in results], n_tokens=N_TOKENS, batch_size=2)["models"]
-    widths = found[0].token_widths.to_data()
-    assert same(widths, results["dynamic"].token_widths.to_data(), 1e-4)
-    assert same(found[1].virtual_width.to_data(), results["virtual"].virtual_width.to_data(), 1e-4)
-    assert found[0]["virtual_width"] is None
-    assert found[1]["token_widths"] is None
+    dynamic = train(tiny_recipe("model.ffn={kind: dynamic, ratio: 3}"), tmp_path / "dynamic")
+    slots = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
+    virtual = train(tiny_recipe(slots), tmp_path / "virtual")
+    found = analyse([tmp_path / "dynamic", tmp_path / "virtual"], n_tokens=N_TOKENS, batch_size=2)["models"]
+    assert same(found[0].token_widths.to_data(), dynamic.token_widths.to_data(), 1e-4)
+    assert same(found[1].virtual_width.to_data(), virtual.virtual_width.to_data(), 1e-4)
+    assert found[0]["virtual_width"] is found[1]["token_widths"] is None
+
+
+@pytest.fixture(scope="module")
+def growing(trained) -> Path:
+    """Checkpoints of steps 3, 6 and 9; wider after step 5."""
+    wider = "growth=[{at_step: 5, model: {shape: {kind: explicit, widths: [24, 16, 24]}}}]"
+    return trained("train.checkpoint_every=3", wider, name="growing")
+
+
+def test_an_analysis_looks_into_the_model_of_that_step(growing: Path) -> None:
+    (model,) = analyse([growing], n_tokens=34, step=3)["models"]
+    profile = Profile(DecoderSubject(load_trained(growing, step=3).model))
+    for windows in HeldOut(open_data(tiny_recipe().data), 17, 2, 34, "fp32").batches():
+        profile.add(windows)
+    assert (model["step"], model["tokens"], model["widths"]) == (3, 3 * TOKENS_PER_STEP, [24, 8, 24])
+    entropies = [each.entropy for each in profile.summary(name="model", source="", kind="hf", step=None).stream]
+    assert [each["entropy"] for each in model["stream"]] == pytest.approx(entropies, rel=1e-4)
+    assert analyse([growing], n_tokens=34)["models"][0]["widths"] == [24, 16, 24]
+
+
+def test_every_checkpoint_is_a_model_of_an_analysis(growing: Path) -> None:
+    found = analyse([growing], n_tokens=34, every_checkpoint=True)
+    one_by_one = [analyse([growing], n_tokens=34, step=step)["models"][0] for step in (3, 6, 9)]
+    of_all, of_each = (
+        [{**model.to_data(), "name": "", "run": ""} for model in models] for models in (found["models"], one_by_one)
+    )
+    assert of_all == of_each
+    assert [(model["name"], model["run"], model["tokens"]) for model in found["models"]] == [
+        (f"growing, step {step}", "growing", step * TOKENS_PER_STEP) for step in (3, 6, 9)
+    ]
+    assert found["title"] == "growing"
+    assert all("growing, step 9 than in growing, step 3" in sentence for sentence in findings(found))
 
 
 def test_mistakes_are_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,5 +172,4 @@ def test_mistakes_are_named(runs: Path, tmp_path: Path, monkeypatch: pytest.Monk
         (["x"], {"text": "absent.txt"}, "absent.txt: no such file"),
         (["x"], {"text": "short.txt"}, r"short.txt: holds \d+ tokens of x; must be at least seq_len \+ 1 = 18"),
     ):
-        with pytest.raises(UserError, match=message):
-            analyse([runs / name for name in names], **options)
+        assert re.search(message, refusal(analyse, [runs / name for name in names], **options))

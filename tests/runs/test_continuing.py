@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from boxes import refusal
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 
-from widthwise.config_io import UserError
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
@@ -17,10 +17,8 @@ CONSTANT = "schedule={kind: constant, warmup_steps: 2}"
 
 
 @pytest.fixture(scope="module")
-def constant(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "constant"
-    train(tiny_recipe(CONSTANT), path)
-    return path
+def constant(trained) -> Path:
+    return trained(CONSTANT)
 
 
 def weights(run: Path) -> list[dict[str, str]]:
@@ -61,21 +59,20 @@ def test_what_would_be_another_run_is_refused_and_leaves_nothing(finished, tmp_p
     run = shutil.copytree(finished, tmp_path / "run")
     files = {name: (run / name).read_bytes() for name in ("config.yaml", "environment.json", "result.json")}
     for override, message in (
-        ("model.vocab_size=300", r"model\.vocab_size: cannot change in an existing run; allowed: train\.steps, "),
-        ("train.seed=4", r"train\.seed: cannot change .*`widthwise grow .*run KEY=VALUE --out NEW`"),
-        ("seq_len=18", r"seq_len: cannot change"),
-        ("data.corpus=python-stdlib", r"data\.corpus: cannot change"),
-        ("optimizer.lr=0.2", r"optimizer\.lr: cannot change"),
-        ("train.step=20", r"train\.step: "),
-        ("train.steps=8", r"train\.steps: is 8; .*run has finished 9 steps, so that it must be more than that"),
-        ("train.log_every=1", r"train\.steps: is 9; .* has finished 9 steps"),
+        ("model.vocab_size=300", "model.vocab_size: cannot change in an existing run; allowed: train.steps, "),
+        ("train.seed=4", f"`widthwise grow {run} KEY=VALUE --out NEW`"),
+        ("seq_len=18", "seq_len: cannot change"),
+        ("data.corpus=python-stdlib", "data.corpus: cannot change"),
+        ("optimizer.lr=0.2", "optimizer.lr: cannot change"),
+        ("train.step=20", "train.step: "),
+        ("train.steps=8", f"train.steps: is 8; {run} has finished 9 steps, so that it must be more than that"),
+        ("train.log_every=1", f"train.steps: is 9; {run} has finished 9 steps"),
     ):
-        with pytest.raises(UserError, match=message):
-            resume(run, overrides=[override])
+        assert message in refusal(resume, run, overrides=[override])
         assert {name: (run / name).read_bytes() for name in files} == files
     run = unfinished_copy(finished, tmp_path / "begun", 7)
-    with pytest.raises(UserError, match=r"train\.steps: is 6; .* has made 7 steps, so that it must be at least that"):
-        resume(run, overrides=["train.steps=6"])
+    message = f"train.steps: is 6; {run} has made 7 steps, so that it must be at least that"
+    assert message in refusal(resume, run, overrides=["train.steps=6"])
     assert resume(run, overrides=["train.steps=8"]).steps == 8
 
 

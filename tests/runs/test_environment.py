@@ -29,29 +29,20 @@ def test_environment_is_plain_data_with_what_reproduces_a_run():
 
 def test_command_shows_no_path_outside_the_working_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    arguments = [
-        "train",
-        f"{tmp_path}/configs/x.yaml",
-        "/home/someone/runs/secret",
-        "data.path=/home/someone/books",
-        "--json",
-    ]
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/widthwise", *arguments])
+    paths = [f"{tmp_path}/configs/x.yaml", "/home/someone/runs/secret", "data.path=/home/someone/books"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/widthwise", "train", *paths, "--json"])
     assert environment()["command"] == "widthwise train configs/x.yaml secret data.path=books --json"
 
 
 def test_command_shows_no_password(monkeypatch):
-    addresses = ["postgresql+psycopg://me:p@ss/w?rd@host:5432/sweeps", "--storage=postgresql://host/d?sslpassword=hush"]
-    monkeypatch.setattr(
-        sys, "argv", ["widthwise", "sweep", "x.yaml", *addresses, "postgresql://me@host/d", "a.b=c:d@e"]
-    )
-    shown = shlex.split(command_line())[3:]
-    assert shown == [
-        "postgresql+psycopg://me:***@host:5432/sweeps",
-        "--storage=postgresql://host/d?sslpassword=***",
-        "postgresql://me@host/d",
-        "a.b=c:d@e",
-    ]
+    shown = {
+        "postgresql+psycopg://me:p@ss/w?rd@host:5432/sweeps": "postgresql+psycopg://me:***@host:5432/sweeps",
+        "--storage=postgresql://host/d?sslpassword=hush": "--storage=postgresql://host/d?sslpassword=***",
+        "postgresql://me@host/d": "postgresql://me@host/d",
+        "a.b=c:d@e": "a.b=c:d@e",
+    }
+    monkeypatch.setattr(sys, "argv", ["widthwise", "sweep", "x.yaml", *shown])
+    assert shlex.split(command_line())[3:] == list(shown.values())
 
 
 def test_commit_of_a_repository_that_merely_contains_the_package_is_not_reported(monkeypatch, tmp_path):

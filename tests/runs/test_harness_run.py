@@ -1,20 +1,17 @@
 """lm-evaluation-harness and runs: its command line, its errors, its metrics."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from boxes import refusal
 from harness_cases import keep_harness_in, write_lines
-from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError
 from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.runs.harness import harness_command_line, metrics_of, run_lm_eval
-from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
 from widthwise.yaml_io import dump_yaml
 
@@ -24,13 +21,6 @@ ROWS = [
     {"query": "The gate", "choices": ["is open", "sings"], "gold": 0},
     {"query": "a", "choices": ["b", "cd"], "gold": 1},
 ]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lm_eval") / "run"
-    train(tiny_recipe("train.checkpoint_every=9"), path)
-    return path
 
 
 @pytest.fixture
@@ -70,11 +60,11 @@ def scorer(run: Path) -> Scorer:
 
 
 def test_its_command_line_knows_runs_and_files(
-    run: Path, questions: Path, capfd: pytest.CaptureFixture[str], few_tasks: None, tmp_path: Path
+    finished: Path, questions: Path, capfd: pytest.CaptureFixture[str], few_tasks: None, tmp_path: Path
 ) -> None:
-    arguments = ["--model", "widthwise", "--model_args", f"run={run},batch_size=3", "--tasks", str(questions)]
+    arguments = ["--model", "widthwise", "--model_args", f"run={finished},batch_size=3", "--tasks", str(questions)]
     harness_command_line([*arguments, "--output_path", str(tmp_path / "out")])
-    expected = run_lm_eval(scorer(run), [str(questions)])[0]["gates"]
+    expected = run_lm_eval(scorer(finished), [str(questions)])[0]["gates"]
     (written,) = (tmp_path / "out").rglob("results_*.json")
     record = json.loads(written.read_text())
     assert metrics_of(record)["gates"] == expected
@@ -82,39 +72,36 @@ def test_its_command_line_knows_runs_and_files(
     assert header.startswith("|Tasks|Version|")
     config = record["config"]
     assert (config["model"], config["step"], config["max_length"]) == ("widthwise", 9, 17)
-    assert config["model_num_parameters"] == sum(p.numel() for p in load_trained(run).model.parameters())
+    assert config["model_num_parameters"] == sum(p.numel() for p in load_trained(finished).model.parameters())
 
 
 def test_mistakes_on_its_command_line_are_one_line(questions: Path, few_tasks: None) -> None:
     for arguments, message in (
-        (["--model_args", "run=nowhere", "--tasks", "gates.jsonl"], "nowhere: "),
-        (
-            ["--model_args", "run=nowhere,batchsize=3", "--tasks", "gates.jsonl"],
-            "model_args: batchsize: unknown key; did",
-        ),
-        (["--model_args", "max_length=3", "--tasks", "gates.jsonl"], "model_args: run: is required but missing"),
-        (["--model_args", "run=nowhere,device=gpu", "--tasks", "gates.jsonl"], "model_args: device: got 'gpu'"),
-        (["--model_args", "run=nowhere", "--batch_size", "auto", "--tasks", "gates.jsonl"], "batch_size: got 'auto'"),
-        (["--model_args", "run=nowhere", "--tasks", "gates.json"], "Tasks not found: gates.json"),
-        (["--model_args", "run=nowhere", "--tasks=gone.jsonl"], "gone.jsonl: cannot be read"),
+        ("run=nowhere --tasks gates.jsonl", "nowhere: "),
+        ("run=nowhere,batchsize=3 --tasks gates.jsonl", "model_args: batchsize: unknown key; did"),
+        ("max_length=3 --tasks gates.jsonl", "model_args: run: is required but missing"),
+        ("run=nowhere,device=gpu --tasks gates.jsonl", "model_args: device: got 'gpu'"),
+        ("run=nowhere --batch_size auto --tasks gates.jsonl", "batch_size: got 'auto'"),
+        ("run=nowhere --tasks gates.json", "Tasks not found: gates.json"),
+        ("run=nowhere --tasks=gone.jsonl", "gone.jsonl: cannot be read"),
     ):
-        with pytest.raises(UserError, match=re.escape(message)):
-            harness_command_line(["--model", "widthwise", *arguments])
+        asked = ["--model", "widthwise", "--model_args", *arguments.split()]
+        assert message in refusal(harness_command_line, asked)
 
 
-def test_a_run_by_name_is_what_its_options_say(run: Path) -> None:
+def test_a_run_by_name_is_what_its_options_say(finished: Path) -> None:
     from lm_eval.api.registry import get_model
 
     made = get_model("widthwise").create_from_arg_string(
-        f"run={run},max_length=9,precision=bf16", {"batch_size": "5", "device": "cuda:0", "max_batch_size": None}
+        f"run={finished},max_length=9,precision=bf16", {"batch_size": "5", "device": "cuda:0", "max_batch_size": None}
     )
     assert (made.max_length, made.batch_size, made.scorer.autocast_dtype) == (9, 5, torch.bfloat16)
-    own = get_model("widthwise").create_from_arg_obj({"run": str(run), "batch_size": 2}, {"batch_size": 1})
+    own = get_model("widthwise").create_from_arg_obj({"run": str(finished), "batch_size": 2}, {"batch_size": 1})
     assert (own.max_length, own.batch_size, own.scorer.autocast_dtype) == (17, 2, None)
     assert get_model("dummy").__name__ == "DummyLM"  # its own are still there
 
 
-def test_a_group_has_the_items_of_its_tasks(run: Path, few_tasks: None, tmp_path: Path) -> None:
+def test_a_group_has_the_items_of_its_tasks(finished: Path, few_tasks: None, tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     for name, rows in (("one", ROWS), ("two", ROWS[:1])):
         config = local_task(write_lines(tmp_path / f"{name}.jsonl", rows))
@@ -122,22 +109,22 @@ def test_a_group_has_the_items_of_its_tasks(run: Path, few_tasks: None, tmp_path
     by_size = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
     (folder / "inner.yaml").write_text(f"group: inner\ntask: [two]\n{by_size}\n")
     (folder / "outer.yaml").write_text(f"group: outer\ntask: [one, inner]\n{by_size}\n")
-    metrics, found = run_lm_eval(scorer(run), ["outer"])
+    metrics, found = run_lm_eval(scorer(finished), ["outer"])
     items = {name: each.items for name, each in found.items()}
     assert items["one"].keys() == {"acc", "acc_norm"}
     assert items["inner"] == {"acc": items["two"]["acc"]}
     assert items["outer"] == {"acc": items["one"]["acc"] + items["two"]["acc"]}
     assert sum(items["outer"]["acc"]) / 3 == pytest.approx(metrics["outer"]["acc"].value)
-    _, again = run_lm_eval(scorer(run), ["outer"], limit=1)
+    _, again = run_lm_eval(scorer(finished), ["outer"], limit=1)
     assert again["outer"].fingerprint != found["outer"].fingerprint
     assert again["two"].fingerprint == found["two"].fingerprint
 
 
-def test_a_perplexity_is_paired_by_the_loss_of_every_answer(run: Path, tmp_path: Path) -> None:
+def test_a_perplexity_is_paired_by_the_loss_of_every_answer(finished: Path, tmp_path: Path) -> None:
     rows = [{"context": "one two", "continuation": "three"}, {"context": "a b c", "continuation": "de"}]
     path = write_lines(tmp_path / "cloze.jsonl", rows)
     task = load_task(path)
-    found = run_lm_eval(scorer(run), [str(path)])[1]["cloze"].items
-    expected = score_task(scorer(run), encode_task(scorer(run), task)).items
+    found = run_lm_eval(scorer(finished), [str(path)])[1]["cloze"].items
+    expected = score_task(scorer(finished), encode_task(scorer(finished), task)).items
     assert found["nats"] == pytest.approx(expected["nats"], rel=1e-5)
     assert found["acc"] == expected["acc"]

@@ -31,11 +31,8 @@ def test_states_follow_from_who_holds_a_run_and_how_it_ended(finished, tmp_path)
         file.write(json.dumps({"step": 9, "event": "stopped", "reason": "loss is not finite"}) + "\n")
     planned = [PlannedRun(path=f"runs/{name}-seed1", variant=name, seed=1, n_steps=9) for name in "abc"]
     PlannedRuns(title="study", command="widthwise compare study", baseline="a", runs=planned).write(folder)
-    assert {run.path.rsplit("/")[-1]: run.state for run in list_runs(folder)} == {
-        "a-seed1": "stopped",
-        "b-seed1": "failed",
-        "c-seed1": "waiting",
-    }
+    found = {run.path.rsplit("/")[-1]: run.state for run in list_runs(folder)}
+    assert found == {"a-seed1": "stopped", "b-seed1": "failed", "c-seed1": "waiting"}
     assert list_runs(folder)[1].reason == "loss is not finite"
     with RunDir(stopped).locked(), RunDir(folder / "runs" / "c-seed1").locked():
         assert [run.state for run in list_runs(folder)] == ["running", "failed", "running"]

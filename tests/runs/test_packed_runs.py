@@ -38,9 +38,8 @@ def packed_recipe(folder: Path, *overrides: str) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def finished(folder) -> Path:
-    train(packed_recipe(folder), folder.parent / "run")
-    return folder.parent / "run"
+def finished(trained, folder) -> Path:
+    return trained(f"data.path={folder}", *PACKED)
 
 
 def test_the_loss_of_validation_is_that_of_each_document_alone(finished, folder):

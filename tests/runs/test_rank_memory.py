@@ -10,17 +10,17 @@ import torch
 from measured import kept_bytes
 from model_cases import config, decoder, random_tokens, variant
 from ranks import said_by_script
-from sharded_ranks import LiveMemory
+from sharded_ranks import N_RANKS, LiveMemory
 from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
-from widthwise.data.loader import AS_ONE_DOCUMENT, NO_BOUNDARIES, Boundaries
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint, build
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.shards import sharded_units
-from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.cost import RankMemory
@@ -31,7 +31,6 @@ from widthwise.training.objective import Objective
 from widthwise.training.teacher import LoadedTeacher
 from widthwise.training.train_state import optimizer_step
 
-N_RANKS = 3
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 7}
 CASES = {
@@ -50,9 +49,6 @@ STEPS = [
     (6, 6, "fp32", 1, ("train.distill.weight=1", "model.d_model=32", "model.shape={kind: uniform}")),
 ]
 """Devices, shards, precision, passes of a step, changes to the recipe; some have a teacher."""
-TEACHER = ("model.vocab_size=2003", "model.d_model=160", "model.shape.widths=[240,80,200]")
-
-
 ADAMW = AdamWConfig(lr=0.1)
 MUON = MuonConfig(lr=0.1, adamw=ADAMW)
 
@@ -66,9 +62,12 @@ class Real(NamedTuple):
     """Those of STEPS."""
 
 
-def sharded_model(config: ModelConfig, optimizer: Optimizer) -> ShardedModel:
-    """On the CPU, whose loss works in smaller chunks than a GPU's."""
-    return ShardedModel(blueprint(config), optimizer, device_type="cpu")
+def memory_of(recipe: Recipe, config: ModelConfig | None = None, n_devices: int = 1) -> RankMemory:
+    """What a process is said to need, on the CPU, whose loss works in smaller chunks than a GPU's."""
+    model = ShardedModel.of(recipe, "cpu")
+    if config is not None:
+        model = ShardedModel(blueprint(config), recipe.optimizer, "cpu", recipe.data)
+    return model.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, n_devices))
 
 
 def taught_by(teacher: Path, *changes: str) -> Recipe:
@@ -76,33 +75,22 @@ def taught_by(teacher: Path, *changes: str) -> Recipe:
     if not any("distill" in change for change in changes):
         return tiny_recipe(*LARGER, *changes)
     if not teacher.exists():
-        recipe = tiny_recipe(*TEACHER).resolved()
+        recipe = tiny_recipe(*LARGER[:3]).resolved()
         write_first(teacher, recipe, build(recipe.explicit_model, seed=1), None, {})
     return tiny_recipe(*LARGER, f"train.distill.teacher={teacher}", *changes)
-
-
-def recipe_of(
-    teacher: Path, n_devices: int, n_shards: int, precision: str, n_passes: int, changes: tuple[str, ...]
-) -> Recipe:
-    batch = (f"train.batch_size={2 * n_devices * n_passes}", "train.micro_batch_size=2", f"train.shards={n_shards}")
-    return taught_by(teacher, *batch, f"train.precision={precision}", *changes)
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases.json").write_text(json.dumps({name: to_data(case) for name, case in CASES.items()}))
-    recipes = [recipe_of(folder / "teacher", *each) for each in STEPS]
-    steps = [
-        {
-            "recipe": to_data(recipe.resolved()),
-            "shape": (2, 199),
-            "n_devices": n_devices,
-            "n_shards": n_shards,
-            "n_passes": n_passes,
-        }
-        for recipe, (n_devices, n_shards, _, n_passes, _) in zip(recipes, STEPS, strict=True)
-    ]
+    recipes, steps = [], []
+    for n_devices, n_shards, precision, n_passes, changes in STEPS:
+        batch = (f"train.batch_size={2 * n_devices * n_passes}", "train.micro_batch_size=2", f"train.shards={n_shards}")
+        recipe = taught_by(folder / "teacher", *batch, f"train.precision={precision}", *changes)
+        division = {"n_devices": n_devices, "n_shards": n_shards, "n_passes": n_passes}
+        recipes.append(recipe)
+        steps.append({"recipe": to_data(recipe.resolved()), "shape": (2, 199), **division})
     (folder / "steps.json").write_text(json.dumps(steps))
     said_by_script(N_RANKS, SCRIPT, folder, folder=folder)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
@@ -134,9 +122,8 @@ def test_a_process_holds_its_rows_of_every_parameter(real: Real, case: str, n_sh
 )
 def test_a_process_sends_what_was_said(real: Real, case: str, n_shards: int) -> None:
     n_devices = N_RANKS if n_shards == 1 else n_shards
-    traffic = sharded_model(CASES[case], MUON if case == "muon" else ADAMW).traffic(
-        Layout(n_devices, n_shards, 4, 2, 1)
-    )
+    model = ShardedModel(blueprint(CASES[case]), MUON if case == "muon" else ADAMW, "cpu")
+    traffic = model.traffic(Layout(n_devices, n_shards, 4, 2, 1))
     for rank in range(n_devices):
         given = Counter(real.ranks[rank][case][str(n_shards)]["n_bytes"])
         if n_shards > 1:
@@ -154,11 +141,8 @@ def test_a_process_sends_what_was_said(real: Real, case: str, n_shards: int) -> 
 @pytest.mark.hard
 @pytest.mark.parametrize("index", range(len(STEPS)))
 def test_a_step_needs_nearly_the_memory_that_was_said(real: Real, index: int) -> None:
-    n_devices, recipe = STEPS[index][0], real.recipes[index]
-    model = sharded_model(recipe.explicit_model, recipe.optimizer)
-    said = model.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, n_devices))
-    print(real.memory[index] / said.total_bytes, said)
-    assert 0.85 < real.memory[index] / said.total_bytes < 1.05
+    said = memory_of(real.recipes[index], n_devices=STEPS[index][0])
+    assert 0.85 < real.memory[index] / said.total_bytes < 1.05, said
 
 
 SMALL = ("model.shape={kind: uniform}", "model.d_model=32", "model.n_layers=2", "train.activation_checkpointing=layer")
@@ -188,8 +172,7 @@ def test_a_taught_step_needs_nearly_the_memory_that_was_said(tmp_path: Path, nam
         for _ in range(2):
             live.peak_bytes = 0
             optimizer_step(model, optimizer, batch, objective, recipe.train)
-    sharded = sharded_model(recipe.explicit_model, recipe.optimizer)
-    said = sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+    said = memory_of(recipe)
     assert (said.moment == "teacher") == (name == "small student"), said
     assert 0.85 < live.peak_bytes / said.total_bytes < 1.05, said
 
@@ -200,9 +183,7 @@ def test_the_optimizer_keeps_what_was_said(optimizer: str) -> None:
     model = blueprint(recipe.explicit_model)
     kept = state_shapes(recipe.optimizer.build(model)).values()
     n_numbers = sum(shape.numel() for state in kept for name, shape in state.items() if name != "step")
-    sharded = sharded_model(recipe.explicit_model, recipe.optimizer)
-    memory = sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
-    assert memory.optimizer_bytes == 4 * n_numbers
+    assert memory_of(recipe).optimizer_bytes == 4 * n_numbers
 
 
 def test_entries_that_learn_apart_take_what_was_said() -> None:
@@ -221,17 +202,10 @@ def test_entries_that_learn_apart_take_what_was_said() -> None:
                 live.see(parameter)
             optimizer.step()
         peaks.append(live.peak_bytes)
-    said = ShardedModel.of(recipe, "cpu").memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+    said = memory_of(recipe)
     assert said.moment == "update"
     assert max(peaks) == pytest.approx(said.total_bytes, rel=0.05)
     assert peaks[-1] == pytest.approx(said.total_bytes, rel=0.01)
-
-
-def memory_of(model: ModelConfig, precision: str) -> RankMemory:
-    """What a process that is alone needs."""
-    recipe = tiny_recipe(f"train.precision={precision}")
-    sharded = sharded_model(model, recipe.optimizer)
-    return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
 
 
 PACKED = {"documents": ("data.mask_documents=true",), "positions": ("data.reset_positions=true",)}
@@ -257,17 +231,12 @@ def test_autograd_keeps_what_was_said_to_tell_documents_apart(name: str, told: s
         return kept(4) - kept(2)
 
     for precision in ("fp32", "bf16"):
-        recipe = tiny_recipe(f"train.precision={precision}", "train.micro_batch_size=2", *PACKED[told])
+        base = (f"train.precision={precision}", "train.micro_batch_size=2", f"seq_len={length}")
+        recipe = tiny_recipe(*base, *PACKED[told])
         boundaries = Boundaries(7, recipe.data.mask_documents, recipe.data.reset_positions)
         measured = kept_by_rows(precision, boundaries) - kept_by_rows(precision, NO_BOUNDARIES)
-        blank = blueprint(resolved)
-        said = [
-            ShardedModel(blank, recipe.optimizer, "cpu", packing)
-            .memory(recipe.train, length, Layout.of(recipe.train, 1))
-            .buffer_bytes
-            for packing in (recipe.data, AS_ONE_DOCUMENT)
-        ]
-        assert measured == said[0] - said[1]
+        packed, plain = (memory_of(each, resolved).buffer_bytes for each in (recipe, tiny_recipe(*base)))
+        assert measured == packed - plain
         assert measured > 0 or (name, told) == ("unrotated", "positions")
 
 
@@ -275,6 +244,7 @@ def test_autograd_keeps_what_was_said_to_tell_documents_apart(name: str, told: s
 def test_autograd_keeps_the_casts_that_were_said(case: str) -> None:
     """Beside what grows with the batch it keeps weights: in fp32 the weights themselves, in bf16 their casts alone."""
     model = decoder(CASES[case], dtype=torch.float32)
+    fp32, bf16 = (memory_of(tiny_recipe(f"train.precision={each}"), CASES[case]) for each in ("fp32", "bf16"))
 
     def kept_for_no_tokens(precision: str) -> int:
         def kept(n: int) -> int:
@@ -283,5 +253,5 @@ def test_autograd_keeps_the_casts_that_were_said(case: str) -> None:
 
         return 2 * kept(2) - kept(4)
 
-    assert kept_for_no_tokens("fp32") - kept_for_no_tokens("bf16") == memory_of(CASES[case], "bf16").cast_weight_bytes
-    assert memory_of(CASES[case], "fp32").cast_weight_bytes == 0
+    assert kept_for_no_tokens("fp32") - kept_for_no_tokens("bf16") == bf16.cast_weight_bytes
+    assert fp32.cast_weight_bytes == 0

@@ -1,15 +1,16 @@
 """A run that was stopped, killed or damaged ends bitwise as one that nobody disturbed, or says what is in its way."""
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from boxes import refusal
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
-from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir
 from widthwise.runs import train as train_module
 from widthwise.runs.result import run_result
@@ -19,8 +20,6 @@ from widthwise.training.launch import Interrupted
 
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
-
-
 KINDS = {
     "further heads": ("model.mtp={n_depths: 2, final_coefficient: 0.1}", SLOTS),
     "prices": (DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.5, rate: 0.1}"),
@@ -61,18 +60,17 @@ def test_checkpoints_of_another_run_are_refused_before_any_is_deleted(finished, 
     before = sorted(other.rglob("*"))
     (run / "checkpoints").rename(tmp_path / "aside")
     (run / "checkpoints").symlink_to(other / "checkpoints")
-    with pytest.raises(UserError, match=f"{run}/checkpoints: leads to the checkpoints of another run, {other}"):
-        resume(run)
+    leads = "leads to the checkpoints of another run"
+    assert f"{run}/checkpoints: {leads}, {other}" in refusal(resume, run)
     assert sorted(other.rglob("*")) == before
     new = tmp_path / "new"
     new.mkdir()
     (new / "checkpoints").symlink_to(other / "checkpoints")
-    with pytest.raises(UserError, match=f"{new}/checkpoints: leads to the checkpoints of another run, {other}"):
-        train(tiny_recipe(), new)
+    assert f"{new}/checkpoints: {leads}, {other}" in refusal(train, tiny_recipe(), new)
     (new / "checkpoints").unlink()
     (new / "checkpoints").symlink_to(tmp_path / "aside")
-    with pytest.raises(UserError, match=r"step_0*4: a new run would replace it; choose another folder with --out"):
-        train(tiny_recipe(), new)
+    replaced = "step_00000004: a new run would replace it; choose another folder with --out"
+    assert replaced in refusal(train, tiny_recipe(), new)
     assert sorted(other.rglob("*")) == before
     (run / "checkpoints").unlink()
     (run / "checkpoints").symlink_to(tmp_path / "aside")  # a larger disk
@@ -100,24 +98,18 @@ def test_checkpoints_that_another_run_sealed_stay(finished, tmp_path):
             "config.yaml",
             "lr: 0.01",
             "lr: 0.21",
-            r"config\.yaml: .* optimizer\.lr from 0\.01 to 0\.21; .*grow .*run KEY=VALUE --out NEW`",
+            r": .* optimizer\.lr from 0\.01 to 0\.21; .*grow .*run KEY=VALUE --out NEW`",
         ),
-        (
-            "metrics.jsonl",
-            '{"step": 4',
-            '{"step": 3',
-            r"metrics\.jsonl: its first \d+ bytes were changed .*step_00000006",
-        ),
-        ("metrics.jsonl", None, "", r"metrics\.jsonl: has 0 bytes, and had \d+ when step_00000006 was written"),
+        ("metrics.jsonl", '{"step": 4', '{"step": 3', r": its first \d+ bytes were changed .*step_00000006"),
+        ("metrics.jsonl", "(?s).*", "", r": has 0 bytes, and had \d+ when step_00000006 was written"),
     ],
 )
 def test_what_was_changed_since_the_checkpoint_is_named(finished, tmp_path, name, before, after, message):
-    run = unfinished_copy(finished, tmp_path / "run", 6)
-    content = (run / name).read_text()
-    assert before is None or before in content
-    (run / name).write_text(content.replace(content if before is None else before, after, 1))
-    with pytest.raises(UserError, match=message):
-        resume(run)
+    file = unfinished_copy(finished, tmp_path / "run", 6) / name
+    content, n_changed = re.subn(before, after, file.read_text(), count=1)
+    assert n_changed == 1
+    file.write_text(content)
+    assert re.search(name + message, refusal(resume, file.parent))
 
 
 def damage(file: Path) -> None:
@@ -167,8 +159,7 @@ def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(saved_tensors, "save_file", fail_at_step_5)
-        with pytest.raises(UserError, match="No space left on device"):
-            train(tiny_recipe(), tmp_path / "run")
+        assert "No space left on device" in refusal(train, tiny_recipe(), tmp_path / "run")
     resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(finished)
 

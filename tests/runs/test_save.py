@@ -1,12 +1,13 @@
 """A model of one's own loop as a run, and what the verbs do with it."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from boxes import refusal
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.models import build
@@ -25,17 +26,10 @@ TOKENS = torch.arange(3, 14)[None]
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    return path
-
-
-@pytest.fixture
 def model() -> Decoder:
     """Weights that no recipe begins with, in bf16 and in training mode."""
-    model = build(tiny_recipe("model.shape={kind: uniform}", "model.d_model=24"), seed=7, dtype=torch.bfloat16)
-    return model.train()
+    recipe = tiny_recipe("model.shape={kind: uniform}", "model.d_model=24")
+    return build(recipe, seed=7, dtype=torch.bfloat16).train()
 
 
 def test_the_weights_come_back_and_the_model_stays_as_it_was(model: Decoder, tmp_path: Path) -> None:
@@ -50,7 +44,8 @@ def test_the_weights_come_back_and_the_model_stays_as_it_was(model: Decoder, tmp
         assert torch.equal(found.model.get_parameter(name), weight.float()), name
 
 
-def test_every_verb_works_on_it(model: Decoder, text: Path, tmp_path: Path) -> None:
+def test_every_verb_works_on_it(model: Decoder, tmp_path: Path) -> None:
+    (text := tmp_path / "text.txt").write_text(TEXT)
     recipe = tiny_recipe()
     run = save_run(model, open_data(recipe.data).tokenizer, str(tmp_path / "run"), recipe=recipe)
     answers = evaluate_run(run, EvaluationConfig(texts=(str(text),))).texts[str(text)]
@@ -77,21 +72,16 @@ def test_with_its_data_the_held_out_part_is_read_unasked(model: Decoder, tmp_pat
     assert resume(run).val_loss > 0
     other = open_data(tiny_recipe("data.held_out=0.3").data)
     for recipe, tokenizer in ((tiny_recipe(), "bytes"), (tiny_recipe("data.held_out=0.3"), None)):
-        with pytest.raises(UserError, match=r"data: (got|was tokenised)"):
-            save_run(model, tokenizer, tmp_path / "other", recipe, data=other)
+        message = refusal(save_run, model, tokenizer, tmp_path / "other", recipe, data=other)
+        assert re.search(r"data: (got|was tokenised)", message)
 
 
 def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, model: Decoder) -> None:
-    small = build(tiny_recipe("model.vocab_size=199"))
-    for wrong, words in (
-        (lambda: save_run(small, "bytes", tmp_path / "run"), "bytes: has 257 tokens; the model knows 199"),
-        (lambda: save_run(model, "bpe-300", tmp_path / "run"), "is trained on a corpus"),
-        (lambda: save_run(model, tmp_path / "no.json", tmp_path / "run"), "cannot be read"),
-        (lambda: save_run(model, "bytes", tmp_path / "run", recipe=tmp_path / "no.yaml"), "cannot be read"),
-    ):
-        with pytest.raises(UserError, match=words):
-            wrong()
-    assert not (tmp_path / "run").exists()
-    save_run(model, "bytes", tmp_path / "run")
-    with pytest.raises(UserError, match="run"):
-        save_run(model, "bytes", tmp_path / "run")
+    small, run = build(tiny_recipe("model.vocab_size=199")), tmp_path / "run"
+    assert "bytes: has 257 tokens; the model knows 199" in refusal(save_run, small, "bytes", run)
+    assert "is trained on a corpus" in refusal(save_run, model, "bpe-300", run)
+    assert "cannot be read" in refusal(save_run, model, tmp_path / "no.json", run)
+    assert "cannot be read" in refusal(save_run, model, "bytes", run, recipe=tmp_path / "no.yaml")
+    assert not run.exists()
+    save_run(model, "bytes", run)
+    assert "run" in refusal(save_run, model, "bytes", run)

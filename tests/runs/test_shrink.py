@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import tiny_recipe
+from boxes import refusal
 
-from widthwise.config_io import UserError
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
 from widthwise.recipe.recipe import load_recipe, saved_recipe
@@ -13,22 +12,20 @@ from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run
 from widthwise.runs.shrink import shrink_run
-from widthwise.runs.train import resume, train
+from widthwise.runs.train import resume
 
+CUT = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
 UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "train.checkpoint_every=9")
 
 
 @pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "parent"
-    train(tiny_recipe(*UNIFORM), path)
-    return path
+def parent(trained) -> Path:
+    return trained(*UNIFORM, name="parent")
 
 
 def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
-    options = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
-    found = shrink_run(parent, out, options, ["train.steps=6", "train.validate_every=3"])
+    found = shrink_run(parent, out, CUT, ["train.steps=6", "train.validate_every=3"])
     assert found == Shrinking.read(out)
     model = saved_recipe(RunDir(out)).explicit_model
     assert found.turned
@@ -51,8 +48,7 @@ def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> Non
 
 def test_the_model_that_was_cut_may_teach_the_smaller_one(parent: Path, tmp_path: Path) -> None:
     taught = [f"train.distill.teacher={parent}", "train.steps=6"]
-    options = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
-    found = shrink_run(parent, tmp_path / "small", options, taught)
+    found = shrink_run(parent, tmp_path / "small", CUT, taught)
     result = resume(tmp_path / "small")
     model, teacher = (saved_recipe(RunDir(path)).explicit_model.cost() for path in (tmp_path / "small", parent))
     per_token = model.training_flops(17) + teacher.forward_flops(17)
@@ -99,12 +95,13 @@ def test_another_shape_at_a_step_and_with_other_data_of_the_same_tokens(parent: 
 def test_mistakes_are_said_before_anything_is_written(parent: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("kept")
-    with pytest.raises(UserError, match="exists already"):
-        shrink_run(parent, tmp_path / "taken", ShrinkOptions(flops=0.7))
-    with pytest.raises(UserError, match=r"tokenizer"):
-        shrink_run(parent, tmp_path / "out", ShrinkOptions(flops=0.7), ["data.tokenizer=bpe-300"])
-    with pytest.raises(UserError, match=r"no less than"):
-        shrink_run(parent, tmp_path / "out", ShrinkOptions(kv_bytes=0.1, parts="stream", calibration_batches=1))
+    budget, out = ShrinkOptions(flops=0.7), tmp_path / "out"
+    assert "exists already" in refusal(shrink_run, parent, tmp_path / "taken", budget)
+    assert "tokenizer" in refusal(shrink_run, parent, out, budget, ["data.tokenizer=bpe-300"])
+    decided = "model.d_model: the cut decides the model"
+    assert decided in refusal(shrink_run, parent, out, budget, ["model.d_model=16"])
+    little = ShrinkOptions(kv_bytes=0.1, parts="stream", calibration_batches=1)
+    assert "no less than" in refusal(shrink_run, parent, out, little)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
 
 
@@ -120,8 +117,7 @@ def test_the_sizes_of_a_recipe_take_the_place_of_a_budget(parent: Path, tmp_path
         (ShrinkOptions(flops=0.5), to, "--flops: conflicts with --to"),
         (ShrinkOptions(parts="stream"), to, "--parts: conflicts with --to"),
     ):
-        with pytest.raises(UserError, match=message):
-            shrink_run(parent, None, options, to=given)
+        assert message in refusal(shrink_run, parent, None, options, to=given)
 
 
 def test_fewer_layers_in_a_narrower_stream_are_a_run_too(parent: Path, tmp_path: Path) -> None:
@@ -139,11 +135,10 @@ def test_fewer_layers_in_a_narrower_stream_are_a_run_too(parent: Path, tmp_path:
     assert resume(tmp_path / "out")["val_loss"] < found.loss_after
 
 
-def test_a_mixture_is_cut_and_heals(tmp_path: Path) -> None:
-    mixture = "model.ffn={kind: moe, n_experts: 4, top_k: 2, d_expert: 16}"
-    train(tiny_recipe(*UNIFORM, mixture), tmp_path / "mixture")
+def test_a_mixture_is_cut_and_heals(trained, tmp_path: Path) -> None:
+    mixture = trained(*UNIFORM, "model.ffn={kind: moe, n_experts: 4, top_k: 2, d_expert: 16}", name="mixture")
     options = ShrinkOptions(params=0.6, calibration_batches=1, multiple=4)
-    found = shrink_run(tmp_path / "mixture", tmp_path / "small", options, ["train.steps=4"])
+    found = shrink_run(mixture, tmp_path / "small", options, ["train.steps=4"])
     assert found.turned
     assert found.after.params <= 0.6 * found.before.params
     layers = saved_recipe(RunDir(tmp_path / "small")).explicit_model.layers
@@ -155,21 +150,13 @@ def test_a_mixture_is_cut_and_heals(tmp_path: Path) -> None:
 
 
 def test_files_without_experts_and_streams_are_read() -> None:
-    layer = LayerCut.model_validate(
-        {"d_model": [8, 8], "n_kv_heads": [2, 1], "n_hidden": [9, 4], "lost": 0.1, "energy_kept": [1.0, 1.0]}
-    )
+    sizes = {"d_model": [8, 8], "n_kv_heads": [2, 1], "n_hidden": [9, 4]}
+    layer = LayerCut.model_validate({**sizes, "lost": 0.1, "energy_kept": [1.0, 1.0]})
     assert list(layer.n_experts) == [1, 1]
 
 
-def test_the_model_is_not_changed_by_overrides(parent: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model.d_model: the cut decides the model"):
-        shrink_run(parent, tmp_path / "out", ShrinkOptions(flops=0.7), ["model.d_model=16"])
-
-
-def test_documents_are_kept_apart_as_in_training(parent: Path, tmp_path: Path) -> None:
+def test_documents_are_kept_apart_as_in_training(trained) -> None:
     """The loss before the cut is that of the run, whose attention ends at the border of a document."""
-    path = tmp_path / "masked"
-    train(tiny_recipe(*UNIFORM, "data.mask_documents=true"), path)
-    found = shrink_run(path, None, ShrinkOptions(flops=0.9, calibration_batches=1, multiple=4))
-    result = RunDir(path).result()
-    assert found.loss_before == pytest.approx(result["val_loss"], abs=1e-6)
+    run = trained(*UNIFORM, "data.mask_documents=true", name="masked")
+    found = shrink_run(run, None, ShrinkOptions(flops=0.9, calibration_batches=1, multiple=4))
+    assert found.loss_before == pytest.approx(RunDir(run).result().val_loss, abs=1e-6)
