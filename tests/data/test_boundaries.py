@@ -10,7 +10,6 @@ from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.prepared import adopt
 from widthwise.data.shards import write_tokens
-from widthwise.yaml_io import difference, merge
 
 EOS = 256
 BOTH = {"mask_documents": True, "reset_positions": True}
@@ -62,9 +61,3 @@ def test_a_mixture_says_it_once_for_all_sources(unended, original):
         config.boundaries(open_data(config))
     with pytest.raises(UserError, match=r"mixture\.own.*mask_documents: unknown key"):
         parse(MixtureConfig, {"mixture": {**sources, "own": {**sources["own"], "mask_documents": True}}})
-
-
-def test_other_data_are_read_in_the_same_way():
-    base = {"corpus": "synthetic", "verify": "sizes", **BOTH}
-    for change in ({"path": "books"}, difference(base, {"path": "books", **BOTH})):
-        assert merge(base, change) == {"path": "books", **BOTH}

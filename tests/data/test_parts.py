@@ -9,8 +9,6 @@ import pytest
 from source_folders import check_same_bytes, make_source
 
 from widthwise.config_io import UserError
-from widthwise.data import encode
-from widthwise.data import prepare as prepare_module
 from widthwise.data.parts import (
     JoinParts,
     TokenizePart,
@@ -23,13 +21,6 @@ from widthwise.data.parts import (
 from widthwise.data.prepare import PreparationPlan, make_plan, prepare, read_plan
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import open_source
-
-
-@pytest.fixture
-def source(tmp_path, monkeypatch) -> str:
-    monkeypatch.setattr(prepare_module, "MIN_PART_BYTES", 1)
-    monkeypatch.setattr(encode, "APPENDED_TOKENS_AT_ONCE", 97)
-    return str(make_source(tmp_path / "source"))
 
 
 def planned(source: str, folder: Path, **options) -> PreparationPlan:
@@ -136,7 +127,7 @@ def test_parts_in_any_order_make_the_folder_of_one_process(source, tmp_path, max
     JoinParts(str(tmp_path / "parts"), str(tmp_path / "joined"))(None, 0, 1)  # as datatrove calls it
     joined, document_bytes = PreparedData.open(tmp_path / "joined"), options.pop("document_bytes", None)
     corpus = open_source(source, document_bytes=document_bytes) if document_bytes else source
-    check_same_bytes(joined, prepare(corpus, tmp_path / "one", **options))
+    check_same_bytes(joined.path, prepare(corpus, tmp_path / "one", **options).path)
     joined.verify()
     if held_out:
         assert joined.manifest.held_out_from.sources == tuple(options["held_out"])

@@ -11,23 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from source_folders import check_same_bytes, make_source
+from source_folders import check_same_bytes
 
 from widthwise.config_io import UserError
-from widthwise.data import prepare as prepare_module
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import make_plan, prepare
-from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import open_source
 from widthwise.data.workers import prepare_with_workers
 
 OPTIONS = {"tokenizer": "bytes", "held_out": 0.3}
-
-
-@pytest.fixture
-def source(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_module, "MIN_PART_BYTES", 1)
-    return str(make_source(tmp_path / "source"))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +32,7 @@ def test_any_number_of_workers_makes_the_folder_of_one_process(source, tmp_path,
         options = {"held_out": [f"{source}/04.jsonl.gz"]}
     plan = make_plan(source, max_parts=4, tokenizer="bytes", **options)
     data = prepare_with_workers(plan, tmp_path / "out", n_workers, lambda stage, *done: seen.update({stage: done}))
-    check_same_bytes(data, prepare(source, tmp_path / "one", tokenizer="bytes", **options))
+    check_same_bytes(data.path, prepare(source, tmp_path / "one", tokenizer="bytes", **options).path)
     assert sorted(os.listdir(tmp_path)) == ["one", "out", "source"]
     if options == {"held_out": 0.3}:
         assert seen["tokenizing"] == (data.manifest.corpus.n_bytes, data.manifest.corpus.n_bytes)
@@ -127,8 +119,7 @@ def test_a_killed_preparation_ends_its_workers_and_goes_on_with_what_is_finished
     assert finished.stat().st_mtime_ns == written_at
     _, said = again.communicate(timeout=200)
     assert again.returncode == 0, said
-    one = prepare(open_source(slow_source), tmp_path / "one", tokenizer="bpe-300")
-    check_same_bytes(PreparedData.open(out), one)
+    check_same_bytes(out, prepare(open_source(slow_source), tmp_path / "one", tokenizer="bpe-300").path)
 
 
 @pytest.mark.hard

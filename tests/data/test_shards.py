@@ -1,4 +1,4 @@
-"""Token files as Megatron-LM has them: written whole, read in any part, refused where they are damaged."""
+"""Token files as Megatron-LM has them, and names of documents: written whole, read back, refused where damaged."""
 
 import os
 import struct
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
+from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, names_path, read_names, token_dtype
 
 UINT16, INT32 = np.dtype("<u2"), np.dtype("<i4")
 
@@ -144,3 +144,26 @@ def test_fingerprint_tells_files_of_other_documents_apart(tmp_path):
     first, second = write(tmp_path / "x", [[1], [2, 3]]), write(tmp_path / "y", [[1, 2], [3]])
     assert first.fingerprint != second.fingerprint
     assert first.fingerprint == TokenFile(tmp_path / "x").fingerprint
+
+
+@settings(max_examples=30)
+@given(names=st.lists(st.text(max_size=9)))
+def test_any_names_are_read_as_they_were_written(tmp_path_factory, names):
+    prefix = tmp_path_factory.mktemp("names") / "train"
+    names.append(b"caf\xe9\n.txt".decode(errors="surrogateescape"))  # of bytes that are no text
+    with NameWriter(prefix) as writer:
+        writer.add(names[:3])
+        writer.add(names[3:])
+    assert list(read_names(prefix)) == names
+    assert names_path(prefix).read_bytes().count(b"\n") == len(names)
+    with NameWriter(prefix.with_name("twice")) as writer:
+        writer.append(prefix)
+        writer.append(prefix)
+    assert list(read_names(prefix.with_name("twice"))) == names * 2
+
+
+def test_anything_else_than_names_is_refused_with_its_line(tmp_path):
+    for line, message in ((b"3", "holds int, not the name"), (b"\xff", "is not valid JSON")):
+        names_path(tmp_path / "train").write_bytes(b'"a"\n' + line + b"\n")
+        with pytest.raises(UserError, match=rf"train\.names\.jsonl: line 2: {message}"):
+            list(read_names(tmp_path / "train"))
