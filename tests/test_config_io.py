@@ -189,10 +189,6 @@ class TestMutations:
             except UserError as error:
                 check_message(error)
 
-    def test_a_template_reads_back_equal(self):
-        template = parse(ModelTemplate, {**VALID, "layers": {1: {"ffn": {"d_ff": 9}}}})
-        assert parse(ModelTemplate, parse_yaml(to_yaml(template), "yaml")) == template
-
 
 def test_the_nearest_key_or_all_are_named():
     assert nearest_hint("d_f", ["d_ff", "kind"]) == "did you mean 'd_ff'?"

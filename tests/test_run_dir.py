@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from boxes import refusal
 
 from widthwise import run_dir
 from widthwise.config_io import UserError
@@ -62,9 +63,7 @@ def test_a_failed_begin_is_no_run(tmp_path, monkeypatch):
     assert not RunDir(tmp_path).exists
 
 
-def test_what_is_no_run_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="not a run directory"):
-        RunDir(tmp_path / "none").config_yaml()
+def test_files_that_hold_no_mapping_are_user_errors(tmp_path):
     (tmp_path / "config.yaml").write_text("a: [")
     with pytest.raises(UserError):
         RunDir(tmp_path).begin("a: 1", {})
@@ -86,35 +85,28 @@ def test_what_an_older_version_wrote_is_refused_in_one_line(tmp_path):
         run.config_yaml()
 
 
-def test_another_folder_is_told_what_it_is(tmp_path):
-    for number, (file, content, remedy) in enumerate(
-        (
-            ("runs/x-seed1/config.yaml", "a: 1", "it holds several runs, which are {}/runs/NAME"),
-            ("x-seed1/config.yaml", "a: 1", "it holds several runs, which are {}/NAME"),
-            ("config.json", '{"model_type": "llama"}', "it is a Hugging Face folder: `widthwise import {} RUN` makes"),
-        )
-    ):
-        folder = tmp_path / str(number)
-        (folder / file).parent.mkdir(parents=True)
-        (folder / file).write_text(content)
-        with pytest.raises(UserError) as refused:
-            RunDir(folder).config_yaml()
-        assert f"is not a run directory (no config.yaml); {remedy.format(folder)}" in str(refused.value)
-
-
-def test_a_path_that_is_no_folder_is_told_so(tmp_path):
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "config.yaml").write_text("a: 1")
-    (tmp_path / "mine.yaml").write_text("a: 1")
+def test_a_path_that_is_no_run_is_told_what_it_is(tmp_path):
+    files = {
+        "several/runs/x-seed1/config.yaml": "a: 1",
+        "group/x-seed1/config.yaml": "a: 1",
+        "small/config.yaml": "a: 1",
+        "mine.yaml": "a: 1",
+        "hf/config.json": '{"model_type": "llama"}',
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
     for name, remedy in (
+        ("several", "it holds several runs, which are {}/runs/NAME"),
+        ("group", "it holds several runs, which are {}/NAME"),
+        ("hf", "it is a Hugging Face folder: `widthwise import {} RUN` makes"),
         ("nowhere", "there is no such folder"),
-        ("smal", f"there is no such folder, did you mean {tmp_path / 'small'}?"),
-        ("mine.yaml", f"it is a recipe: `widthwise train {tmp_path / 'mine.yaml'}` begins a run"),
+        ("smal", "there is no such folder, did you mean {}l?"),
+        ("mine.yaml", "it is a recipe: `widthwise train {}` begins a run"),
         ("small/config.yaml", "it is a file"),
     ):
-        with pytest.raises(UserError) as refused:
-            RunDir(tmp_path / name).config_yaml()
-        assert f"is not a run directory (no config.yaml); {remedy}" in str(refused.value)
+        path = tmp_path / name
+        assert f"is not a run directory (no config.yaml); {remedy.format(path)}" in refusal(RunDir(path).config_yaml)
 
 
 HOLD = """

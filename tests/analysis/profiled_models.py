@@ -1,14 +1,17 @@
-"""Small models of every kind, and what they do written out: streams, activations, attention, all of it kept."""
+"""Small models of every kind, their profiles, and what they do written out: streams, activations, attention, kept."""
 
 import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from model_cases import decoder
 from torch import Tensor
 from torch.nn.functional import silu
 
+from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
+from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import parse
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
@@ -83,6 +86,32 @@ def windows_of(n_windows: int, length: int = SEQ_LEN, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB_SIZE, (n_windows, length + 1), generator=torch.Generator().manual_seed(seed))
 
 
+OPTIONS = ProfileOptions(thresholds=(0.0, 0.03, 0.2, 1.5), utilisation_threshold=0.25)
+ABOUT = {"name": "model", "source": "", "kind": "hf", "step": None}
+
+
+def summary(model: Any, windows: Tensor, batch: int = 2) -> dict[str, Any]:
+    """The profile of a model, ours or of transformers, that sees so many windows at a time."""
+    profile = Profile(DecoderSubject(model) if isinstance(model, Decoder) else HFSubject(model), OPTIONS)
+    for some in windows.split(batch):
+        profile.add(some)
+    return profile.summary(**ABOUT).to_data()
+
+
+def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    """The same structure, and numbers that agree."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            close(found[key], expected[key], tolerance)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            close(one, other, tolerance)
+    else:
+        assert found == (expected if expected is None else pytest.approx(expected, abs=tolerance))
+
+
 class Trace:
     """What a model does with tokens (B, T); layers from 0 on."""
 
@@ -141,14 +170,10 @@ class Trace:
         for index, layer in enumerate(self.model.layers):
             x, kept = layer.attention_residual.read(stream)
             stream = layer.attention_residual.write(kept, self._attention(layer, x))
-            for block, update in enumerate(
-                literal_block_sums(layer.ffn, layer.ffn_residual.read(stream)[0], self.context)
-            ):
-                partial = layer.ffn_residual.write(
-                    layer.ffn_residual.read(stream)[1], update[..., : layer.config.d_out]
-                )
-                self.block_lens_inputs[index, block] = self.model.exit(partial)
             x, kept = layer.ffn_residual.read(stream)
+            for block, update in enumerate(literal_block_sums(layer.ffn, x, self.context)):
+                partial = layer.ffn_residual.write(kept, update[..., : layer.config.d_out])
+                self.block_lens_inputs[index, block] = self.model.exit(partial)
             stream = layer.ffn_residual.write(kept, self._ffn(index, layer, x))
             self._keep_slots(stream)
 
@@ -159,16 +184,10 @@ class Trace:
     def _attention(self, layer: Any, x: Tensor) -> Tensor:
         attention = layer.attention
         queries, keys, _ = attention._project(attention.norm.before(x), self.context)
-        n_texts, n_heads, n_tokens = queries.shape[:3]
-        weights = np.zeros((n_texts, n_heads, n_tokens))
-        for text in range(n_texts):
-            for head in range(n_heads):
-                own = keys[text, head // (n_heads // keys.shape[1])].numpy()
-                for i in range(n_tokens):
-                    scores = [attention.config.scale * (queries[text, head, i].numpy() @ own[j]) for j in range(i + 1)]
-                    powers = np.exp(scores)
-                    weights[text, head, i] = powers[0] / powers.sum()
-        self.first_key_weights.append(weights)
+        keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
+        scores = attention.config.scale * queries @ keys.mT
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        self.first_key_weights.append(scores.masked_fill(future, -math.inf).softmax(dim=-1)[..., 0].numpy())
         return attention(x, self.context)
 
     def _ffn(self, index: int, layer: Any, x: Tensor) -> Tensor:

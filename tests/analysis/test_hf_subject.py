@@ -2,15 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from profiled_models import spectrum
-from torch import Tensor
+from profiled_models import close, spectrum, summary, windows_of
 
-from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
-from widthwise.analysis.profile import Profile, ProfileOptions
-from widthwise.analysis.subject import Subject
+from widthwise.analysis.model_subjects import HFSubject
 from widthwise.config_io import UserError, parse
 from widthwise.interop.hf_export import Surroundings, export_hf
 from widthwise.model.decoder import build
@@ -20,7 +16,6 @@ transformers = pytest.importorskip("transformers", reason="needs the extra [hf]"
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-OPTIONS = ProfileOptions(thresholds=(0.0, 0.05, 0.5))
 SIZES = {
     "vocab_size": 47,
     "hidden_size": 16,
@@ -56,21 +51,10 @@ def hf_model(kind: str, options: dict[str, Any], attention: str = "sdpa") -> Any
     return model.double().eval()
 
 
-def windows(n: int = 4, length: int = 11) -> Tensor:
-    return torch.randint(47, (n, length + 1), generator=torch.Generator().manual_seed(3))
-
-
-def summary(subject: Subject, texts: Tensor) -> dict[str, Any]:
-    profile = Profile(subject, OPTIONS)
-    for some in texts.split(3):
-        profile.add(some)
-    return profile.summary(name="model", source="", kind="hf", step=None).to_data()
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_values_are_those_of_what_transformers_itself_returns(name):
-    model, texts = hf_model(*CONFIGS[name]), windows()
-    found = summary(HFSubject(model), texts)
+    model, texts = hf_model(*CONFIGS[name]), windows_of(4, 11)
+    found = summary(model, texts)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(
@@ -102,19 +86,8 @@ def test_an_exported_model_has_the_values_that_it_had_here(tmp_path):
     model = build(config, seed=0)
     export_hf(config, dict(model.named_parameters()), tmp_path / "hf", Surroundings(32))
     other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    ours = summary(DecoderSubject(model.double().eval()), windows())
-    theirs = summary(HFSubject(other.double().eval()), windows())
-    assert ours.keys() == theirs.keys()
-    for key in ("d_model", "widths", "n_tokens"):
-        assert ours[key] == theirs[key]
-    for key in ("activations", "stream", "logit_lens", "sinks"):
-        assert len(ours[key]) == len(theirs[key])
-        for one, two in zip(ours[key], theirs[key]):
-            assert one.keys() == two.keys()
-            for part in one:
-                np.testing.assert_allclose(
-                    np.array(one[part], dtype=float), np.array(two[part], dtype=float), rtol=0, atol=1e-5, err_msg=part
-                )
+    ours, theirs = (summary(each.double().eval(), windows_of(4, 11)) for each in (model, other))
+    close(theirs, ours, 1e-5)
 
 
 def test_what_cannot_be_seen_is_refused():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from snippets import PAGES, ROOT, Block, all_blocks, blocks, check_arguments, inline_commands
+from snippets import PAGES, ROOT, Block, all_blocks, check_arguments, inline_commands
 from torch.distributed.run import get_args_parser
 from typer._click.exceptions import BadOptionUsage, MissingParameter
 from world import RECIPES, build, call
@@ -38,17 +38,16 @@ RUN = {page: found for page, found in BY_PAGE.items() if any(block.language == "
 
 def test_commands_name_verbs_options_and_recipes_that_there_are() -> None:
     """Where the text, and not a block, names a verb or an option alone, something required may be missing."""
+    for block in all_blocks("", "bash"):
+        for words in block.commands if block.of_ours else []:
+            if "torchrun" in words:
+                get_args_parser().parse_args(words[words.index("torchrun") + 1 :])
+        for arguments in block.of_ours:
+            check_arguments(arguments)
+            for name in arguments:
+                if name.startswith("configs/") and name.removeprefix("configs/").split(".")[0] not in RECIPES:
+                    assert (ROOT / name).exists(), f"{block}: {name}"
     for path in PAGES:
-        for block in blocks(path):
-            if block.of_ours and block.language in ("", "bash"):
-                for words in block.commands:
-                    if "torchrun" in words:
-                        get_args_parser().parse_args(words[words.index("torchrun") + 1 :])
-            for arguments in block.of_ours if block.language in ("", "bash") else []:
-                check_arguments(arguments)
-                for name in arguments:
-                    if name.startswith("configs/") and name.removeprefix("configs/").split(".")[0] not in RECIPES:
-                        assert (ROOT / name).exists(), f"{block}: {name}"
         for arguments in inline_commands(path):
             with suppress(MissingParameter, BadOptionUsage):
                 check_arguments(arguments)

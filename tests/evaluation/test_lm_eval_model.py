@@ -1,11 +1,14 @@
-"""The adapter: requests of lm-evaluation-harness to a `Scorer`, and texts continued until a stop string."""
+"""The adapter: texts continued until a stop string as the options of a task ask, and answers kept for the harness.
+
+Likelihoods through it are compared with the harness's own in `test_lm_eval_equals_hf.py`.
+"""
 
 from typing import Any
 
 import pytest
 import torch
 from harness_cases import instances
-from scored_models import CLOZES, N_POSITIONS, TOKENIZER, softmax_nats, tiny_model, tiny_scorer
+from scored_models import N_POSITIONS, TOKENIZER, tiny_model, tiny_scorer
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import ByteTokenizer
@@ -13,39 +16,9 @@ from widthwise.model.generate import SamplingConfig, generate
 
 lm_eval_model = pytest.importorskip("widthwise.evaluation.lm_eval_model", reason="needs the extra [eval]")
 
-TEXTS = [row["context"] for row in CLOZES]
-
 
 def adapter() -> Any:
     return lm_eval_model.ScorerLM(tiny_scorer("x", N_POSITIONS))
-
-
-def test_a_continuation_costs_what_the_whole_softmax_says(float64) -> None:
-    lm = adapter()
-    options = {"max_gen_toks": 3}
-    chosen = lm.generate_until(instances("generate_until", [(text, options) for text in TEXTS]), disable_tqdm=True)
-    pairs = [*((text, " gate") for text in TEXTS), *(pair for pair in zip(TEXTS, chosen) if all(pair))]
-    found = lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)
-    for (context, continuation), (log_likelihood, is_greedy) in zip(pairs, found):
-        kept = context.rstrip()
-        answer = TOKENIZER.encode(context[len(kept) :] + continuation)
-        tokens = [*(TOKENIZER.encode(kept) or [TOKENIZER.eos_id]), *answer][-(N_POSITIONS + 1) :]
-        nats, are_greedy = softmax_nats(lm.scorer.model, tokens)
-        assert log_likelihood == pytest.approx(-nats[-len(answer) :].sum(), rel=1e-10)
-        assert is_greedy == are_greedy[-len(answer) :].all()
-
-
-def test_a_document_costs_the_sum_of_windows_that_share_nothing(float64) -> None:
-    lm = adapter()
-    texts = ["".join(TEXTS), "", "a"]
-    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [(text,) for text in texts]), disable_tqdm=True)
-    for text, log_likelihood in zip(texts, found):
-        tokens, expected = [TOKENIZER.eos_id, *TOKENIZER.encode(text)], 0.0
-        for start in range(0, len(tokens) - 1, N_POSITIONS):
-            end = min(start + N_POSITIONS, len(tokens) - 1)
-            read = tokens[max(0, end - N_POSITIONS) : end + 1]  # the last window reaches back
-            expected -= softmax_nats(lm.scorer.model, read)[0][start - end :].sum()
-        assert log_likelihood == pytest.approx(expected, rel=1e-10)
 
 
 def generated(options: dict[str, Any], seed: int = 0, n: int = 6) -> list[str]:
