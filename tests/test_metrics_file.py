@@ -14,13 +14,6 @@ def metrics(tmp_path):
     return MetricsFile(tmp_path / "metrics.jsonl")
 
 
-def test_records_read_back(metrics):
-    assert metrics.records() == []
-    metrics.append(RECORDS[:1])
-    metrics.append(RECORDS[1:])
-    assert metrics.records() == RECORDS
-
-
 @pytest.mark.parametrize("n_bytes_lost", [1, 17, 39])
 def test_a_torn_last_line_is_left_out_and_rewinding_mends_the_file(metrics, n_bytes_lost):
     metrics.append(RECORDS)

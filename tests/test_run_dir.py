@@ -7,16 +7,12 @@ import sys
 
 import pytest
 from boxes import refusal
+from small_costs import small_cost
 
 from widthwise import run_dir
 from widthwise.config_io import UserError
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir, RunDiverged
-
-SIZES = {"d_model": 8, "widths": [8, 8], "average_width": 8.0, "params": {"total": 600}, "kv_bytes_per_token": 64}
-RESULT = RunResult.model_validate(
-    {"cost": {**SIZES, "flops_per_token": {"forward": 1200, "training": 3600}}, "val_loss": 1.5}
-)
 
 
 def test_a_run_begins_once_with_one_recipe(tmp_path):
@@ -28,8 +24,9 @@ def test_a_run_begins_once_with_one_recipe(tmp_path):
         run.begin("a: 2\n", {})
     assert (run.exists, run.config_yaml(), run.environment()) == (True, "a: 1\nb: 2\n", {"torch": "x"})
     assert run.result() is None
-    run.write_result(RESULT)
-    assert run.result() == RESULT
+    result = RunResult(cost=small_cost(), val_loss=1.5)
+    run.write_result(result)
+    assert run.result() == result
 
 
 def test_data_may_move_and_processes_differ_but_how_data_are_read_stays(tmp_path):

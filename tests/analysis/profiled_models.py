@@ -1,6 +1,7 @@
 """Small models of every kind, their profiles, and what they do written out: streams, activations, attention, kept."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ from widthwise.yaml_io import merge
 VOCAB_SIZE = 31
 SEQ_LEN = 9
 X = [20, 12, 4, 16]
+UNIFORM = {"shape": {"kind": "explicit", "widths": [8, 8, 8]}, "n_layers": 3}
 SLOTS = {"kind": "hyper_connections", "slot_width": 4}
+HOURGLASS = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5}
 
 MODELS: dict[str, dict[str, Any]] = {
-    "uniform": {"shape": {"kind": "explicit", "widths": [8, 8, 8]}, "n_layers": 3},
+    "uniform": UNIFORM,
     "x": {},
     "x_full_ends": {"shape": {"endpoints": "full"}, "residual": {"kind": "plain", "multiplier": 0.4}},
     "narrowing": {"shape": {"widths": [8, 8, 8, 4]}},
@@ -39,24 +42,15 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "values_of_other_sizes": {"layers": {0: {"attention": {"v_head_dim": 3}}, 1: {"attention": {"v_head_dim": 9}}}},
     "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "bias": True}},
-    "uniform_hourglass": {
-        "shape": {"kind": "explicit", "widths": [8, 8, 8]},
-        "n_layers": 3,
-        "ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5},
-    },
-    "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5}},
-    "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
-    "virtual_hourglass": {
-        "residual": {**SLOTS, "n_slots": 6},
-        "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5},
-    },
+    "uniform_hourglass": {**UNIFORM, "ffn": HOURGLASS},
+    "hourglass": {"ffn": HOURGLASS},
+    "hourglass_shared_weights": {"ffn": {**HOURGLASS, "share_weights": True}},
+    "virtual_hourglass": {"residual": {**SLOTS, "n_slots": 6}, "ffn": {**HOURGLASS, "n_blocks": 2}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 3, "n_shared_experts": 2}},
     "dynamic": {"ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5, "execution": "sliced"}},
-    "dynamic_hourglass": {
-        "ffn": {"kind": "dynamic_hourglass", "n_blocks": 3, "d_hidden": 5, "min_fraction": 0.1, "start": 0.8},
-    },
+    "dynamic_hourglass": {"ffn": {**HOURGLASS, "kind": "dynamic_hourglass", "min_fraction": 0.1, "start": 0.8}},
     "soft_dynamic_hourglass": {
-        "ffn": {"kind": "dynamic_hourglass", "n_blocks": 3, "d_hidden": 5, "norm": "shared", "mask": {"kind": "soft"}},
+        "ffn": {**HOURGLASS, "kind": "dynamic_hourglass", "norm": "shared", "mask": {"kind": "soft"}}
     },
     "virtual": {"residual": {**SLOTS, "n_slots": 6}},
     "virtual_padded": {"residual": {**SLOTS, "n_slots": 6, "embedding": "pad"}},
@@ -110,6 +104,25 @@ def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
             close(one, other, tolerance)
     else:
         assert found == (expected if expected is None else pytest.approx(expected, abs=tolerance))
+
+
+def assert_compiled_layers_show_the_same(
+    model: Decoder, tokens: Tensor, summary: Callable[[Decoder, Tensor], Any]
+) -> None:
+    """An analysis finds what it found before the layers were compiled, and compiles nothing again."""
+    expected, graphs = summary(model, tokens), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        before, n_graphs = model(tokens), len(graphs)
+        assert summary(model, tokens) == expected
+        assert torch.equal(model(tokens), before)
+    assert n_graphs == len(graphs) > 0
 
 
 class Trace:
@@ -170,10 +183,12 @@ class Trace:
         for index, layer in enumerate(self.model.layers):
             x, kept = layer.attention_residual.read(stream)
             stream = layer.attention_residual.write(kept, self._attention(layer, x))
-            x, kept = layer.ffn_residual.read(stream)
+            x, _ = layer.ffn_residual.read(stream)
             for block, update in enumerate(literal_block_sums(layer.ffn, x, self.context)):
+                _, kept = layer.ffn_residual.read(stream)
                 partial = layer.ffn_residual.write(kept, update[..., : layer.config.d_out])
                 self.block_lens_inputs[index, block] = self.model.exit(partial)
+            x, kept = layer.ffn_residual.read(stream)
             stream = layer.ffn_residual.write(kept, self._ffn(index, layer, x))
             self._keep_slots(stream)
 
@@ -203,12 +218,7 @@ def gated(ffn: Any, x: Tensor) -> Tensor:
 def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
     """The activations of every block of a feed-forward that reads x, each (B, T, d_ff)."""
     if isinstance(ffn, Hourglass):
-        found, h = [], ffn.norm(x)
-        for block, mask in zip(ffn.blocks, literal_block_masks(ffn, x, context)):
-            found.append(gated(block, block.norm.before(h)) * mask)
-            update = block(h, context)[0] * mask
-            h = torch.cat((h[..., : update.shape[-1]] + update, h[..., update.shape[-1] :]), dim=-1)
-        return found
+        return [activations for activations, _ in literal_blocks(ffn, x, context)]
     stream, x = x, ffn.norm.before(x)
     if isinstance(ffn, MLP):
         return [ACTIVATIONS[ffn.config.activation](ffn.w_up(x))]
@@ -222,16 +232,19 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
     return [gated(ffn, x)]
 
 
-def literal_block_sums(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
-    """What each block but the last of an hourglass and the blocks before it add to the stream x, (B, T, d_model)."""
-    if not isinstance(ffn, Hourglass):
-        return []
-    entered = ffn.norm(x)
-    found, h = [], entered
-    for block, mask in zip(ffn.blocks[:-1], literal_block_masks(ffn, x, context)):
-        h = h + block(h, context)[0] * mask
-        found.append(h - entered)
+def literal_blocks(ffn: Hourglass, x: Tensor, context: Any) -> list[tuple[Tensor, Tensor]]:
+    """Of each block its activations, and what it and the blocks before it add to the stream x, (B, T, d_model)."""
+    found, h = [], ffn.norm(x)
+    for block, mask in zip(ffn.blocks, literal_block_masks(ffn, x, context)):
+        activations, update = gated(block, block.norm.before(h)) * mask, block(h, context)[0] * mask
+        h = torch.cat((h[..., : update.shape[-1]] + update, h[..., update.shape[-1] :]), dim=-1)
+        found.append((activations, h - ffn.norm(x)))
     return found
+
+
+def literal_block_sums(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
+    """What is added behind each block but the last of an hourglass."""
+    return [added for _, added in literal_blocks(ffn, x, context)[:-1]] if isinstance(ffn, Hourglass) else []
 
 
 def literal_block_masks(ffn: Hourglass, x: Tensor, context: Any) -> list[Tensor]:

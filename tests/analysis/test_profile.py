@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compiled_layers import assert_compiled_layers_show_the_same
 from profiled_models import (
     ABOUT,
     MODELS,
     OPTIONS,
     SEQ_LEN,
     Trace,
+    assert_compiled_layers_show_the_same,
     close,
     model_of,
     spectrum,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compiled_layers import assert_compiled_layers_show_the_same
 from model_cases import decoder
+from profiled_models import assert_compiled_layers_show_the_same
 from thinned import in_turn
 from torch import Tensor
 
@@ -54,21 +54,18 @@ def tokens(n_windows: int, length: int = 7) -> Tensor:
     return torch.randint(31, (n_windows, length), generator=torch.Generator().manual_seed(1))
 
 
-class Traffic:
-    """What every sublayer read and wrote in the last pass."""
+def watched_sublayers(model: Decoder) -> tuple[list[Tensor], list[Tensor]]:
+    """What every sublayer reads and writes, after the next pass."""
+    read, written = [], []
 
-    def __init__(self, model: Decoder):
-        self.read: dict[int, Tensor] = {}
-        self.written: dict[int, Tensor] = {}
-        for index, sublayer in enumerate(each for layer in model.layers for each in (layer.attention, layer.ffn)):
-            sublayer.register_forward_hook(self._hook(index))
+    def hook(module, args, output):
+        read.append(args[0].detach())
+        written.append((output[0] if isinstance(output, tuple) else output).detach())
 
-    def _hook(self, index: int):
-        def hook(module, args, output):
-            self.read[index] = args[0].detach()
-            self.written[index] = (output[0] if isinstance(output, tuple) else output).detach()
-
-        return hook
+    for layer in model.layers:
+        layer.attention.register_forward_hook(hook)
+        layer.ffn.register_forward_hook(hook)
+    return read, written
 
 
 def summary(model: Decoder, windows: Tensor) -> VirtualWidth:
@@ -107,22 +104,22 @@ def test_inputs_are_the_weighted_sums_of_embedding_and_earlier_updates_and_reach
     float64, dynamic, multiplier
 ):
     model, ids = connected_model(residual={"dynamic": dynamic, "multiplier": multiplier}), tokens(2)
-    traffic = Traffic(model)
     depth, entries = DepthWeights(torch.eye(5)), summary(model, ids)["sites"]
+    read_by, written_by = watched_sublayers(model)
     sources, found = [model.embed(ids).detach()], coefficients_of(model, ids)
     for index, (site, coefficients) in enumerate(zip(hyper_connections(model).values(), found)):
         rows = coefficients.expand(*ids.shape, 5, -1).flatten(0, 1)
         read, deviation, write = rows.tensor_split((site.n_read, site.n_read + 5), dim=-1)
         of_sources = depth.of_read(read)
         terms = [weights @ blocks.flatten(0, 1) for weights, blocks in zip(of_sources, sources, strict=True)]
-        torch.testing.assert_close(sum(terms).view(*ids.shape, -1), traffic.read[index])
+        torch.testing.assert_close(sum(terms).view(*ids.shape, -1), read_by[index])
         for source, weights in enumerate(of_sources):
             norms = weights.square().sum(dim=(-1, -2)).sqrt() / math.sqrt(min(weights.shape[-2:]))
             assert entries[index]["reach"][source] == pytest.approx(norms.mean().item(), abs=1e-6)
             assert entries[index]["reach_sd"][source] == pytest.approx(norms.std(correction=0).item(), abs=1e-6)
             assert (entries[index]["reach_sd"][source] > 1e-3) == dynamic
         depth.pass_site(deviation, multiplier * write)
-        sources.append(traffic.written[index].unflatten(-1, (-1, 4)))
+        sources.append(written_by[index].unflatten(-1, (-1, 4)))
 
 
 @in_turn(("write_init", ["slice", "tail_cyclic"]), ("dynamic", [False, True]), ("multiplier", [1.0, 0.25]))

@@ -1,6 +1,8 @@
-"""The widths that tokens choose, as a validation sums and records them."""
+"""The widths that tokens choose, as a validation sums and records them; widths of groups, losses at forced widths."""
 
+import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -11,8 +13,9 @@ from thinned import in_turn
 from tiny_runs import tiny_recipe
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.analysis.dynamic_width import WidthMeter
+from widthwise.analysis.dynamic_width import WidthMeter, analyse_widths
 from widthwise.config_io import parse, to_data
+from widthwise.data.loader import Boundaries
 from widthwise.kernels.sliced_swiglu import bucketed_units
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
@@ -95,19 +98,6 @@ WITHOUT_PRODUCTS = "score: {kind: rms_mean}, start: 0.3, min_fraction: 0.1, rati
 """A score that adds no matrix product to those of the units."""
 
 
-def executed(model, batch, precision):
-    """As the meter says and as torch counts it, and the full FLOPs; per token."""
-    meter = WidthMeter(model.eval())
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        with counter:
-            choices = model.loss(batch[:, :-1], batch[:, 1:]).choices
-        meter.add(choices)
-    counted = sum(sum(flops.values()) for name, flops in counter.get_flop_counts().items() if name.endswith(".ffn"))
-    flops = meter.summary()["flops_per_token"]
-    return flops["executed"], counted / batch[:, 1:].numel(), flops["full"]
-
-
 @in_turn(
     (
         ("execution", "n_sequences", "precision"),
@@ -120,12 +110,16 @@ def executed(model, batch, precision):
 )
 def test_executed_flops_are_those_that_torch_counts(execution, mask, n_sequences, precision):
     model = model_of(f"model.ffn={{kind: dynamic, {WITHOUT_PRODUCTS}, execution: {execution}, mask: {{kind: {mask}}}}}")
-    found, counted, full = executed(model, BATCHES[0][:n_sequences], precision)
-    assert found == pytest.approx(counted)
-    if mask in ("soft", "none") or execution == "masked":
-        assert found == full
-    else:
-        assert found < full
+    batch, meter, counter = BATCHES[0][:n_sequences], WidthMeter(model.eval()), FlopCounterMode(display=False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with counter:
+            choices = model.loss(batch[:, :-1], batch[:, 1:]).choices
+        meter.add(choices)
+    counted = sum(sum(flops.values()) for name, flops in counter.get_flop_counts().items() if name.endswith(".ffn"))
+    flops = meter.summary()["flops_per_token"]
+    assert flops["executed"] == pytest.approx(counted / batch[:, 1:].numel())
+    is_full = mask in ("soft", "none") or execution == "masked"
+    assert flops["executed"] == flops["full"] if is_full else flops["executed"] < flops["full"]
 
 
 @pytest.mark.hard
@@ -186,3 +180,49 @@ def test_random_widths_are_drawn_alike_in_every_validation_and_training_does_not
     assert model.training
     validate(model.eval(), held_out)
     assert not model.training
+
+
+def test_a_fixed_half_width_has_half_of_its_units_dead(held_out):
+    model = model_of(AS_WRITTEN)
+    summary = validate(model, held_out).token_widths
+    assert summary["token_variance_share"] is None
+    complete = analyse_widths(model, held_out, summary)
+    for layer in complete["layers"]:
+        assert (layer["mean"], layer["dead_share"], layer["sd"]) == (0.5, 0.5, 0.0)
+        assert layer["gain"] is None
+    json.dumps(complete.to_data(), allow_nan=False)
+
+
+def test_losses_are_those_at_forced_widths_and_groups_make_up_the_mean(held_out):
+    model = model_of(DYNAMIC)
+    summary = validate(model, held_out).token_widths
+    found = analyse_widths(model, held_out, summary)
+    tokens = torch.from_numpy(held_out.data.held_out.tokens(0, 5 * 17 + 1).astype(np.int64))
+    windows = torch.stack([tokens[start : start + 18] for start in range(0, 5 * 17, 17)])
+    inputs, targets = windows[:, :-1], windows[:, 1:]
+    with torch.no_grad():
+        losses = {each: model.loss(inputs, targets, width_fraction=each).losses.double() for each in (0.25, 0.5, 1.0)}
+    forced = {entry["fraction"]: entry["loss"] for entry in found["forced"]}
+    assert list(forced) == [0.25, 0.5, 0.75, 1.0]
+    assert forced[0.5] == pytest.approx(losses[0.5].mean().item(), rel=1e-5)
+    overall = sum(found["by_frequency_decile"]) / 10
+    assert overall == pytest.approx(found["mean_fraction"])
+    assert found["token_variance_share"] == summary["token_variance_share"]
+
+
+def test_rows_are_read_as_validation_reads_them(held_out):
+    """With what stands between words as the end of a document, losses are those of words alone."""
+    model, told = model_of(DYNAMIC), Boundaries(ord(" "), masks=True, resets=True)
+    held_out = dataclasses.replace(held_out, boundaries=told)
+    validation = validate(model, held_out)
+    found = analyse_widths(model, held_out, validation.token_widths)
+    losses = []
+    with torch.no_grad():
+        for row in torch.cat(list(held_out.batches())):
+            ends = ((row[:-1] == ord(" ")).nonzero()[:, 0] + 1).tolist()
+            for first, last in itertools.pairwise(sorted({0, *ends, 17})):
+                word = row[None, first : last + 1]
+                losses.append(model.loss(word[:, :-1], word[:, 1:], width_fraction=1.0).losses.flatten())
+    assert len(losses) > 10
+    assert found["forced"][-1]["fraction"] == 1.0
+    assert found["forced"][-1]["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)

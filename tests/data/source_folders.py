@@ -8,7 +8,6 @@ from typing import Any
 
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus, Document
-from widthwise.data.prepared import PreparedData
 
 
 def corpus_of(name: str, texts: Iterable[str]) -> Corpus:
@@ -31,12 +30,6 @@ def make_source(folder: Path, n_files: int = 7, n_documents: int = 11) -> Path:
             (folder / f"{number:02d}.txt").write_text("".join(own))
     (folder / "03b.jsonl").write_text("\n")
     return folder
-
-
-def split_texts(data: PreparedData) -> tuple[list[str], ...]:
-    """The texts of the documents to train on, and of those held out."""
-    splits = (data.train, data.held_out)
-    return tuple([data.tokenizer.decode(part.document(i)) for i in range(part.n_documents)] for part in splits)
 
 
 def check_same_bytes(folder: Path, expected: Path) -> None:

@@ -13,14 +13,19 @@ from widthwise.data import config as config_module
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare
+from widthwise.data.prepared import adopt
 from widthwise.data.remote import cache_folder
+from widthwise.data.shards import write_tokens
 from widthwise.yaml_io import merge
 
 SMOKE = {"corpus": "synthetic", "tokenizer": "bytes"}
 ONE_DOCUMENT = {"mask_documents": False, "reset_positions": False}
 """Documents of a row are not told apart."""
+BOTH = {"mask_documents": True, "reset_positions": True}
+EOS = 256
 WEB, CODE = {"path": "web", "weight": 0.7}, {"path": "code", "weight": 0.3}
 
 
@@ -34,9 +39,8 @@ def test_all_defaults_are_written_out_and_a_path_takes_the_place_of_the_corpus()
     assert DataConfig() == parse(DataConfig, {})
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_mistakes_are_refused_by_their_path():
+    for data, message in (
         ({"corpus": "synthetic", "path": "x"}, "give one"),
         ({"corpus": "syntetic"}, "did you mean 'synthetic'"),
         ({"tokenizer": "gpt"}, "allowed: bytes, bpe-N"),
@@ -47,11 +51,9 @@ def test_all_defaults_are_written_out_and_a_path_takes_the_place_of_the_corpus()
         ({"mixture": {"web": WEB, "code": {**CODE, "weight": 0}}}, r"mixture\.code\.weight: got 0; .*greater than 0"),
         ({"mixture": {"web": WEB, "code": {**CODE, "corpus": "synthetic"}}}, r"mixture\.code: got corpus .* give one"),
         ({"mixture": {"web": WEB, "c.ode": CODE}}, r"data\.mixture\.c\.ode: got 'c\.ode'; .*match pattern"),
-    ],
-)
-def test_mistakes_are_refused_by_their_path(data, message):
-    with pytest.raises(UserError, match=message):
-        tiny_recipe(f"data={json.dumps(data)}") if "mixture" in data else parse(DataConfig, data)
+    ):
+        with pytest.raises(UserError, match=message):
+            tiny_recipe(f"data={json.dumps(data)}") if "mixture" in data else parse(DataConfig, data)
 
 
 def test_a_start_reads_every_byte_unless_told_to_trust_sizes(original, tmp_path):
@@ -100,8 +102,9 @@ def test_a_prepared_folder_must_agree_with_what_the_recipe_says(original, tmp_pa
     at = {"path": str(original)}
     assert open_data(parse(DataConfig, {**at, "tokenizer": "bytes", "held_out": 0.05})).path == original
     (tmp_path / "book.txt").write_text("a held-out book")
-    apart = prepare("synthetic", tmp_path / "apart", tokenizer="bytes", held_out=[tmp_path / "book.txt"])
+    apart = prepare("synthetic", tmp_path / "apart", tokenizer="bytes", held_out=str(tmp_path / "book.txt"))
     assert apart.manifest.held_out_fraction is None
+    assert list(apart.documents("held_out")) == [("book.txt", len("a held-out book") + 1)]
     mixture = {"made": {**at, "held_out": 0.1, "weight": 1}, "other": {**at, "weight": 3}}
     for config, message in (
         (DataConfig(**at, tokenizer="bpe-300"), r"data\.tokenizer: got 'bpe-300', but .* was prepared with 'bytes'"),
@@ -171,3 +174,37 @@ def test_mixed_data_hold_every_source_with_its_share_and_its_epochs(original, tm
     other = prepare(corpus, tmp_path / "other", tokenizer="bpe-270", held_out=0.2)
     with pytest.raises(UserError, match=r"code was tokenised by bytes \(.* and math by bpe-270 \("):
         MixedData({**data.sources, "math": other}, {"web": 1, "code": 1, "math": 1})
+
+
+@pytest.fixture
+def unended(tmp_path) -> str:
+    """A prepared folder with a held-out document that has no separator."""
+    write_tokens(tmp_path / "a", EOS + 1, [[1, 2, EOS], [], [EOS]])
+    write_tokens(tmp_path / "b", EOS + 1, [[5, EOS], [6, 7]])
+    adopt(tmp_path / "a", tmp_path / "b", tmp_path / "unended", tokenizer="bytes")
+    return str(tmp_path / "unended")
+
+
+def test_options_take_the_separator_from_the_data(original):
+    config = parse(DataConfig, {"path": str(original), **BOTH})
+    assert config.boundaries(open_data(config)) == Boundaries(EOS, masks=True, resets=True)
+
+
+def test_documents_that_do_not_end_are_refused_where_they_must_be_told_apart(unended):
+    for key in BOTH:
+        config = parse(DataConfig, {"path": unended, key: True})
+        message = rf"data\.{key}: got true, but document 1 of .*held_out\.bin does not end in the end-of-text token 256"
+        with pytest.raises(UserError, match=message):
+            config.boundaries(open_data(config))
+    untold = parse(DataConfig, {"path": unended, "mask_documents": False})
+    assert untold.boundaries(open_data(untold)) is NO_BOUNDARIES
+
+
+def test_a_mixture_says_it_once_for_all_sources(unended, original):
+    sources = {"own": {"path": str(original), "weight": 1}, "other": {"path": unended, "weight": 2}}
+    config = parse(MixtureConfig, {"mixture": sources, **BOTH})
+    assert parse(MixtureConfig, to_data(config)) == config
+    with pytest.raises(UserError, match=r"data\.mask_documents: got true, but document 1 of .*held_out"):
+        config.boundaries(open_data(config))
+    with pytest.raises(UserError, match=r"mixture\.own.*mask_documents: unknown key"):
+        parse(MixtureConfig, {"mixture": {**sources, "own": {**sources["own"], "mask_documents": True}}})

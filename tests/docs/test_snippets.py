@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -64,7 +63,6 @@ def test_pieces_of_recipes_are_valid(block: Block, tmp_path: Path, monkeypatch: 
     below = {} if piece.keys() >= {"model", "seq_len", "train"} else {"extends": f"configs/{base}.yaml"}
     (tmp_path / "piece.yaml").write_text(yaml.safe_dump(below | _beside(piece)))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv[:])
     call("inspect", "piece.yaml")
     if "compare" in piece:
         call("compare", "piece.yaml", "--dry-run")
@@ -91,8 +89,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(sys, "argv", sys.argv[:])
-        build(folder, call)
+        build(folder)
     return folder
 
 
@@ -105,7 +102,6 @@ def test_the_commands_of_a_page_run_in_order(
         pytest.importorskip(EXTRAS[page], reason=f"needs the extra of {EXTRAS[page]}")
     folder = shutil.copytree(world, tmp_path / "world", symlinks=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", sys.argv[:])
     for block in RUN[page]:
         if block.file:
             Path(block.file).write_text(re.sub(r"\bsteps: \d+", "steps: 4", block.text))

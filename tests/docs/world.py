@@ -4,9 +4,10 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -81,8 +82,8 @@ QUESTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def build(folder: Path, call: Callable[..., None]) -> None:
-    """Fills a folder with recipes, texts, questions and runs; `call(*arguments)` is the command line there."""
+def build(folder: Path) -> None:
+    """Fills a folder, in which this process works, with recipes, texts, questions and runs."""
     shutil.copytree(ROOT / "configs", folder / "configs")
     for name in ("README.md", "examples"):
         (folder / name).symlink_to(ROOT / name)
@@ -101,11 +102,7 @@ def build(folder: Path, call: Callable[..., None]) -> None:
     for name, questions in QUESTIONS.items():
         for place in (".", "eval", "questions"):
             _write_lines(folder / place / f"{name}.jsonl", questions)
-    _train(folder, call)
-
-
-def _train(folder: Path, call: Callable[..., None]) -> None:
-    """The runs and models that pages take for given."""
+    # The runs and models that pages take for given.
     call("train", "configs/small.yaml", "train.keep_last=9", "--out", "runs/a")
     call("train", "x_2b", "train.keep_last=9", "--out", "runs/x")
     call("export", "runs/a", "models/Llama-3.2-1B")
@@ -134,5 +131,5 @@ def call(*arguments: str) -> None:
     """The command line in this process, with few steps and tokens; an error is raised, not printed."""
     arguments = tuple(re.sub(r"^train\.steps=\d+$", "train.steps=6", word) for word in arguments)
     arguments = tuple("4096" if before == "--tokens" else word for before, word in zip(("", *arguments), arguments))
-    sys.argv[:] = ["widthwise", *arguments]
-    app(arguments, standalone_mode=False)
+    with mock.patch.object(sys, "argv", ["widthwise", *arguments]):
+        app(arguments, standalone_mode=False)
