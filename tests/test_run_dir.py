@@ -1,4 +1,4 @@
-"""A run directory: begun once, held by one process at a time, and told from other folders."""
+"""A run directory: begun once, held by one process at a time, and told from other folders; the records of its run."""
 
 import os
 import pickle
@@ -11,6 +11,7 @@ from small_costs import small_cost
 
 from widthwise import run_dir
 from widthwise.config_io import UserError
+from widthwise.metrics_file import MetricsFile
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir, RunDiverged
 
@@ -140,3 +141,49 @@ def test_a_run_that_is_a_file_cannot_be_held(tmp_path):
 def test_a_divergence_comes_whole_from_another_process():
     found = pickle.loads(pickle.dumps(RunDiverged("runs/a: stopped at step 7", 7)))
     assert (str(found), found.step) == ("runs/a: stopped at step 7", 7)
+
+
+RECORDS = [{"step": step, "event": "train", "loss": 1 / step} for step in (1, 2, 3)]
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    return MetricsFile(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("n_bytes_lost", [1, 17, 39])
+def test_a_torn_last_line_is_left_out_and_rewinding_mends_the_file(metrics, n_bytes_lost):
+    metrics.append(RECORDS)
+    metrics.path.write_bytes(metrics.path.read_bytes()[:-n_bytes_lost])
+    assert metrics.records() == RECORDS[:2]
+    metrics.rewind(2)
+    metrics.append(RECORDS[2:])
+    assert metrics.records() == RECORDS
+
+
+def test_rewinding_drops_what_came_after_the_step(metrics):
+    metrics.rewind(0)
+    assert metrics.records() == []
+    metrics.append(RECORDS)
+    for step in (4, 3, 1, 0):
+        metrics.rewind(step)
+        assert metrics.records() == RECORDS[:step]
+
+
+def test_a_line_that_is_no_record_is_named(metrics):
+    no_step = "line 1: has no whole-number 'step'"
+    for text, said in (
+        ('{"step": 1, "event": "train"}\n{"st\n', "line 2: is not valid JSON"),
+        *((line, no_step) for line in ("[1]\n", "{}\n", '{"step": "1"}\n', '{"step": true}\n')),
+        ('{"step": 1}\n', "line 1: has no 'event'"),
+    ):
+        metrics.path.write_text(text)
+        assert f"metrics.jsonl: {said}" in refusal(metrics.records)
+        if "step" in said:
+            assert f"metrics.jsonl: {said}" in refusal(metrics.rewind, 1)
+
+
+def test_a_full_disk_is_a_user_error(metrics):
+    metrics.path.symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        metrics.append(RECORDS)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, chain, count, islice, takewhile
 
 import pytest
 from source_folders import check_same_bytes, corpus_of, in_manifest
@@ -119,20 +119,14 @@ def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
 
 
 def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
-    n_reads = 0
-
-    def read() -> Iterator[Document]:
-        nonlocal n_reads
-        n_reads += 1
-        yield from SYNTHETIC
-        yield Document("growing", "x" * n_reads)
-
+    sizes = count(1)
+    growing = Corpus("growing", lambda: chain(SYNTHETIC, [Document("growing", "x" * next(sizes))]))
     one, unreadable = corpus_of("test", ["one"]), Corpus("unreadable", lambda: pytest.fail("was read"))
     for corpus, options, message in (
         (one, {"held_out": 1e-9}, r"puts 1 of 1 documents in training and 0 in .*; raise held_out"),
         (one, {"held_out": 1 - 1e-9}, "lower held_out"),
         (corpus_of("test", []), {}, "holds no documents"),
-        (Corpus("growing", read), {}, "changed while it was being read"),
+        (growing, {}, "changed while it was being read"),
         (SYNTHETIC, {"max_tokens": 3}, "max_tokens: got 3"),
         (unreadable, {"max_tokens": 0}, "max_tokens: got 0"),
         (unreadable, {"tokenizer": "gpt5"}, "tokenizer 'gpt5'"),

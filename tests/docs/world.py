@@ -32,16 +32,14 @@ TINY: dict[str, Any] = {
     },
 }
 X = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5}
+PAIR = {"seeds": [1], "match": "none", "variants": {"uniform": {}, "x": {"model": {"shape": X}}}}
 RUNGS = {f"d{width}": {"model": {"d_model": width}} for width in (16, 24, 32)}
 SLOTS = {"kind": "hyper_connections", "n_fractions": 2, "embedding": "expand", "reduce": "slot"}
 RECIPES: dict[str, dict[str, Any]] = {
     "small": TINY,
     "x_2b": merge(TINY, {"model": {"shape": X}}),
     "large": merge(TINY, {"model": {"d_model": 48, "ffn": {"d_ff": 192}}, "train": {"steps": 6}}),
-    "quickstart": {
-        "extends": "small.yaml",
-        "compare": {"seeds": [1], "match": "none", "variants": {"uniform": {}, "x": {"model": {"shape": X}}}},
-    },
+    "quickstart": {"extends": "small.yaml", "compare": PAIR},
     "compare_virtual_width": {
         "extends": "small.yaml",
         "compare": {
@@ -64,16 +62,7 @@ RECIPES: dict[str, dict[str, Any]] = {
             "groups": {"x": {"change": {"model": {"shape": X}}, "over": {"model.shape.bottleneck_width": [0.5, 0.75]}}},
         },
     },
-    "ladder_small": {
-        "extends": "small.yaml",
-        "ladder": {
-            "seeds": [1],
-            "match": "none",
-            "tokens_per_param": 0.02,
-            "rungs": RUNGS,
-            "variants": {"uniform": {}, "x": {"model": {"shape": X}}},
-        },
-    },
+    "ladder_small": {"extends": "small.yaml", "ladder": {**PAIR, "tokens_per_param": 0.02, "rungs": RUNGS}},
 }
 """What replaces the recipes of configs/ that the documents train."""
 QUESTIONS: dict[str, list[dict[str, Any]]] = {

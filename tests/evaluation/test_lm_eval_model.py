@@ -4,6 +4,7 @@ Likelihoods through it are compared with the harness's own in `test_lm_eval_equa
 """
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,11 +109,10 @@ def test_the_batch_ends_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> 
     tokens = generate(tiny_model(), PROMPTS[:1], N_NEW, GREEDY)[0]
     pairs = [tokens[n : n + 2] for n in range(N_NEW - 1)]
     first = next(n for n, pair in enumerate(pairs) if max(pair) < 128 and n)
-    model, calls = tiny_model(), []
-    hidden = model.hidden
-    monkeypatch.setattr(model, "hidden", lambda *arguments: calls.append(1) or hidden(*arguments))
+    model = tiny_model()
+    monkeypatch.setattr(model, "hidden", watched := Mock(wraps=model.hidden))
     lm_eval_model.continue_until(model, TOKENIZER, PROMPTS[:1], [TOKENIZER.decode(pairs[first])], N_NEW, GREEDY)
-    assert len(calls) == pairs.index(pairs[first]) + 2
+    assert watched.call_count == pairs.index(pairs[first]) + 2
 
 
 def test_a_stop_of_several_bytes_a_letter_ends_a_text_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

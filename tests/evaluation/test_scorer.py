@@ -3,6 +3,8 @@
 Rows that begin alike read their beginning once.
 """
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -95,13 +97,11 @@ def test_a_length_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_beginning_is_read_once_a_group(monkeypatch: pytest.MonkeyPatch, float64) -> None:
-    scorer, n_read = tiny_scorer(max_length=MAX_LENGTH, batch_size=8), []
-    stream = scorer.model.stream
-    monkeypatch.setattr(
-        scorer.model, "stream", lambda tokens, *rest: n_read.append(tuple(tokens.shape)) or stream(tokens, *rest)
-    )
+    scorer = tiny_scorer(max_length=MAX_LENGTH, batch_size=8)
+    monkeypatch.setattr(scorer.model, "stream", watched := Mock(wraps=scorer.model.stream))
     question = list(b"in which sea")
     scorer.token_scores([(question, list(answer)) for answer in (b" A", b" A", b" a long one", b" B")])
+    n_read = [tuple(call.args[0].shape) for call in watched.call_args_list]
     assert n_read == [(1, 11), (4, 11)]  # all but the last token of the question, then that and the choices
 
 
@@ -170,16 +170,11 @@ def test_windows_held_at_a_time_do_not_change_what_is_found(monkeypatch: pytest.
     scorer = tiny_scorer(max_length=9, batch_size=2)
     documents = [list(b"a text of several windows"), [], list(b"short")]
     whole = scorer.rolling(documents, stride=2)
-    held, token_scores = [], scorer.token_scores
-
-    def watched(requests: list, *others: object) -> object:
-        held.append(len(requests))
-        return token_scores(requests, *others)
-
-    monkeypatch.setattr(scorer, "token_scores", watched)
+    monkeypatch.setattr(scorer, "token_scores", watched := Mock(wraps=scorer.token_scores))
     monkeypatch.setattr(scoring, "BATCHES_AT_ONCE", 2)
     for one, other in zip(scorer.rolling(documents, stride=2), whole, strict=True):
         assert one == pytest.approx(other, rel=1e-12)
+    held = [len(call.args[0]) for call in watched.call_args_list]
     assert (max(held), len(held)) == (4, 3)
 
 

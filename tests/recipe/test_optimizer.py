@@ -5,11 +5,9 @@ import re
 
 import pytest
 import torch
-from thinned import every_pair
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, parse
-from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.optimizers import set_lr
@@ -26,25 +24,6 @@ def groups_by_parameter(model, optimizer):
     owner = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     assert len(owner) == sum(len(group["params"]) for group in optimizer.param_groups)
     return {name: owner[id(parameter)] for name, parameter in model.named_parameters()}
-
-
-def owner_of(model, name):
-    return model.get_submodule(name.rpartition(".")[0])
-
-
-@every_pair(("decays_embedding", [False, True]), ("decays_gains", [False, True]), ("tied", [False, True]))
-def test_embedding_and_gains_decay_when_asked(decays_embedding, decays_gains, tied):
-    """A head of its own decays like any matrix; a tied one is the embedding. Vectors never decay."""
-    recipe = tiny_recipe(f"model.tie_embeddings={tied}", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}")
-    model = build(recipe.explicit_model, seed=0)
-    config = AdamWConfig(lr=0.01, weight_decay=0.3, decays_embedding=decays_embedding, decays_gains=decays_gains)
-    kinds = {Embedding: decays_embedding, RMSNorm: decays_gains, Vector: False, Linear: True}
-    seen = set()
-    for name, group in groups_by_parameter(model, config.build(model)).items():
-        (kind,) = (kind for kind in kinds if isinstance(owner_of(model, name), kind))
-        assert group["weight_decay"] == (0.3 if kinds[kind] else 0.0), name
-        seen.add(kind)
-    assert seen == set(kinds)
 
 
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4, embedding: expand}"
@@ -66,6 +45,11 @@ MODELS = {
         {"dynamic", "w_expand", "w_reduce"},
     ),
     "mtp": ((SLOTS, "model.mtp={}"), {"w_expand", "w_reduce", "w_join"}, {"dynamic"}),
+    "tied": (
+        ("model.tie_embeddings=true", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}"),
+        set(),
+        set(),
+    ),
 }
 """Overrides; hidden matrices that the model has beside the usual ones; other matrices inside it, all 2-D as those."""
 
@@ -80,14 +64,15 @@ MUON = MuonConfig(lr=0.02, weight_decay=0.2, adamw=AdamWConfig(lr=0.004, weight_
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_muon_gets_the_hidden_matrices_and_decay_is_by_what_a_parameter_is(kind):
-    """Static coefficients and biases never decay, matrices always, whatever the number of their axes."""
+    """Static coefficients and biases never decay, matrices always, whatever the number of their axes; the embedding,
+    which may be the head too, gains and scales as asked."""
     overrides, matrices, others = MODELS[kind]
     model = build(tiny_recipe(*overrides).explicit_model, seed=0)
     names = {name for name, parameter in model.named_parameters() if parameter.dim() == 2}
     usual = {name for name in names if field(name) in PLAIN_MATRICES | matrices}
     hidden = {name for name in usual if kind != "moe" or not re.search(r"ffn\.w_(gate|up|down)\.weight$", name)}
     assert {field(name) for name in hidden} == PLAIN_MATRICES | matrices
-    assert {field(name) for name in names - hidden} == others | {"embedding", "head"}
+    assert {field(name) for name in names - hidden} - {"head"} == others | {"embedding"}
 
     muon, adamw = MUON.build(model).parts
     assert (type(muon), type(adamw)) == (torch.optim.Muon, torch.optim.AdamW)
@@ -98,19 +83,21 @@ def test_muon_gets_the_hidden_matrices_and_decay_is_by_what_a_parameter_is(kind)
     assert sorted(of_muon) == sorted(hidden)
     assert sorted(of_adamw) == sorted(set(by_id.values()) - hidden)
 
-    for is_muon, decays_gains, decays_scales in ((False, False, True), (False, True, False), (True, True, True)):
-        adamw = AdamWConfig(lr=0.01, weight_decay=0.3, decays_scales=decays_scales, decays_gains=decays_gains)
+    parts = {field(name): "gains" for name in by_id.values() if field(name).endswith("norm")}
+    parts |= {"embedding": "embedding", "scale": "scales"}
+    for is_muon, asked in (
+        (False, {"embedding", "scales"}),
+        (False, {"gains", "scales"}),
+        (True, {"embedding", "gains"}),
+        (True, set()),
+    ):
+        options = {f"decays_{part}": part in asked for part in ("embedding", "gains", "scales")}
+        adamw = AdamWConfig(lr=0.01, weight_decay=0.3, **options)
         config = MuonConfig(lr=0.02, weight_decay=0.2, adamw=adamw) if is_muon else adamw
         for name, group in groups_by_parameter(model, config.build(model)).items():
-            if name in hidden:
-                expected = 0.2 if is_muon else 0.3
-            elif field(name) == "scale":
-                expected = 0.3 if decays_scales else 0.0
-            elif field(name).endswith("norm"):
-                expected = 0.3 if decays_gains else 0.0
-            else:
-                expected = 0.3 if name in names else 0.0
-            assert group["weight_decay"] == expected, name
+            part = parts.get(field(name))
+            decays = name in names if part is None else part in asked
+            assert group["weight_decay"] == (0.2 if is_muon and name in hidden else 0.3 * decays), name
 
 
 def test_rates_follow_the_schedule_and_those_of_adamw_are_over_the_width_multiplier_inside_the_model():
