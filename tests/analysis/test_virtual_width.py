@@ -3,6 +3,7 @@
 import json
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -176,11 +177,7 @@ def test_compiled_layers_show_the_same_and_stay_compiled():
 
 def test_the_model_is_left_as_it_was_even_after_an_error():
     model = connected_model()
-
-    def fail(index, coefficients):
-        raise ArithmeticError
-
-    with pytest.raises(ArithmeticError), watched_sites(model, fail):
+    with pytest.raises(ArithmeticError), watched_sites(model, Mock(side_effect=ArithmeticError)):
         model.stream(tokens(1))
     assert not any("read" in vars(site) for site in hyper_connections(model).values())
 

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -168,13 +169,9 @@ def test_a_vocabulary_is_its_tokens_merges_and_end_of_text_however_the_file_says
 
 def test_tiktoken_encodings_that_are_unknown_or_not_on_this_machine_are_refused(monkeypatch):
     tiktoken = pytest.importorskip("tiktoken")
-
-    def unreachable(name: str):
-        raise ConnectionError("no network")
-
     with pytest.raises(UserError, match=r"known: .*cl100k_base"):
         TiktokenTokenizer("nothing")
-    monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
+    monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=ConnectionError("no network")))
     with pytest.raises(UserError, match="set TIKTOKEN_CACHE_DIR"):
         TiktokenTokenizer("cl100k_base")
 
