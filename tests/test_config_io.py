@@ -254,8 +254,5 @@ def test_the_schema_describes_every_field_that_has_a_docstring():
 def test_what_a_library_says_becomes_one_line_with_what_it_is_about():
     for error in (RuntimeError("first\n  second"), OSError(2, "first second"), KeyError()):
         said = "KeyError" if isinstance(error, KeyError) else "first second"
-        with (
-            pytest.raises(UserError, match=rf"^data: cannot be read \({said}\)$"),
-            refusing("data: cannot be read", Exception),
-        ):
+        with pytest.raises(UserError, match=rf"^data: lost \({said}\)$"), refusing("data: lost", Exception):
             raise error

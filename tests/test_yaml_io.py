@@ -165,7 +165,9 @@ class TestOverrides:
 
 CORPUS = {"corpus": "synthetic", "tokenizer": "bytes", "held_out": 0.1, "verify": "sizes"}
 PATH = {"path": "books", "corpus": None, "tokenizer": None, "held_out": None}
-MIXTURE = {"mixture": {"web": {"path": "web", "weight": 3, "verify": "sizes"}, "own": {**CORPUS, "weight": 2}}}
+WEB = {"path": "web", "weight": 3, "verify": "sizes"}
+MIXTURE = {"mixture": {"web": WEB, "own": {**CORPUS, "weight": 2}}}
+OTHER_MIXTURE = {"mixture": {"web": WEB, "own": {"path": "x", "weight": 2}}}
 SECTIONS = [CORPUS, PATH, MIXTURE]
 
 
@@ -191,11 +193,7 @@ def test_another_kind_replaces_the_section():
         (CORPUS, {"path": None, "mixture": None}, {**CORPUS, "path": None, "mixture": None}),
         ({"corpus": "synthetic", "weight": 3}, {"path": "books"}, {"path": "books", "weight": 3}),
         ({**CORPUS, "mask_documents": True}, {"path": "books"}, {"path": "books", "mask_documents": True}),
-        (
-            MIXTURE,
-            {"mixture": {"own": {"path": "books"}}},
-            {"mixture": {"web": MIXTURE["mixture"]["web"], "own": {"path": "books", "weight": 2}}},
-        ),
+        (MIXTURE, {"mixture": {"own": {"path": "x"}}}, OTHER_MIXTURE),
     ],
 )
 def test_another_sort_of_source_replaces_the_one_before_and_the_same_sort_is_merged(before, change, expected):
@@ -226,11 +224,7 @@ def test_overrides_that_name_another_source_replace_it_as_one_change_whatever_th
         (CORPUS, ["data={held_out: 0.2}"], {"held_out": 0.2}),
         (PATH, ["data.corpus=synthetic"], {"corpus": "synthetic"}),
         (MIXTURE, ["data.path=x"], {"path": "x"}),
-        (
-            MIXTURE,
-            ["data.mixture.own.path=x"],
-            {"mixture": {**MIXTURE["mixture"], "own": {"path": "x", "weight": 2}}},
-        ),
+        (MIXTURE, ["data.mixture.own.path=x"], OTHER_MIXTURE),
     ):
         assert applied({"data": before}, *overrides) == {"data": expected}, overrides
 

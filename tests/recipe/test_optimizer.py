@@ -45,11 +45,7 @@ MODELS = {
         {"dynamic", "w_expand", "w_reduce"},
     ),
     "mtp": ((SLOTS, "model.mtp={}"), {"w_expand", "w_reduce", "w_join"}, {"dynamic"}),
-    "tied": (
-        ("model.tie_embeddings=true", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}"),
-        set(),
-        set(),
-    ),
+    "tied": (("model.tie_embeddings=true", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}"), set(), set()),
 }
 """Overrides; hidden matrices that the model has beside the usual ones; other matrices inside it, all 2-D as those."""
 
