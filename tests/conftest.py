@@ -14,8 +14,8 @@ from chromium_pipe import CHROMIUM, Page, chromium_page
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 # Tiny models are slower on several threads, and many times slower on a busy machine. Read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Other folders use the small models of every kind, and the questions, too.
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("model", "evaluation")]
+# Other folders use the small models of every kind, of transformers too, and the questions.
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("model", "evaluation", "interop")]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pydantic
 import pytest
 from boxes import Box, Item, Red, check_message, refusal
+from tiny_runs import tiny_recipe
 
 from widthwise.config_io import Config, UserError, attribute_docs, mistakes_at, nearest_hint, parse, refusing, to_data
 from widthwise.model.attention import AttentionConfig
@@ -116,14 +117,7 @@ EXPLICIT = {
     "layers": {},
 }
 DIAMOND = {**VALID, "shape": {"kind": "diamond", "peak_layer": 0.5, "peak_width": 1.5, "quantum": 8, "match": "flops"}}
-RECIPE = {
-    "model": {key: value for key, value in VALID.items() if key != "layers"},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes", "held_out": 0.1},
-    "optimizer": {"kind": "adamw", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-10},
-    "schedule": {"kind": "cosine", "warmup_steps": 1},
-    "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
-}
+RECIPE = {**to_data(tiny_recipe()), "model": {key: value for key, value in VALID.items() if key != "layers"}}
 WEIRD: list[Any] = [
     *(None, True, -1, 0, 1, 3, 7, 2.5, 1e308, 1e-320, float("nan"), float("inf"), 10**18, -(10**18), 2**24 + 1),
     *("", "x", "carry", "1/head_dim", [], [1], [[1]], [1, "a", None], {}, {"kind": "x"}, {"kind": None}, {"kind": []}),
@@ -188,10 +182,6 @@ class TestMutations:
                 parse(ModelConfig, data, "model").cost() if kind == "resolved model" else parse_recipe(data, "recipe")
             except UserError as error:
                 check_message(error)
-
-    def test_a_template_reads_back_equal(self):
-        template = parse(ModelTemplate, {**VALID, "layers": {1: {"ffn": {"d_ff": 9}}}})
-        assert parse(ModelTemplate, parse_yaml(to_yaml(template), "yaml")) == template
 
 
 def test_the_nearest_key_or_all_are_named():
@@ -261,10 +251,8 @@ def test_the_schema_describes_every_field_that_has_a_docstring():
         assert {name: properties[name]["description"] for name in docs} == docs
 
 
-@pytest.mark.parametrize("error", [RuntimeError("first\n  second"), OSError(2, "first second"), KeyError()])
-def test_what_a_library_says_becomes_one_line_with_what_it_is_about(error):
-    with pytest.raises(UserError) as raised, refusing("data: cannot be read", Exception):
-        raise error
-    assert (
-        str(raised.value) == f"data: cannot be read ({'KeyError' if isinstance(error, KeyError) else 'first second'})"
-    )
+def test_what_a_library_says_becomes_one_line_with_what_it_is_about():
+    for error in (RuntimeError("first\n  second"), OSError(2, "first second"), KeyError()):
+        said = "KeyError" if isinstance(error, KeyError) else "first second"
+        with pytest.raises(UserError, match=rf"^data: lost \({said}\)$"), refusing("data: lost", Exception):
+            raise error

@@ -1,12 +1,19 @@
-"""The examples and notebooks run as they are, outside the repository, in seconds."""
+"""The examples, the notebooks and the Python of the README run as they are, outside the repository, in seconds."""
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from ranks import said_by_script
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+pytestmark = pytest.mark.hard
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 SAYS = {
@@ -29,18 +36,34 @@ def _cells(notebook: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in data["cells"] if cell["cell_type"] == "code") + "\n"
 
 
-@pytest.mark.hard
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_an_example_is_short_and_runs(script: Path, tmp_path: Path) -> None:
-    assert len(script.read_text().splitlines()) < 60
-    assert SAYS[script.stem] in said_by_script(1, script, folder=tmp_path)[0]
-
-
-@pytest.mark.hard
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_cells_of_a_notebook_run_in_order(notebook: Path, tmp_path: Path) -> None:
-    if notebook.stem == "grow_a_llama":
+@pytest.mark.parametrize("example", [*SCRIPTS, *NOTEBOOKS], ids=lambda path: path.stem)
+def test_an_example_is_short_and_runs(example: Path, tmp_path: Path) -> None:
+    if example.stem == "grow_a_llama":
         pytest.importorskip("transformers", reason="needs the extra [hf]")
-    script = tmp_path / "cells.py"
-    script.write_text(_cells(notebook))
-    assert SAYS[notebook.stem] in said_by_script(1, script, folder=tmp_path)[0]
+    script = example
+    if example in NOTEBOOKS:
+        script = tmp_path / "cells.py"
+        script.write_text(_cells(example))
+    assert len(script.read_text().splitlines()) < 60
+    assert SAYS[example.stem] in said_by_script(1, script, folder=tmp_path)[0]
+
+
+@pytest.fixture
+def readme(tmp_path: Path) -> Path:
+    """The example of the README, in a folder with the recipes."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (tmp_path / "example.py").write_text(example)
+    return tmp_path / "example.py"
+
+
+def test_the_example_of_the_readme_runs(readme: Path) -> None:
+    (said,) = said_by_script(1, readme, folder=readme.parent)
+    assert re.fullmatch(r"1\.\d+\n", said)  # the synthetic language has less than 2 bits a byte
+
+
+def test_a_type_checker_accepts_the_examples(readme: Path) -> None:
+    scripts = [shutil.copy(script, readme.parent) for script in SCRIPTS]
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, readme.name, *scripts]
+    done = subprocess.run(command, cwd=readme.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

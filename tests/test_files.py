@@ -6,6 +6,8 @@ import math
 import os
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pydantic
 import pytest
@@ -13,13 +15,6 @@ import pytest
 from widthwise import files
 from widthwise.config_io import UserError
 from widthwise.files import FileRecord, PathInside, new_folder, parse_json, read_json, write_atomic, write_first
-
-
-def fail_with(error):
-    def fail(*arguments, **options):
-        raise error
-
-    return fail
 
 
 class TestWriteAtomic:
@@ -40,18 +35,17 @@ class TestWriteAtomic:
     def test_a_failure_or_ctrl_c_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch, call, error, seen):
         path = tmp_path / "file"
         write_atomic(path, "old")
-        monkeypatch.setattr(os, call, fail_with(error))
+        monkeypatch.setattr(os, call, Mock(side_effect=error))
         with pytest.raises(seen, match=str(path) if seen is UserError else None):
             write_atomic(path, "new")
         assert path.read_text() == "old"
         assert os.listdir(tmp_path) == ["file"]
 
-    def test_a_parent_that_is_a_file_is_a_user_error(self, tmp_path):
+    def test_a_parent_that_is_a_file_and_a_folder_are_user_errors(self, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match="file"):
-            write_atomic(tmp_path / "file" / "inside", "x")
-        with pytest.raises(UserError, match=str(tmp_path)):
-            write_atomic(tmp_path, "x")
+        for path in (tmp_path / "file" / "inside", tmp_path):
+            with pytest.raises(UserError, match=str(path)):
+                write_atomic(path, "x")
 
     def test_permissions_follow_the_umask(self, tmp_path):
         before = os.umask(0o027)
@@ -150,18 +144,14 @@ def test_the_record_of_a_file_is_its_size_and_sha256(tmp_path):
 
 
 def test_of_several_writers_at_once_the_first_wins_and_all_read_it(tmp_path):
-    path, found, barrier = tmp_path / "new" / "word", [], threading.Barrier(8)
+    path, barrier = tmp_path / "new" / "word", threading.Barrier(8)
 
-    def write(word):
+    def write(number):
         barrier.wait()
-        found.append(write_first(path, word))
+        return write_first(path, f"word {number}" * 1000)
 
-    writers = [threading.Thread(target=write, args=(f"word {number}" * 1000,)) for number in range(8)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert len(found) == 8
+    with ThreadPoolExecutor(8) as writers:
+        found = list(writers.map(write, range(8)))
     assert set(found) == {path.read_text()}
     assert [item.name for item in path.parent.iterdir()] == ["word"]
     assert write_first(path, "later") == found[0]

@@ -1,4 +1,4 @@
-"""A run directory: begun once, held by one process at a time, and told from other folders."""
+"""A run directory: begun once, held by one process at a time, and told from other folders; the records of its run."""
 
 import os
 import pickle
@@ -6,16 +6,14 @@ import subprocess
 import sys
 
 import pytest
+from boxes import refusal
+from small_costs import small_cost
 
 from widthwise import run_dir
 from widthwise.config_io import UserError
+from widthwise.metrics_file import MetricsFile
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir, RunDiverged
-
-SIZES = {"d_model": 8, "widths": [8, 8], "average_width": 8.0, "params": {"total": 600}, "kv_bytes_per_token": 64}
-RESULT = RunResult.model_validate(
-    {"cost": {**SIZES, "flops_per_token": {"forward": 1200, "training": 3600}}, "val_loss": 1.5}
-)
 
 
 def test_a_run_begins_once_with_one_recipe(tmp_path):
@@ -27,8 +25,9 @@ def test_a_run_begins_once_with_one_recipe(tmp_path):
         run.begin("a: 2\n", {})
     assert (run.exists, run.config_yaml(), run.environment()) == (True, "a: 1\nb: 2\n", {"torch": "x"})
     assert run.result() is None
-    run.write_result(RESULT)
-    assert run.result() == RESULT
+    result = RunResult(cost=small_cost(), val_loss=1.5)
+    run.write_result(result)
+    assert run.result() == result
 
 
 def test_data_may_move_and_processes_differ_but_how_data_are_read_stays(tmp_path):
@@ -62,9 +61,7 @@ def test_a_failed_begin_is_no_run(tmp_path, monkeypatch):
     assert not RunDir(tmp_path).exists
 
 
-def test_what_is_no_run_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="not a run directory"):
-        RunDir(tmp_path / "none").config_yaml()
+def test_files_that_hold_no_mapping_are_user_errors(tmp_path):
     (tmp_path / "config.yaml").write_text("a: [")
     with pytest.raises(UserError):
         RunDir(tmp_path).begin("a: 1", {})
@@ -86,35 +83,28 @@ def test_what_an_older_version_wrote_is_refused_in_one_line(tmp_path):
         run.config_yaml()
 
 
-def test_another_folder_is_told_what_it_is(tmp_path):
-    for number, (file, content, remedy) in enumerate(
-        (
-            ("runs/x-seed1/config.yaml", "a: 1", "it holds several runs, which are {}/runs/NAME"),
-            ("x-seed1/config.yaml", "a: 1", "it holds several runs, which are {}/NAME"),
-            ("config.json", '{"model_type": "llama"}', "it is a Hugging Face folder: `widthwise import {} RUN` makes"),
-        )
-    ):
-        folder = tmp_path / str(number)
-        (folder / file).parent.mkdir(parents=True)
-        (folder / file).write_text(content)
-        with pytest.raises(UserError) as refused:
-            RunDir(folder).config_yaml()
-        assert f"is not a run directory (no config.yaml); {remedy.format(folder)}" in str(refused.value)
-
-
-def test_a_path_that_is_no_folder_is_told_so(tmp_path):
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "config.yaml").write_text("a: 1")
-    (tmp_path / "mine.yaml").write_text("a: 1")
+def test_a_path_that_is_no_run_is_told_what_it_is(tmp_path):
+    files = {
+        "several/runs/x-seed1/config.yaml": "a: 1",
+        "group/x-seed1/config.yaml": "a: 1",
+        "small/config.yaml": "a: 1",
+        "mine.yaml": "a: 1",
+        "hf/config.json": '{"model_type": "llama"}',
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
     for name, remedy in (
+        ("several", "it holds several runs, which are {}/runs/NAME"),
+        ("group", "it holds several runs, which are {}/NAME"),
+        ("hf", "it is a Hugging Face folder: `widthwise import {} RUN` makes"),
         ("nowhere", "there is no such folder"),
-        ("smal", f"there is no such folder, did you mean {tmp_path / 'small'}?"),
-        ("mine.yaml", f"it is a recipe: `widthwise train {tmp_path / 'mine.yaml'}` begins a run"),
+        ("smal", "there is no such folder, did you mean {}l?"),
+        ("mine.yaml", "it is a recipe: `widthwise train {}` begins a run"),
         ("small/config.yaml", "it is a file"),
     ):
-        with pytest.raises(UserError) as refused:
-            RunDir(tmp_path / name).config_yaml()
-        assert f"is not a run directory (no config.yaml); {remedy}" in str(refused.value)
+        path = tmp_path / name
+        assert f"is not a run directory (no config.yaml); {remedy.format(path)}" in refusal(RunDir(path).config_yaml)
 
 
 HOLD = """
@@ -151,3 +141,49 @@ def test_a_run_that_is_a_file_cannot_be_held(tmp_path):
 def test_a_divergence_comes_whole_from_another_process():
     found = pickle.loads(pickle.dumps(RunDiverged("runs/a: stopped at step 7", 7)))
     assert (str(found), found.step) == ("runs/a: stopped at step 7", 7)
+
+
+RECORDS = [{"step": step, "event": "train", "loss": 1 / step} for step in (1, 2, 3)]
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    return MetricsFile(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("n_bytes_lost", [1, 17, 39])
+def test_a_torn_last_line_is_left_out_and_rewinding_mends_the_file(metrics, n_bytes_lost):
+    metrics.append(RECORDS)
+    metrics.path.write_bytes(metrics.path.read_bytes()[:-n_bytes_lost])
+    assert metrics.records() == RECORDS[:2]
+    metrics.rewind(2)
+    metrics.append(RECORDS[2:])
+    assert metrics.records() == RECORDS
+
+
+def test_rewinding_drops_what_came_after_the_step(metrics):
+    metrics.rewind(0)
+    assert metrics.records() == []
+    metrics.append(RECORDS)
+    for step in (4, 3, 1, 0):
+        metrics.rewind(step)
+        assert metrics.records() == RECORDS[:step]
+
+
+def test_a_line_that_is_no_record_is_named(metrics):
+    no_step = "line 1: has no whole-number 'step'"
+    for text, said in (
+        ('{"step": 1, "event": "train"}\n{"st\n', "line 2: is not valid JSON"),
+        *((line, no_step) for line in ("[1]\n", "{}\n", '{"step": "1"}\n', '{"step": true}\n')),
+        ('{"step": 1}\n', "line 1: has no 'event'"),
+    ):
+        metrics.path.write_text(text)
+        assert f"metrics.jsonl: {said}" in refusal(metrics.records)
+        if "step" in said:
+            assert f"metrics.jsonl: {said}" in refusal(metrics.rewind, 1)
+
+
+def test_a_full_disk_is_a_user_error(metrics):
+    metrics.path.symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        metrics.append(RECORDS)

@@ -6,7 +6,6 @@ A change laid over a recipe: another kind, or another sort of data, replaces wha
 import copy
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from boxes import Blue, Box, Item, Red, check_message, refusal
@@ -106,11 +105,13 @@ class TestInheritance:
         for name, text in files.items():
             (folder / f"{name}.yaml").write_text(text)
 
-    def test_a_child_wins_key_by_key_its_lists_replace_and_overrides_come_last(self, tmp_path):
+    def test_a_child_wins_key_by_key_its_lists_and_sources_replace_and_overrides_come_last(self, tmp_path):
         (tmp_path / "deep").mkdir()
-        self.write(tmp_path, a="m: {x: 1, y: {z: 1, w: [1, 2, 3]}}\nn: 1", c="extends: deep/b.yaml\nm: {y: {w: [9]}}")
+        self.write(tmp_path, a="m: {x: 1, y: {z: 1, w: [1, 2, 3]}}\ndata: {corpus: synthetic, tokenizer: bytes}")
+        self.write(tmp_path, c="extends: deep/b.yaml\nm: {y: {w: [9]}}\ndata: {path: books}")
         self.write(tmp_path / "deep", b="extends: ../a.yaml\nm: {x: 2}\nk: 3")
-        assert read_recipe(tmp_path / "c.yaml") == {"m": {"x": 2, "y": {"z": 1, "w": [9]}}, "n": 1, "k": 3}
+        expected = {"m": {"x": 2, "y": {"z": 1, "w": [9]}}, "data": {"path": "books"}, "k": 3}
+        assert read_recipe(tmp_path / "c.yaml") == expected
         assert read_recipe(tmp_path / "c.yaml", ["m.x=5"])["m"] == {"x": 5, "y": {"z": 1, "w": [9]}}
 
     @pytest.mark.parametrize("cycle", ["a", "abc"])
@@ -119,19 +120,8 @@ class TestInheritance:
         assert "extends itself" in refusal(read_recipe, tmp_path / "a.yaml")
 
     def test_a_bad_parent_is_a_user_error(self, tmp_path):
-        named = [
-            "nowhere.yaml",
-            "3",
-            "[a.yaml]",
-            "{a: 1}",
-            "''",
-            ".",
-            '"a\\0b"',
-            "x" * 5000,
-            "'../' ",
-            "/proc/self/mem",
-        ]
-        for extends in named:
+        names = ["nowhere.yaml", "/proc/self/mem", ".", "'../' ", "x" * 5000, '"a\\0b"']
+        for extends in (*names, "3", "[a.yaml]", "{a: 1}", "''"):
             self.write(tmp_path, a=f"extends: {extends}")
             refusal(read_recipe, tmp_path / "a.yaml")
 
@@ -146,28 +136,38 @@ class TestInheritance:
         assert refusal(read_recipe, tmp_path).endswith(said)
 
 
-class TestOverrides:
-    def applied(self, data: dict, *overrides: str) -> dict:
-        data = copy.deepcopy(data)
-        apply_overrides(data, overrides)
-        return data
+def applied(data: dict, *overrides: str) -> dict:
+    data = copy.deepcopy(data)
+    apply_overrides(data, overrides)
+    return data
 
+
+class TestOverrides:
     def test_values_of_any_kind_are_set_and_numbers_index_lists_and_name_layers(self):
-        found = self.applied({}, "a.b.c=1e-3", "a.d=[1, x]", "e={f: null}", "g=", "h=a=b")
+        found = applied({}, "a.b.c=1e-3", "a.d=[1, x]", "e={f: null}", "g=", "h=a=b")
         assert found == {"a": {"b": {"c": 1e-3}, "d": [1, "x"]}, "e": {"f": None}, "g": None, "h": "a=b"}
         data = {"layers": [{"d": 1}, {"d": 2}], "by_number": {}}
         changed = {"layers": [{"d": 1}, {"d": 5}], "by_number": {3: {"x": 1}}}
-        assert self.applied(data, "layers.1.d=5", "by_number.3.x=1") == changed
+        assert applied(data, "layers.1.d=5", "by_number.3.x=1") == changed
+
+    def test_a_section_that_is_null_is_entered_and_a_number_is_not(self):
+        distill = {"teacher": "a", "weight": 1}
+        found = applied({"train": {"distill": None}}, "train.distill.teacher=a", "train.distill.weight=1")
+        assert found == {"train": {"distill": distill}}
+        with pytest.raises(UserError, match=r"train\.steps is 5, which has no keys"):
+            applied({"train": {"steps": 5}}, "train.steps.teacher=a")
 
     def test_what_cannot_be_set_is_refused(self):
         paths = ["", "=", "=1", "a", "a..b=1", ".a=1", "a.=1", "x.y=1", "a=[1", "a=!!int x", f"a={LONG}"]
         for override in (*paths, "l.2=1", "l.-1=1", "l.x=1", "l.0.y=1", "empty.0=1", f"l.{LONG}=1"):
-            refusal(self.applied, {"x": 3, "l": [1, 2], "empty": [], "n": {}}, override)
+            refusal(applied, {"x": 3, "l": [1, 2], "empty": [], "n": {}}, override)
 
 
 CORPUS = {"corpus": "synthetic", "tokenizer": "bytes", "held_out": 0.1, "verify": "sizes"}
 PATH = {"path": "books", "corpus": None, "tokenizer": None, "held_out": None}
-MIXTURE = {"mixture": {"web": {"path": "web", "weight": 3, "verify": "sizes"}, "own": {**CORPUS, "weight": 2}}}
+WEB = {"path": "web", "weight": 3, "verify": "sizes"}
+MIXTURE = {"mixture": {"web": WEB, "own": {**CORPUS, "weight": 2}}}
+OTHER_MIXTURE = {"mixture": {"web": WEB, "own": {"path": "x", "weight": 2}}}
 SECTIONS = [CORPUS, PATH, MIXTURE]
 
 
@@ -192,15 +192,12 @@ def test_another_kind_replaces_the_section():
         ({"tokenizer": "bytes"}, {"corpus": "synthetic"}, {"corpus": "synthetic", "tokenizer": "bytes"}),
         (CORPUS, {"path": None, "mixture": None}, {**CORPUS, "path": None, "mixture": None}),
         ({"corpus": "synthetic", "weight": 3}, {"path": "books"}, {"path": "books", "weight": 3}),
-        (
-            MIXTURE,
-            {"mixture": {"own": {"path": "books"}}},
-            {"mixture": {"web": MIXTURE["mixture"]["web"], "own": {"path": "books", "weight": 2}}},
-        ),
+        ({**CORPUS, "mask_documents": True}, {"path": "books"}, {"path": "books", "mask_documents": True}),
+        (MIXTURE, {"mixture": {"own": {"path": "x"}}}, OTHER_MIXTURE),
     ],
 )
 def test_another_sort_of_source_replaces_the_one_before_and_the_same_sort_is_merged(before, change, expected):
-    """A weight is not of the source, and within a mixture a source is replaced alone."""
+    """Weight and boundaries of documents are not of the source; within a mixture a source is replaced alone."""
     kept = copy.deepcopy(before)
     assert merge({"data": before, "x": 1}, {"data": change}) == {"data": expected, "x": 1}
     assert before == kept
@@ -215,44 +212,21 @@ def test_the_difference_laid_over_the_old_gives_the_new():
         assert difference(old, copy.deepcopy(old)) == {}
 
 
-def overridden(before: dict[str, Any], *overrides: str) -> dict[str, Any]:
-    changed = copy.deepcopy({"data": before})
-    apply_overrides(changed, overrides)
-    return changed["data"]
-
-
-def test_an_override_that_names_another_source_replaces_it():
-    for before, override, expected in (
-        (CORPUS, "data.path=x", {"path": "x"}),
-        (MIXTURE, "data.path=x", {"path": "x"}),
-        (CORPUS, "data.mixture.web.path=x", {"mixture": {"web": {"path": "x"}}}),
-        (CORPUS, "data.mixture={web: {path: x}}", {"mixture": {"web": {"path": "x"}}}),
-        (CORPUS, "data.path=null", {**CORPUS, "path": None}),
-        (CORPUS, "data={held_out: 0.2}", {"held_out": 0.2}),
-        (PATH, "data.corpus=synthetic", {"corpus": "synthetic"}),
+def test_overrides_that_name_another_source_replace_it_as_one_change_whatever_their_order():
+    new = {"path": "x", "tokenizer": "bpe-300"}
+    for before, overrides, expected in (
+        (CORPUS, ["data.path=x"], {"path": "x"}),
+        (CORPUS, ["data.path=x", "data.tokenizer=bpe-300"], new),
+        (CORPUS, ["data.tokenizer=bpe-300", "data.path=x"], new),
+        (CORPUS, ["data.mixture.web.path=x"], {"mixture": {"web": {"path": "x"}}}),
+        (CORPUS, ["data.mixture={web: {path: x}}"], {"mixture": {"web": {"path": "x"}}}),
+        (CORPUS, ["data.path=null"], {**CORPUS, "path": None}),
+        (CORPUS, ["data={held_out: 0.2}"], {"held_out": 0.2}),
+        (PATH, ["data.corpus=synthetic"], {"corpus": "synthetic"}),
+        (MIXTURE, ["data.path=x"], {"path": "x"}),
+        (MIXTURE, ["data.mixture.own.path=x"], OTHER_MIXTURE),
     ):
-        assert overridden(before, override) == expected, override
-    assert overridden(MIXTURE, "data.mixture.own.path=x")["mixture"]["own"] == {"path": "x", "weight": 2}
-
-
-def test_overrides_are_one_change_whatever_their_order():
-    both = ("data.path=x", "data.tokenizer=bpe-300")
-    for overrides in (both, both[::-1]):
-        assert overridden(CORPUS, *overrides) == {"path": "x", "tokenizer": "bpe-300"}
-
-
-def test_an_override_enters_a_section_that_is_null():
-    data = {"train": {"distill": None, "steps": 5}}
-    apply_overrides(data, ["train.distill.teacher=a", "train.distill.weight=1"])
-    assert data == {"train": {"distill": {"teacher": "a", "weight": 1}, "steps": 5}}
-    with pytest.raises(UserError, match=r"train\.steps is 5, which has no keys"):
-        apply_overrides(data, ["train.steps.teacher=a"])
-
-
-def test_a_child_recipe_takes_its_own_data(tmp_path):
-    (tmp_path / "parent.yaml").write_text("data: {corpus: synthetic, tokenizer: bytes}\nseq_len: 5")
-    (tmp_path / "child.yaml").write_text("extends: parent.yaml\ndata: {path: books}")
-    assert read_recipe(tmp_path / "child.yaml") == {"data": {"path": "books"}, "seq_len": 5}
+        assert applied({"data": before}, *overrides) == {"data": expected}, overrides
 
 
 @pytest.fixture

@@ -1,14 +1,18 @@
-"""Small models of every kind, and what they do written out: streams, activations, attention, all of it kept."""
+"""Small models of every kind, their profiles, and what they do written out: streams, activations, attention, kept."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from model_cases import decoder
 from torch import Tensor
 from torch.nn.functional import silu
 
+from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
+from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import parse
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
@@ -23,10 +27,12 @@ from widthwise.yaml_io import merge
 VOCAB_SIZE = 31
 SEQ_LEN = 9
 X = [20, 12, 4, 16]
+UNIFORM = {"shape": {"kind": "explicit", "widths": [8, 8, 8]}, "n_layers": 3}
 SLOTS = {"kind": "hyper_connections", "slot_width": 4}
+HOURGLASS = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5}
 
 MODELS: dict[str, dict[str, Any]] = {
-    "uniform": {"shape": {"kind": "explicit", "widths": [8, 8, 8]}, "n_layers": 3},
+    "uniform": UNIFORM,
     "x": {},
     "x_full_ends": {"shape": {"endpoints": "full"}, "residual": {"kind": "plain", "multiplier": 0.4}},
     "narrowing": {"shape": {"widths": [8, 8, 8, 4]}},
@@ -36,24 +42,15 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "values_of_other_sizes": {"layers": {0: {"attention": {"v_head_dim": 3}}, 1: {"attention": {"v_head_dim": 9}}}},
     "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "bias": True}},
-    "uniform_hourglass": {
-        "shape": {"kind": "explicit", "widths": [8, 8, 8]},
-        "n_layers": 3,
-        "ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5},
-    },
-    "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5}},
-    "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
-    "virtual_hourglass": {
-        "residual": {**SLOTS, "n_slots": 6},
-        "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5},
-    },
+    "uniform_hourglass": {**UNIFORM, "ffn": HOURGLASS},
+    "hourglass": {"ffn": HOURGLASS},
+    "hourglass_shared_weights": {"ffn": {**HOURGLASS, "share_weights": True}},
+    "virtual_hourglass": {"residual": {**SLOTS, "n_slots": 6}, "ffn": {**HOURGLASS, "n_blocks": 2}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 3, "n_shared_experts": 2}},
     "dynamic": {"ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5, "execution": "sliced"}},
-    "dynamic_hourglass": {
-        "ffn": {"kind": "dynamic_hourglass", "n_blocks": 3, "d_hidden": 5, "min_fraction": 0.1, "start": 0.8},
-    },
+    "dynamic_hourglass": {"ffn": {**HOURGLASS, "kind": "dynamic_hourglass", "min_fraction": 0.1, "start": 0.8}},
     "soft_dynamic_hourglass": {
-        "ffn": {"kind": "dynamic_hourglass", "n_blocks": 3, "d_hidden": 5, "norm": "shared", "mask": {"kind": "soft"}},
+        "ffn": {**HOURGLASS, "kind": "dynamic_hourglass", "norm": "shared", "mask": {"kind": "soft"}}
     },
     "virtual": {"residual": {**SLOTS, "n_slots": 6}},
     "virtual_padded": {"residual": {**SLOTS, "n_slots": 6, "embedding": "pad"}},
@@ -81,6 +78,51 @@ def model_of(name: str, dtype: torch.dtype = torch.float64) -> Decoder:
 def windows_of(n_windows: int, length: int = SEQ_LEN, seed: int = 1) -> Tensor:
     """Integers (n_windows, length + 1)."""
     return torch.randint(VOCAB_SIZE, (n_windows, length + 1), generator=torch.Generator().manual_seed(seed))
+
+
+OPTIONS = ProfileOptions(thresholds=(0.0, 0.03, 0.2, 1.5), utilisation_threshold=0.25)
+ABOUT = {"name": "model", "source": "", "kind": "hf", "step": None}
+
+
+def summary(model: Any, windows: Tensor, batch: int = 2) -> dict[str, Any]:
+    """The profile of a model, ours or of transformers, that sees so many windows at a time."""
+    profile = Profile(DecoderSubject(model) if isinstance(model, Decoder) else HFSubject(model), OPTIONS)
+    for some in windows.split(batch):
+        profile.add(some)
+    return profile.summary(**ABOUT).to_data()
+
+
+def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    """The same structure, and numbers that agree."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            close(found[key], expected[key], tolerance)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            close(one, other, tolerance)
+    else:
+        assert found == (expected if expected is None else pytest.approx(expected, abs=tolerance))
+
+
+def assert_compiled_layers_show_the_same(
+    model: Decoder, tokens: Tensor, summary: Callable[[Decoder, Tensor], Any]
+) -> None:
+    """An analysis finds what it found before the layers were compiled, and compiles nothing again."""
+    expected, graphs = summary(model, tokens), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        before, n_graphs = model(tokens), len(graphs)
+        assert summary(model, tokens) == expected
+        assert torch.equal(model(tokens), before)
+    assert n_graphs == len(graphs) > 0
 
 
 class Trace:
@@ -141,12 +183,10 @@ class Trace:
         for index, layer in enumerate(self.model.layers):
             x, kept = layer.attention_residual.read(stream)
             stream = layer.attention_residual.write(kept, self._attention(layer, x))
-            for block, update in enumerate(
-                literal_block_sums(layer.ffn, layer.ffn_residual.read(stream)[0], self.context)
-            ):
-                partial = layer.ffn_residual.write(
-                    layer.ffn_residual.read(stream)[1], update[..., : layer.config.d_out]
-                )
+            x, _ = layer.ffn_residual.read(stream)
+            for block, update in enumerate(literal_block_sums(layer.ffn, x, self.context)):
+                _, kept = layer.ffn_residual.read(stream)
+                partial = layer.ffn_residual.write(kept, update[..., : layer.config.d_out])
                 self.block_lens_inputs[index, block] = self.model.exit(partial)
             x, kept = layer.ffn_residual.read(stream)
             stream = layer.ffn_residual.write(kept, self._ffn(index, layer, x))
@@ -159,16 +199,10 @@ class Trace:
     def _attention(self, layer: Any, x: Tensor) -> Tensor:
         attention = layer.attention
         queries, keys, _ = attention._project(attention.norm.before(x), self.context)
-        n_texts, n_heads, n_tokens = queries.shape[:3]
-        weights = np.zeros((n_texts, n_heads, n_tokens))
-        for text in range(n_texts):
-            for head in range(n_heads):
-                own = keys[text, head // (n_heads // keys.shape[1])].numpy()
-                for i in range(n_tokens):
-                    scores = [attention.config.scale * (queries[text, head, i].numpy() @ own[j]) for j in range(i + 1)]
-                    powers = np.exp(scores)
-                    weights[text, head, i] = powers[0] / powers.sum()
-        self.first_key_weights.append(weights)
+        keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
+        scores = attention.config.scale * queries @ keys.mT
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        self.first_key_weights.append(scores.masked_fill(future, -math.inf).softmax(dim=-1)[..., 0].numpy())
         return attention(x, self.context)
 
     def _ffn(self, index: int, layer: Any, x: Tensor) -> Tensor:
@@ -184,12 +218,7 @@ def gated(ffn: Any, x: Tensor) -> Tensor:
 def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
     """The activations of every block of a feed-forward that reads x, each (B, T, d_ff)."""
     if isinstance(ffn, Hourglass):
-        found, h = [], ffn.norm(x)
-        for block, mask in zip(ffn.blocks, literal_block_masks(ffn, x, context)):
-            found.append(gated(block, block.norm.before(h)) * mask)
-            update = block(h, context)[0] * mask
-            h = torch.cat((h[..., : update.shape[-1]] + update, h[..., update.shape[-1] :]), dim=-1)
-        return found
+        return [activations for activations, _ in literal_blocks(ffn, x, context)]
     stream, x = x, ffn.norm.before(x)
     if isinstance(ffn, MLP):
         return [ACTIVATIONS[ffn.config.activation](ffn.w_up(x))]
@@ -203,16 +232,19 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
     return [gated(ffn, x)]
 
 
-def literal_block_sums(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
-    """What each block but the last of an hourglass and the blocks before it add to the stream x, (B, T, d_model)."""
-    if not isinstance(ffn, Hourglass):
-        return []
-    entered = ffn.norm(x)
-    found, h = [], entered
-    for block, mask in zip(ffn.blocks[:-1], literal_block_masks(ffn, x, context)):
-        h = h + block(h, context)[0] * mask
-        found.append(h - entered)
+def literal_blocks(ffn: Hourglass, x: Tensor, context: Any) -> list[tuple[Tensor, Tensor]]:
+    """Of each block its activations, and what it and the blocks before it add to the stream x, (B, T, d_model)."""
+    found, h = [], ffn.norm(x)
+    for block, mask in zip(ffn.blocks, literal_block_masks(ffn, x, context)):
+        activations, update = gated(block, block.norm.before(h)) * mask, block(h, context)[0] * mask
+        h = torch.cat((h[..., : update.shape[-1]] + update, h[..., update.shape[-1] :]), dim=-1)
+        found.append((activations, h - ffn.norm(x)))
     return found
+
+
+def literal_block_sums(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
+    """What is added behind each block but the last of an hourglass."""
+    return [added for _, added in literal_blocks(ffn, x, context)[:-1]] if isinstance(ffn, Hourglass) else []
 
 
 def literal_block_masks(ffn: Hourglass, x: Tensor, context: Any) -> list[Tensor]:

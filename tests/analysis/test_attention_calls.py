@@ -1,6 +1,8 @@
 """The calls of attention that a model makes are seen, and their weights of the first key found again."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -20,15 +22,13 @@ def heads(n: int, seed: int) -> Tensor:
     return torch.randn(N_TEXTS, n, N_TOKENS, HEAD_DIM, generator=generator, dtype=torch.float64)
 
 
-def weights_of(n_kv_heads: int = N_HEADS, **options) -> tuple[Tensor, Tensor]:
+def weights_of(n_kv_heads: int, attention: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
     """The weights of key 0 as they are seen, and as they come out where values are 1 at key 0 and 0 elsewhere."""
     seen = []
     values = torch.zeros(N_TEXTS, n_kv_heads, N_TOKENS, HEAD_DIM, dtype=torch.float64)
     values[:, :, 0] = 1.0
     with AttentionCalls(lambda number, call: seen.append((number, call))) as calls:
-        out = scaled_dot_product_attention(
-            heads(N_HEADS, 0), heads(n_kv_heads, 1), values, enable_gqa=n_kv_heads != N_HEADS, **options
-        )
+        out = attention(heads(N_HEADS, 0), heads(n_kv_heads, 1), values)
     ((number, call),) = seen
     assert (number, calls.n_calls) == (0, 1)
     return call.first_key_weights(), out[..., 0]
@@ -60,7 +60,8 @@ NUMBERS = torch.linspace(-2, 1, N_TOKENS * N_TOKENS, dtype=torch.float64).view(N
 )
 def test_weights_are_those_of_the_fused_function(monkeypatch, options, n_kv_heads, at_once):
     monkeypatch.setattr(subject, "SCORES_AT_ONCE", at_once)
-    found, expected = weights_of(n_kv_heads, **options)
+    fused = partial(scaled_dot_product_attention, enable_gqa=n_kv_heads != N_HEADS, **options)
+    found, expected = weights_of(n_kv_heads, fused)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -85,11 +86,5 @@ def test_weights_are_in_single_precision_even_under_autocast():
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1], [-1, -2, 0, 0, 0, 0, 0]])])
 def test_attention_in_blocks_is_seen_too(documents):
-    values = torch.zeros(N_TEXTS, 2, N_TOKENS, HEAD_DIM, dtype=torch.float64)
-    values[:, :, 0] = 1.0
-    seen = []
-    with AttentionCalls(lambda number, call: seen.append((number, call))) as calls:
-        out = attention_in_blocks(heads(N_HEADS, 0), heads(2, 1), values, 0.7, documents)
-    ((number, call),) = seen
-    assert (number, calls.n_calls) == (0, 1)
-    torch.testing.assert_close(call.first_key_weights(), out[..., 0], rtol=0, atol=1e-12)
+    found, expected = weights_of(2, partial(attention_in_blocks, scale=0.7, documents=documents))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -2,17 +2,22 @@
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from compiled_layers import assert_compiled_layers_show_the_same
 from profiled_models import (
+    ABOUT,
     MODELS,
+    OPTIONS,
     SEQ_LEN,
     Trace,
+    assert_compiled_layers_show_the_same,
+    close,
     model_of,
     spectrum,
+    summary,
     unit_statistics,
     windows_of,
 )
@@ -20,33 +25,10 @@ from torch import Tensor
 
 from widthwise.analysis import meters, model_subjects, subject
 from widthwise.analysis.model_subjects import DecoderSubject
-from widthwise.analysis.profile import Profile, ProfileOptions
+from widthwise.analysis.profile import Profile
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.width_choice_module import dynamic_modules
-
-OPTIONS = ProfileOptions(thresholds=(0.0, 0.03, 0.2, 1.5), utilisation_threshold=0.25)
-
-
-def summary(model: Decoder, windows: Tensor, batch: int = 2) -> dict[str, Any]:
-    profile = Profile(DecoderSubject(model), OPTIONS)
-    for some in windows.split(batch):
-        profile.add(some)
-    return profile.summary(name="model", source="", kind="hf", step=None).to_data()
-
-
-def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
-    """The same structure, and numbers that agree."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            close(found[key], expected[key], tolerance)
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected):
-            close(one, other, tolerance)
-    else:
-        assert found == (expected if expected is None else pytest.approx(expected, abs=tolerance))
 
 
 @pytest.fixture
@@ -166,15 +148,10 @@ def test_compiled_layers_show_the_same_and_stay_compiled():
 
 
 @pytest.mark.parametrize("name", ["dynamic", "moe", "dynamic_hourglass"])
-def test_the_model_is_left_as_it_was_even_after_an_error(name):
+def test_the_model_is_left_as_it_was_even_after_an_error(name, monkeypatch):
     model = model_of(name, torch.float32)
-
-    class Failing(Profile):
-        def see_attention(self, layer, call):
-            if layer == 2:
-                raise ArithmeticError
-
-    profile = Failing(DecoderSubject(model), OPTIONS)
+    profile = Profile(DecoderSubject(model), OPTIONS)
+    monkeypatch.setattr(profile, "see_attention", Mock(side_effect=[None, ArithmeticError]))
     with pytest.raises(ArithmeticError):
         profile.add(windows_of(2))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -205,8 +182,6 @@ def test_what_is_kept_does_not_grow_with_the_tokens():
     for _ in range(3):
         profile.add(windows_of(2))
         sizes.append(held_bytes(profile, set()))
-    n_gram_bytes = 8 * sum(
-        entry.width**2 for entry in profile.summary(name="model", source="", kind="hf", step=None).stream
-    )
+    n_gram_bytes = 8 * sum(entry.width**2 for entry in profile.summary(**ABOUT).stream)
     assert n_gram_bytes < sizes[0] < n_gram_bytes + 8 * 1000
     assert sizes == sizes[:1] * 3

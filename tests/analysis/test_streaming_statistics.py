@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from profiled_models import spectrum, unit_statistics
+from profiled_models import spectrum
 
 from widthwise.analysis.dynamic_width import class_means, frequency_deciles, token_class
 from widthwise.analysis.meters import ActivationMeter, LogitLens, MatrixEntropy, Moments, valley
@@ -38,14 +38,6 @@ def test_participation_is_the_number_of_units_that_share_the_energy_evenly():
     assert (silent["participation"], silent["participation_share"], silent["dead_share"]) == (None, None, 1.0)
 
 
-def test_pieces_of_activations_give_what_the_whole_gives():
-    activations = np.random.default_rng(0).normal(size=(23, 5))
-    expected = unit_statistics(activations, THRESHOLDS, 0.1)
-    for found in (meter_of(activations), meter_of(*np.split(activations, (2, 9)))):
-        for key, value in expected.items():
-            assert found[key] == pytest.approx(value, abs=1e-12)
-
-
 def test_distributions_are_in_single_precision_where_logits_are_not():
     generator = torch.Generator().manual_seed(0)
     hidden = [(4 * torch.randn(6, 300, generator=generator)).bfloat16() for _ in range(2)]
@@ -60,8 +52,8 @@ def test_distributions_are_in_single_precision_where_logits_are_not():
     assert [entry["kl_to_next"] for entry in found] == [pytest.approx((there + back) / 2, rel=1e-5), None]
 
 
-def entropy_of(states: np.ndarray, width: int) -> dict:
-    found = MatrixEntropy(width, torch.device("cpu"))
+def entropy_of(states: np.ndarray) -> dict:
+    found = MatrixEntropy(states.shape[1], torch.device("cpu"))
     for rows in np.array_split(states, 3):
         found.add(torch.from_numpy(rows))
     return {key: value for key, value in found.summary(depth=0).to_data().items() if key != "depth"}
@@ -70,27 +62,24 @@ def entropy_of(states: np.ndarray, width: int) -> dict:
 @pytest.mark.parametrize(("n", "width"), [(50, 7), (7, 50), (9, 9)])
 def test_the_gram_matrix_gives_what_the_singular_values_give(n, width):
     states = np.random.default_rng(0).normal(size=(n, width)) ** 3 + 1
-    assert entropy_of(states, width) == pytest.approx(spectrum(states), abs=1e-9)
+    assert entropy_of(states) == pytest.approx(spectrum(states), abs=1e-9)
 
 
 def test_small_directions_count_beside_a_huge_one_in_single_precision():
     states = np.random.default_rng(0).normal(size=(60, 11)).astype(np.float32)
     states[:, 3] *= 3000
-    assert entropy_of(states, 11) == pytest.approx(spectrum(states.astype(np.float64)), rel=1e-6)
+    assert entropy_of(states) == pytest.approx(spectrum(states.astype(np.float64)), rel=1e-6)
 
 
-def test_directions_of_equal_size_have_entropy_1_and_a_single_one_0():
-    assert entropy_of(3.0 * np.eye(8)[[0, 1, 2, 3, 4, 5, 6, 7] * 3], 8) == pytest.approx(
-        {"width": 8, "rank": 8, "entropy": 1.0, "participation": 8.0}
-    )
-    assert entropy_of(np.outer([1.0, -2.0, 3.0, 4.0], [2.0, 0.0, 1.0]), 3) == pytest.approx(
-        {"width": 3, "rank": 3, "entropy": 0.0, "participation": 1.0}, abs=1e-12
-    )
-
-
-def test_no_states_and_no_choice_have_no_entropy():
-    assert entropy_of(np.zeros((5, 4)), 4) == {"width": 4, "rank": 4, "entropy": None, "participation": None}
-    assert entropy_of(np.ones((1, 4)), 4) == {"width": 4, "rank": 1, "entropy": None, "participation": 1.0}
+def test_directions_of_equal_size_have_entropy_1_a_single_one_0_and_nothing_to_choose_from_none():
+    for states, rank, entropy, participation in (
+        (3.0 * np.eye(8)[[*range(8)] * 3], 8, 1.0, 8.0),
+        (np.outer([1.0, -2.0, 3.0, 4.0], [2.0, 0.0, 1.0]), 3, 0.0, 1.0),
+        (np.zeros((5, 4)), 4, None, None),
+        (np.ones((1, 4)), 1, None, 1.0),
+    ):
+        expected = {"width": states.shape[1], "rank": rank, "entropy": entropy, "participation": participation}
+        assert entropy_of(states) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_valley_lies_below_a_depth_before_it_and_one_behind():

@@ -2,12 +2,14 @@
 
 import json
 import math
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from compiled_layers import assert_compiled_layers_show_the_same
-from connected_models import Traffic, connected_model, tokens
+from model_cases import decoder
+from profiled_models import assert_compiled_layers_show_the_same
 from thinned import in_turn
 from torch import Tensor
 
@@ -23,9 +25,48 @@ from widthwise.analysis.virtual_width import (
     watched_sites,
     window_share,
 )
+from widthwise.config_io import parse
 from widthwise.data.loader import Boundaries
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import Decoder, build
 from widthwise.records.analysis import VirtualWidth
+from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import merge
+
+WIDTHS = [12, 8, 4, 12]
+"""Blocks of 4 that the sites write: 3, 3, 2, 2, 1, 1, 3, 2; the first reads 2 and the last writes 2."""
+
+
+def connected_model(trained: bool = True, **changes: Any) -> Decoder:
+    """In float64. trained: weights that start at 0 or 1 are moved, so that coefficients are of no special form."""
+    data = {
+        "vocab_size": 31,
+        "d_model": 8,
+        "n_layers": len(WIDTHS),
+        "shape": {"kind": "explicit", "widths": WIDTHS},
+        "attention": {"head_dim": 4},
+        "residual": {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5},
+        "init": {"std": 0.3},
+    }
+    resolved = parse(ModelTemplate, merge(data, changes), "model").resolve(7)
+    return (decoder(resolved) if trained else build(resolved, seed=2, dtype=torch.float64)).eval()
+
+
+def tokens(n_windows: int, length: int = 7) -> Tensor:
+    return torch.randint(31, (n_windows, length), generator=torch.Generator().manual_seed(1))
+
+
+def watched_sublayers(model: Decoder) -> tuple[list[Tensor], list[Tensor]]:
+    """What every sublayer reads and writes, after the next pass."""
+    read, written = [], []
+
+    def hook(module, args, output):
+        read.append(args[0].detach())
+        written.append((output[0] if isinstance(output, tuple) else output).detach())
+
+    for layer in model.layers:
+        layer.attention.register_forward_hook(hook)
+        layer.ffn.register_forward_hook(hook)
+    return read, written
 
 
 def summary(model: Decoder, windows: Tensor) -> VirtualWidth:
@@ -54,7 +95,7 @@ def test_documents_of_a_row_are_shown_as_if_each_were_alone():
 
 def coefficients_of(model: Decoder, ids: Tensor) -> list[Tensor]:
     found = []
-    with torch.no_grad(), watched_sites(model, lambda index, coefficients: found.append(coefficients)):
+    with torch.no_grad(), watched_sites(model, lambda index, coefficients: found.append(coefficients.detach())):
         model.stream(ids)
     return found
 
@@ -64,26 +105,28 @@ def test_inputs_are_the_weighted_sums_of_embedding_and_earlier_updates_and_reach
     float64, dynamic, multiplier
 ):
     model, ids = connected_model(residual={"dynamic": dynamic, "multiplier": multiplier}), tokens(2)
-    traffic = Traffic(model)
     depth, entries = DepthWeights(torch.eye(5)), summary(model, ids)["sites"]
+    read_by, written_by = watched_sublayers(model)
     sources, found = [model.embed(ids).detach()], coefficients_of(model, ids)
     for index, (site, coefficients) in enumerate(zip(hyper_connections(model).values(), found)):
-        rows = coefficients.detach().expand(*ids.shape, 5, -1).flatten(0, 1)
+        rows = coefficients.expand(*ids.shape, 5, -1).flatten(0, 1)
         read, deviation, write = rows.tensor_split((site.n_read, site.n_read + 5), dim=-1)
         of_sources = depth.of_read(read)
         terms = [weights @ blocks.flatten(0, 1) for weights, blocks in zip(of_sources, sources, strict=True)]
-        torch.testing.assert_close(sum(terms).view(*ids.shape, -1), traffic.read[index])
+        torch.testing.assert_close(sum(terms).view(*ids.shape, -1), read_by[index])
         for source, weights in enumerate(of_sources):
             norms = weights.square().sum(dim=(-1, -2)).sqrt() / math.sqrt(min(weights.shape[-2:]))
             assert entries[index]["reach"][source] == pytest.approx(norms.mean().item(), abs=1e-6)
             assert entries[index]["reach_sd"][source] == pytest.approx(norms.std(correction=0).item(), abs=1e-6)
             assert (entries[index]["reach_sd"][source] > 1e-3) == dynamic
         depth.pass_site(deviation, multiplier * write)
-        sources.append(traffic.written[index].unflatten(-1, (-1, 4)))
+        sources.append(written_by[index].unflatten(-1, (-1, 4)))
 
 
 @in_turn(("write_init", ["slice", "tail_cyclic"]), ("dynamic", [False, True]), ("multiplier", [1.0, 0.25]))
-def test_before_training_every_weight_is_the_multiplier_as_on_the_plain_residual(dynamic, write_init, multiplier):
+def test_before_training_carries_are_the_identity_and_every_weight_is_the_multiplier_as_on_the_plain_residual(
+    dynamic, write_init, multiplier
+):
     residual = {"dynamic": dynamic, "write_init": write_init, "multiplier": multiplier}
     found = summary(connected_model(trained=False, residual=residual), tokens(2))
     assert [site["name"] for site in found["sites"][:3]] == ["layers.0.attention", "layers.0.ffn", "layers.1.attention"]
@@ -93,7 +136,10 @@ def test_before_training_every_weight_is_the_multiplier_as_on_the_plain_residual
         assert site["carry"] == torch.eye(5).tolist()
         if multiplier == 1.0:
             assert site["mean_distance"] == site["plain_distance"] == pytest.approx((index + 2) / 4)
+            assert site["window_share"] == pytest.approx(min(1, 5 / (index + 1)), abs=1e-6)
         assert not any(map(any, site["sd"].values()))
+        assert set(site["spectrum"].to_data().values()) == {1.0}
+        assert site["gate_distance"] == 0
 
 
 def test_maps_are_means_and_deviations_over_all_tokens_of_all_windows():
@@ -131,11 +177,7 @@ def test_compiled_layers_show_the_same_and_stay_compiled():
 
 def test_the_model_is_left_as_it_was_even_after_an_error():
     model = connected_model()
-
-    def fail(index, coefficients):
-        raise ArithmeticError
-
-    with pytest.raises(ArithmeticError), watched_sites(model, fail):
+    with pytest.raises(ArithmeticError), watched_sites(model, Mock(side_effect=ArithmeticError)):
         model.stream(tokens(1))
     assert not any("read" in vars(site) for site in hyper_connections(model).values())
 
@@ -143,13 +185,8 @@ def test_the_model_is_left_as_it_was_even_after_an_error():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_spectra_are_those_of_every_token_and_of_the_product_over_depth(dynamic):
     model, ids = connected_model(residual={"dynamic": dynamic}), tokens(2)
-    coefficients = []
-    with torch.no_grad(), watched_sites(model, lambda index, found: coefficients.append(found.detach())):
-        model.stream(ids)
-    product = np.eye(5)
-    for found, site, table in zip(
-        summary(model, ids).sites, hyper_connections(model).values(), coefficients, strict=True
-    ):
+    product, of_sites = np.eye(5), zip(hyper_connections(model).values(), coefficients_of(model, ids), strict=True)
+    for found, (site, table) in zip(summary(model, ids).sites, of_sites, strict=True):
         carry = table[..., site.n_read : site.n_read + 5].reshape(-1, 5, 5).numpy() + np.eye(5)
         product = np.swapaxes(carry, 1, 2) @ product
         expected = {
@@ -161,13 +198,6 @@ def test_spectra_are_those_of_every_token_and_of_the_product_over_depth(dynamic)
         assert found["spectrum"] == pytest.approx({key: each.mean() for key, each in expected.items()}, rel=1e-4)
         gates = np.abs(np.concatenate((carry, table[..., site.n_read + 5 :].reshape(-1, 5, site.n_write)), axis=-1))
         assert found["gate_distance"] == pytest.approx(np.minimum(gates, np.abs(gates - 1)).mean(), abs=1e-6)
-
-
-def test_before_training_carries_are_the_identity_and_all_weights_equal():
-    for index, site in enumerate(summary(connected_model(trained=False), tokens(1)).sites):
-        assert set(site["spectrum"].to_data().values()) == {1.0}
-        assert site["gate_distance"] == 0
-        assert site["window_share"] == pytest.approx(min(1, 5 / (index + 1)), abs=1e-6)
 
 
 def test_a_shift_register_is_a_hard_window_over_as_many_updates_as_there_are_slots():

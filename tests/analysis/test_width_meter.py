@@ -1,23 +1,27 @@
-"""The widths that tokens choose, as a validation sums and records them."""
+"""The widths that tokens choose, as a validation sums and records them; widths of groups, losses at forced widths."""
 
+import dataclasses
 import itertools
+import json
+import math
 
 import numpy as np
 import pytest
 import torch
 from dynamic_models import AS_WRITTEN, DYNAMIC, exact_units, model_of
 from thinned import in_turn
-from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from tiny_runs import tiny_recipe
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.analysis.dynamic_width import WidthMeter
+from widthwise.analysis.dynamic_width import WidthMeter, analyse_widths
 from widthwise.config_io import parse, to_data
+from widthwise.data.loader import Boundaries
 from widthwise.kernels.sliced_swiglu import bucketed_units
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import resume, train
+from widthwise.runs.train import train
 from widthwise.training.validation import validate
 
 
@@ -42,15 +46,12 @@ def test_a_summary_of_parts_is_that_of_all_tokens_at_once():
     model = model_of(DYNAMIC)
     summary, fractions = metered(model, *BATCHES)
     assert summary["n_tokens"] == 7 * 17
-    flops_per_unit = np.array([6 * 24, 6 * 8, 4 * 24 + 2 * 16])
-    d_ff = np.array([216, 72, 216])
-    means = np.array([each.mean() for each in fractions])
-    weights = flops_per_unit * d_ff / (flops_per_unit @ d_ff)
-    assert summary["mean_fraction"] == pytest.approx(means @ weights)
+    means = [each.mean() for each in fractions]
+    assert summary["mean_fraction"] == pytest.approx(np.average(means, weights=[math.prod(size) for size in SIZES]))
     assert summary["token_variance_share"] == pytest.approx(
         np.mean([each.var() for each in fractions]) / np.var(fractions)
     )
-    for layer, fraction, units in zip(summary["layers"], fractions, d_ff):
+    for layer, fraction, (_, units) in zip(summary["layers"], fractions, SIZES):
         assert layer["d_ff"] == units
         expected = [fraction.mean(), fraction.std(), fraction.min(), fraction.max()]
         assert [layer[key] for key in ("mean", "sd", "min", "max")] == pytest.approx(expected)
@@ -66,12 +67,16 @@ def test_a_summary_of_parts_is_that_of_all_tokens_at_once():
     assert [layer["layer"] for layer in summary["layers"]] == [1, 2, 3]
 
 
+def flops_asked(fractions):
+    """Per token, by the means over all."""
+    return pytest.approx(sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(SIZES, fractions)))
+
+
 def test_flops_are_asked_and_rounded_up():
     summary, fractions = metered(model_of(DYNAMIC), *BATCHES)
     flops = summary["flops_per_token"]
     assert flops["full"] == sum(per_unit * d_ff for per_unit, d_ff in SIZES)
-    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(SIZES, fractions))
-    assert flops["asked"] == pytest.approx(asked)
+    assert flops["asked"] == flops_asked(fractions)
     rounded = [bucketed_units(torch.tensor(each * d_ff), 0.0, d_ff) for (_, d_ff), each in zip(SIZES, fractions)]
     bucketed = sum(per_unit * float(units.double().mean()) for (per_unit, _), units in zip(SIZES, rounded))
     assert flops["bucketed"] == pytest.approx(bucketed)
@@ -86,25 +91,11 @@ def test_a_grown_layer_counts_the_units_that_it_has():
     n_used = sum(rank < fractions[0].max() for rank in widest)
     layer = summary["layers"][0]
     assert (layer["max_units"], layer["dead_share"]) == (n_used, pytest.approx(1 - n_used / 216))
-    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(SIZES, fractions))
-    assert summary["flops_per_token"]["asked"] == pytest.approx(asked)
+    assert summary["flops_per_token"]["asked"] == flops_asked(fractions)
 
 
 WITHOUT_PRODUCTS = "score: {kind: rms_mean}, start: 0.3, min_fraction: 0.1, ratio: 9.0"
 """A score that adds no matrix product to those of the units."""
-
-
-def executed(model, batch, precision):
-    """As the meter says and as torch counts it, and the full FLOPs; per token."""
-    meter = WidthMeter(model.eval())
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        with counter:
-            choices = model.loss(batch[:, :-1], batch[:, 1:]).choices
-        meter.add(choices)
-    counted = sum(sum(flops.values()) for name, flops in counter.get_flop_counts().items() if name.endswith(".ffn"))
-    flops = meter.summary()["flops_per_token"]
-    return flops["executed"], counted / batch[:, 1:].numel(), flops["full"]
 
 
 @in_turn(
@@ -119,12 +110,16 @@ def executed(model, batch, precision):
 )
 def test_executed_flops_are_those_that_torch_counts(execution, mask, n_sequences, precision):
     model = model_of(f"model.ffn={{kind: dynamic, {WITHOUT_PRODUCTS}, execution: {execution}, mask: {{kind: {mask}}}}}")
-    found, counted, full = executed(model, BATCHES[0][:n_sequences], precision)
-    assert found == pytest.approx(counted)
-    if mask in ("soft", "none") or execution == "masked":
-        assert found == full
-    else:
-        assert found < full
+    batch, meter, counter = BATCHES[0][:n_sequences], WidthMeter(model.eval()), FlopCounterMode(display=False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with counter:
+            choices = model.loss(batch[:, :-1], batch[:, 1:]).choices
+        meter.add(choices)
+    counted = sum(sum(flops.values()) for name, flops in counter.get_flop_counts().items() if name.endswith(".ffn"))
+    flops = meter.summary()["flops_per_token"]
+    assert flops["executed"] == pytest.approx(counted / batch[:, 1:].numel())
+    is_full = mask in ("soft", "none") or execution == "masked"
+    assert flops["executed"] == flops["full"] if is_full else flops["executed"] < flops["full"]
 
 
 @pytest.mark.hard
@@ -163,32 +158,16 @@ def test_a_model_without_dynamic_layers_has_no_widths_and_a_mask_without_width_u
     assert {(layer["floor_share"], layer["ceiling_share"]) for layer in summary["layers"]} == {(1.0, 1.0)}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny_recipe(DYNAMIC), path)
-    return path
-
-
-def test_every_validation_records_widths_and_the_result_has_the_complete_ones(finished):
-    records = [record for record in RunDir(finished).metrics() if record["event"] != "train"]
+def test_every_validation_records_widths_and_the_result_has_the_complete_ones(tmp_path):
+    train(tiny_recipe(DYNAMIC), tmp_path)
+    run = RunDir(tmp_path)
+    records = [record for record in run.metrics() if record["event"] != "train"]
     assert [(record["step"], record["event"]) for record in records] == [(5, "validation"), (9, "validation")]
-    last, widths = records[-1]["token_widths"], RunDir(finished).result()["token_widths"]
+    last, widths = records[-1]["token_widths"], run.result()["token_widths"]
     assert records[-1]["width_fraction"] == last["mean_fraction"]
     assert all(widths[key] == last[key] for key in last.keys() - {"layers"})
     assert widths.keys() - last.keys() == {"by_frequency_decile", "by_token_class", "forced"}
-    assert RunDir(finished).result().to_data()["token_widths"]["layers"] == last["layers"]
-
-
-@in_turn(("step", [5, 9]), ("is_recorded", [True, False]))
-def test_a_kill_around_a_validation_neither_loses_nor_doubles_its_record(finished, tmp_path, step, is_recorded):
-    run = unfinished_copy(finished, tmp_path / "run", step)
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line, record in zip(lines, RunDir(run).metrics()) if record["step"] <= step]
-    assert '"validation"' in kept[-1]
-    (run / "metrics.jsonl").write_text("".join(kept if is_recorded else kept[:-1]))
-    resume(run)
-    assert outcome(run) == outcome(finished)
+    assert run.result().to_data()["token_widths"]["layers"] == last["layers"]
 
 
 def test_random_widths_are_drawn_alike_in_every_validation_and_training_does_not_notice(held_out):
@@ -201,3 +180,49 @@ def test_random_widths_are_drawn_alike_in_every_validation_and_training_does_not
     assert model.training
     validate(model.eval(), held_out)
     assert not model.training
+
+
+def test_a_fixed_half_width_has_half_of_its_units_dead(held_out):
+    model = model_of(AS_WRITTEN)
+    summary = validate(model, held_out).token_widths
+    assert summary["token_variance_share"] is None
+    complete = analyse_widths(model, held_out, summary)
+    for layer in complete["layers"]:
+        assert (layer["mean"], layer["dead_share"], layer["sd"]) == (0.5, 0.5, 0.0)
+        assert layer["gain"] is None
+    json.dumps(complete.to_data(), allow_nan=False)
+
+
+def test_losses_are_those_at_forced_widths_and_groups_make_up_the_mean(held_out):
+    model = model_of(DYNAMIC)
+    summary = validate(model, held_out).token_widths
+    found = analyse_widths(model, held_out, summary)
+    tokens = torch.from_numpy(held_out.data.held_out.tokens(0, 5 * 17 + 1).astype(np.int64))
+    windows = torch.stack([tokens[start : start + 18] for start in range(0, 5 * 17, 17)])
+    inputs, targets = windows[:, :-1], windows[:, 1:]
+    with torch.no_grad():
+        losses = {each: model.loss(inputs, targets, width_fraction=each).losses.double() for each in (0.25, 0.5, 1.0)}
+    forced = {entry["fraction"]: entry["loss"] for entry in found["forced"]}
+    assert list(forced) == [0.25, 0.5, 0.75, 1.0]
+    assert forced[0.5] == pytest.approx(losses[0.5].mean().item(), rel=1e-5)
+    overall = sum(found["by_frequency_decile"]) / 10
+    assert overall == pytest.approx(found["mean_fraction"])
+    assert found["token_variance_share"] == summary["token_variance_share"]
+
+
+def test_rows_are_read_as_validation_reads_them(held_out):
+    """With what stands between words as the end of a document, losses are those of words alone."""
+    model, told = model_of(DYNAMIC), Boundaries(ord(" "), masks=True, resets=True)
+    held_out = dataclasses.replace(held_out, boundaries=told)
+    validation = validate(model, held_out)
+    found = analyse_widths(model, held_out, validation.token_widths)
+    losses = []
+    with torch.no_grad():
+        for row in torch.cat(list(held_out.batches())):
+            ends = ((row[:-1] == ord(" ")).nonzero()[:, 0] + 1).tolist()
+            for first, last in itertools.pairwise(sorted({0, *ends, 17})):
+                word = row[None, first : last + 1]
+                losses.append(model.loss(word[:, :-1], word[:, 1:], width_fraction=1.0).losses.flatten())
+    assert len(losses) > 10
+    assert found["forced"][-1]["fraction"] == 1.0
+    assert found["forced"][-1]["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)

@@ -1,11 +1,18 @@
-"""Folders of text files in several formats, to be prepared in parts."""
+"""Corpora, and folders of text files in several formats, to be prepared; and what a prepared folder holds."""
 
 import gzip
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from widthwise.data.corpus import named_corpus
-from widthwise.data.prepared import PreparedData
+from widthwise.data.documents import Corpus, Document
+
+
+def corpus_of(name: str, texts: Iterable[str]) -> Corpus:
+    """Documents NAME/0, NAME/1, ... texts: can be read again and again."""
+    return Corpus(name, lambda: (Document(f"{name}/{index}", text) for index, text in enumerate(texts)))
 
 
 def make_source(folder: Path, n_files: int = 7, n_documents: int = 11) -> Path:
@@ -25,9 +32,20 @@ def make_source(folder: Path, n_files: int = 7, n_documents: int = 11) -> Path:
     return folder
 
 
-def check_same_bytes(data: PreparedData, expected: PreparedData) -> None:
+def check_same_bytes(folder: Path, expected: Path) -> None:
     """Every file of the folders, the manifest with its checksums among them."""
-    names = sorted(path.name for path in expected.path.iterdir())
-    assert sorted(path.name for path in data.path.iterdir()) == names
+    names = sorted(path.name for path in expected.iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == names
     for name in names:
-        assert (data.path / name).read_bytes() == (expected.path / name).read_bytes(), name
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+
+
+def in_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """Return a function that lets `change` change what the manifest of a prepared folder says."""
+
+    def edit(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        change(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return edit

@@ -6,6 +6,7 @@ import shutil
 import struct
 from itertools import accumulate, chain
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,20 +99,14 @@ def test_a_relative_symbolic_link_is_followed(theirs, tmp_path):
 
 
 def test_files_are_copied_where_they_cannot_be_linked_and_a_full_disk_leaves_nothing(theirs, tmp_path, monkeypatch):
-    def fail(code):
-        def failing(*arguments):
-            raise OSError(code, os.strerror(code))
-
-        return failing
-
-    monkeypatch.setattr(os, "link", fail(errno.EXDEV))
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     before, seen = contents(theirs), []
     data = adopted(theirs, progress=lambda stage, *_: seen.append(stage))
     data.verify()
     assert documents_of(data) == [TRAIN, HELD_OUT]
     assert not (data.path / "train.bin").samefile(theirs / "a.bin")
     assert f"copying {theirs}/b.idx" in seen
-    monkeypatch.setattr("shutil.copyfile", fail(errno.ENOSPC))
+    monkeypatch.setattr("shutil.copyfile", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(UserError, match=r"train\.bin: cannot be copied from .*a\.bin \(No space left on device\)"):
         adopted(theirs, "full")
     assert sorted(os.listdir(tmp_path)) == ["out", "theirs"]
@@ -137,23 +132,17 @@ def test_a_token_outside_the_vocabulary_is_refused_with_file_place_and_value(
 
 def test_what_cannot_be_adopted_is_refused_by_name_and_leaves_nothing(theirs, tmp_path):
     """Damage of shards is told in `test_shards.py`."""
-    for name, documents in (("none", []), ("empty", [[], []]), ("cut", TRAIN)):
+    for name, documents in (("none", []), ("empty", [[], []])):
         write_megatron(theirs / name, documents)
-    (theirs / "cut.bin").write_bytes((theirs / "cut.bin").read_bytes()[:-1])
     before = contents(theirs)
     for options, message in (
         ({"held_out": "none"}, r"none\.bin: holds no tokens"),
         ({"held_out": "empty"}, r"empty\.bin: holds no tokens"),
-        ({"train": "cut"}, rf"^{theirs}/cut\.bin: has \d+ bytes where its index asks for"),
         ({"held_out": "c"}, r"c\.idx: cannot be read"),
         ({"held_out": "../theirs/a"}, "is both train and held-out"),
-        (
-            {"tokenizer": "bpe-300"},
-            r"'bpe-300': is trained on a corpus; name bytes, tiktoken:NAME or",
-        ),
+        ({"tokenizer": "bpe-300"}, r"'bpe-300': is trained on a corpus; name bytes, tiktoken:NAME or"),
         ({"tokenizer": "gpt"}, "allowed: bytes"),
         ({"tokenizer": "missing.json"}, r"missing\.json: cannot be read"),
-        ({"out": "theirs"}, "in use by other files"),
     ):
         with pytest.raises(UserError, match=message):
             adopted(theirs, **options)
@@ -169,7 +158,5 @@ def test_what_a_killed_adoption_left_is_replaced_and_the_originals_survive(their
     first.verify()
     assert contents(theirs) == before
     assert sorted(os.listdir(tmp_path)) == ["out", "theirs"]
-    with pytest.raises(UserError, match="already holds a prepared corpus"):
-        adopted(theirs)
     assert adopted(theirs, "again").manifest == first.manifest
     assert adopted(theirs, "other", "b", "a").manifest.corpus.fingerprint != first.manifest.corpus.fingerprint

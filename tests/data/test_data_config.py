@@ -1,25 +1,31 @@
 """The data section of a recipe: one source or a mixture, by name or by path, opened, prepared once, checked."""
 
 import json
-import re
 import shutil
 
 import pytest
+from boxes import refusal
+from source_folders import corpus_of
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.data import config as config_module
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.documents import Corpus
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare
+from widthwise.data.prepared import adopt
 from widthwise.data.remote import cache_folder
+from widthwise.data.shards import write_tokens
 from widthwise.yaml_io import merge
 
 SMOKE = {"corpus": "synthetic", "tokenizer": "bytes"}
 ONE_DOCUMENT = {"mask_documents": False, "reset_positions": False}
 """Documents of a row are not told apart."""
+BOTH = {"mask_documents": True, "reset_positions": True}
+EOS = 256
 WEB, CODE = {"path": "web", "weight": 0.7}, {"path": "code", "weight": 0.3}
 
 
@@ -33,9 +39,8 @@ def test_all_defaults_are_written_out_and_a_path_takes_the_place_of_the_corpus()
     assert DataConfig() == parse(DataConfig, {})
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_mistakes_are_refused_by_their_path():
+    for data, message in (
         ({"corpus": "synthetic", "path": "x"}, "give one"),
         ({"corpus": "syntetic"}, "did you mean 'synthetic'"),
         ({"tokenizer": "gpt"}, "allowed: bytes, bpe-N"),
@@ -46,11 +51,9 @@ def test_all_defaults_are_written_out_and_a_path_takes_the_place_of_the_corpus()
         ({"mixture": {"web": WEB, "code": {**CODE, "weight": 0}}}, r"mixture\.code\.weight: got 0; .*greater than 0"),
         ({"mixture": {"web": WEB, "code": {**CODE, "corpus": "synthetic"}}}, r"mixture\.code: got corpus .* give one"),
         ({"mixture": {"web": WEB, "c.ode": CODE}}, r"data\.mixture\.c\.ode: got 'c\.ode'; .*match pattern"),
-    ],
-)
-def test_mistakes_are_refused_by_their_path(data, message):
-    with pytest.raises(UserError, match=message):
-        tiny_recipe(f"data={json.dumps(data)}") if "mixture" in data else parse(DataConfig, data)
+    ):
+        with pytest.raises(UserError, match=message):
+            tiny_recipe(f"data={json.dumps(data)}") if "mixture" in data else parse(DataConfig, data)
 
 
 def test_a_start_reads_every_byte_unless_told_to_trust_sizes(original, tmp_path):
@@ -60,24 +63,19 @@ def test_a_start_reads_every_byte_unless_told_to_trust_sizes(original, tmp_path)
     content[1000] ^= 1
     (damaged / "train.bin").write_bytes(content)
 
-    def check(verify: str) -> None:
+    def configs(verify: str) -> list[DataConfig | MixtureConfig]:
         last = {"path": str(damaged), "verify": verify}
         sources = {"a": {"path": str(original), "weight": 1}, "b": {**last, "weight": 1}}
-        for config in (parse(DataConfig, last), parse(MixtureConfig, {"mixture": sources})):
-            try:
-                config.check(open_data(config))
-            except UserError as error:
-                said.append(str(error).removeprefix(str(damaged)))
+        return [parse(DataConfig, last), parse(MixtureConfig, {"mixture": sources})]
 
-    said: list[str] = []
-    check("sizes")
-    assert said == []
-    check("full")
-    assert [re.match(r"/train\.bin: its checksum differs", each) is not None for each in said] == [True] * 2
+    for config in configs("sizes"):
+        config.check(open_data(config))
+    for config in configs("full"):
+        assert refusal(config.check, open_data(config)).startswith(f"{damaged}/train.bin: its checksum differs")
     path = damaged / "tokenizer_spec.json"
     path.write_text(path.read_text().replace("bytes", "bytez"))
-    check("sizes")
-    assert [each.startswith("/tokenizer_spec.json") for each in said[2:]] == [True] * 2
+    for config in configs("sizes"):
+        assert refusal(lambda config: config.check(open_data(config)), config).startswith(f"{path}: ")
 
 
 def test_a_corpus_is_prepared_once_and_anew_for_other_options_or_other_text(cache, monkeypatch):
@@ -104,8 +102,9 @@ def test_a_prepared_folder_must_agree_with_what_the_recipe_says(original, tmp_pa
     at = {"path": str(original)}
     assert open_data(parse(DataConfig, {**at, "tokenizer": "bytes", "held_out": 0.05})).path == original
     (tmp_path / "book.txt").write_text("a held-out book")
-    apart = prepare("synthetic", tmp_path / "apart", tokenizer="bytes", held_out=[tmp_path / "book.txt"])
+    apart = prepare("synthetic", tmp_path / "apart", tokenizer="bytes", held_out=str(tmp_path / "book.txt"))
     assert apart.manifest.held_out_fraction is None
+    assert list(apart.documents("held_out")) == [("book.txt", len("a held-out book") + 1)]
     mixture = {"made": {**at, "held_out": 0.1, "weight": 1}, "other": {**at, "weight": 3}}
     for config, message in (
         (DataConfig(**at, tokenizer="bpe-300"), r"data\.tokenizer: got 'bpe-300', but .* was prepared with 'bytes'"),
@@ -139,11 +138,10 @@ def test_every_source_of_a_mixture_is_a_data_section_with_a_weight():
 
 def test_a_recipe_may_name_one_source_or_a_mixture_and_go_from_one_to_the_other():
     mixed = {"mixture": {"web": WEB, "code": CODE}}
-    one = to_data(tiny_recipe().data)
-    assert tiny_recipe(f"data={mixed}").data == parse(MixtureConfig, mixed)
-    assert tiny_recipe(f"data.mixture={mixed['mixture']}").data == parse(MixtureConfig, mixed)
-    back = merge({"data": to_data(parse(MixtureConfig, mixed))}, {"data": one})["data"]
-    assert parse(DataConfig, back) == tiny_recipe().data
+    one, mixture = tiny_recipe().data, parse(MixtureConfig, mixed)
+    assert tiny_recipe(f"data={mixed}").data == tiny_recipe(f"data.mixture={mixed['mixture']}").data == mixture
+    back = merge({"data": to_data(mixture)}, {"data": to_data(one)})["data"]
+    assert parse(DataConfig, back) == one
     with pytest.raises(UserError, match=r"data: got corpus; conflicts with mixture, .* set it to null"):
         tiny_recipe(f"data.mixture={mixed['mixture']}", "data.corpus=synthetic")
 
@@ -160,10 +158,8 @@ def test_weights_are_the_decimals_that_were_written():
 
 
 def test_mixed_data_hold_every_source_with_its_share_and_its_epochs(original, tmp_path):
-    def corpus(name: str) -> Corpus:
-        return Corpus(name, lambda: (Document(str(index), f"{name} {index}\n" * 20) for index in range(30)))
-
-    prepare(corpus("code"), tmp_path / "code", tokenizer="bytes", held_out=0.2)
+    corpus = corpus_of("code", [f"line {index}\n" * 20 for index in range(30)])
+    prepare(corpus, tmp_path / "code", tokenizer="bytes", held_out=0.2)
     sources = {"web": {"path": str(original), "weight": 1}, "code": {"path": str(tmp_path / "code"), "weight": 3}}
     data = open_data(parse(MixtureConfig, {"mixture": sources}))
     assert {name: source.path for name, source in data.sources.items()} == {"code": tmp_path / "code", "web": original}
@@ -175,6 +171,40 @@ def test_mixed_data_hold_every_source_with_its_share_and_its_epochs(original, tm
     for name, share in (("code", 0.75), ("web", 0.25)):
         n_windows = (data.sources[name].train.n_tokens - 1) // 30
         assert use[name] == (share, share * 4000 / n_windows)
-    other = prepare(corpus("other"), tmp_path / "other", tokenizer="bpe-270", held_out=0.2)
+    other = prepare(corpus, tmp_path / "other", tokenizer="bpe-270", held_out=0.2)
     with pytest.raises(UserError, match=r"code was tokenised by bytes \(.* and math by bpe-270 \("):
         MixedData({**data.sources, "math": other}, {"web": 1, "code": 1, "math": 1})
+
+
+@pytest.fixture
+def unended(tmp_path) -> str:
+    """A prepared folder with a held-out document that has no separator."""
+    write_tokens(tmp_path / "a", EOS + 1, [[1, 2, EOS], [], [EOS]])
+    write_tokens(tmp_path / "b", EOS + 1, [[5, EOS], [6, 7]])
+    adopt(tmp_path / "a", tmp_path / "b", tmp_path / "unended", tokenizer="bytes")
+    return str(tmp_path / "unended")
+
+
+def test_options_take_the_separator_from_the_data(original):
+    config = parse(DataConfig, {"path": str(original), **BOTH})
+    assert config.boundaries(open_data(config)) == Boundaries(EOS, masks=True, resets=True)
+
+
+def test_documents_that_do_not_end_are_refused_where_they_must_be_told_apart(unended):
+    for key in BOTH:
+        config = parse(DataConfig, {"path": unended, key: True})
+        message = rf"data\.{key}: got true, but document 1 of .*held_out\.bin does not end in the end-of-text token 256"
+        with pytest.raises(UserError, match=message):
+            config.boundaries(open_data(config))
+    untold = parse(DataConfig, {"path": unended, "mask_documents": False})
+    assert untold.boundaries(open_data(untold)) is NO_BOUNDARIES
+
+
+def test_a_mixture_says_it_once_for_all_sources(unended, original):
+    sources = {"own": {"path": str(original), "weight": 1}, "other": {"path": unended, "weight": 2}}
+    config = parse(MixtureConfig, {"mixture": sources, **BOTH})
+    assert parse(MixtureConfig, to_data(config)) == config
+    with pytest.raises(UserError, match=r"data\.mask_documents: got true, but document 1 of .*held_out"):
+        config.boundaries(open_data(config))
+    with pytest.raises(UserError, match=r"mixture\.own.*mask_documents: unknown key"):
+        parse(MixtureConfig, {"mixture": {**sources, "own": {**sources["own"], "mask_documents": True}}})

@@ -5,16 +5,13 @@ import hashlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_folders import corpus_of
 
 from widthwise.config_io import UserError
-from widthwise.data.documents import Corpus, Document, HeldOutFraction, HeldOutSources, scan, train_texts
+from widthwise.data.documents import HeldOutFraction, HeldOutSources, scan, train_texts
 
 few = settings(max_examples=40)
 texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)
-
-
-def corpus_of(name: str, texts: list[str]) -> Corpus:
-    return Corpus(name, lambda: (Document(f"{name}/{index}", text) for index, text in enumerate(texts)))
 
 
 def held_out_texts(texts: list[str], held_out: float) -> list[str]:

@@ -1,10 +1,13 @@
-"""Windows of token files in an order of their own, the same on any number of processes, and from any step on."""
+"""Windows of token files in an order of their own, the same on any number of processes, and from any step on.
+
+Those of a mixture are divided among its sources by weight, so that no source is ever far from its share.
+"""
 
 import tracemalloc
 from collections import Counter
-from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.loader import HeldOut, Loader
-from widthwise.data.mixture import FileWindows, MixedWindows, TokenMixture, divided, permute
+from widthwise.data.loader import Boundaries, HeldOut, Loader
+from widthwise.data.mixture import MOST_OFF, MixedWindows, TokenMixture, divided, permute
 from widthwise.data.shards import TokenFile, write_tokens
 
-few = settings(max_examples=25)
+few, more = settings(max_examples=25), settings(max_examples=50)
 OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}
 N_TOKENS = (997, 311, 2003)
 """Tokens of each of the three sources."""
@@ -28,13 +31,6 @@ def counting_tokens(prefix: Path, n_tokens: int, first: int = 0) -> TokenFile:
     return write_tokens(prefix, 2**20, [list(range(first, first + n_tokens))])
 
 
-def three_sources(folder: Path) -> TokenMixture:
-    """Sources a, b and c, of which a has the first tokens, c the last."""
-    firsts = np.cumsum([0, *N_TOKENS]).tolist()
-    files = {name: counting_tokens(folder / name, n, first) for name, n, first in zip("abc", N_TOKENS, firsts)}
-    return TokenMixture(files, {"a": 1, "b": 3, "c": 4})
-
-
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory) -> TokenFile:
     return counting_tokens(tmp_path_factory.mktemp("loader") / "x", 997)
@@ -42,7 +38,10 @@ def tokens(tmp_path_factory) -> TokenFile:
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory) -> TokenMixture:
-    return three_sources(tmp_path_factory.mktemp("mixture"))
+    """Sources a, b and c, of which a has the first tokens, c the last."""
+    folder, firsts = tmp_path_factory.mktemp("mixture"), np.cumsum([0, *N_TOKENS]).tolist()
+    files = {name: counting_tokens(folder / name, n, first) for name, n, first in zip("abc", N_TOKENS, firsts)}
+    return TokenMixture(files, {"a": 1, "b": 3, "c": 4})
 
 
 def order(n: int, seed: int, epoch: int) -> list[int]:
@@ -162,12 +161,6 @@ def test_a_mixture_lasts_until_one_of_its_sources_has_no_window_left(mixture, tm
     """a and b have half of the rows, of which a quarter is a's: b has 24 - 24 / 4 = 18 of the first 48, its all."""
     windows = MixedWindows(mixture, 17)
     assert (windows.n_windows, divided(mixture.weights).counts(48)["b"], windows.source_of(48)) == (48, 18, "b")
-    rows = windows.read(np.arange(48, dtype=np.uint64))
-    sources = [windows.source_of(row) for row in range(48)]
-    for name, n_tokens, first in zip("abc", N_TOKENS, np.cumsum([0, *N_TOKENS])):
-        own = rows[(first <= rows[:, 0]) & (rows[:, 0] < first + n_tokens)]
-        assert np.array_equal(own, FileWindows(mixture.files[name], 17).read(np.arange(len(own), dtype=np.uint64)))
-        assert sources.count(name) == len(own)
     short = TokenMixture({**mixture.files, "d": counting_tokens(tmp_path / "short", 17)}, {**mixture.weights, "d": 1})
     with pytest.raises(UserError, match=r"seq_len: got 17; .*short has 17 tokens, so 1 to 16"):
         MixedWindows(short, 17)
@@ -195,16 +188,9 @@ def test_memory_does_not_grow_with_the_number_of_batches(mixture):
     assert peaks[2] - peaks[1] < 60 * OPTIONS["batch_size"] * 4
 
 
-@dataclass(frozen=True)
-class Data:
-    """As much of prepared data as windows need."""
-
-    held_out: Any
-    tokenizer: Any = None
-
-
 def held_out(tokens, seq_len: int, batch_size: int = 1, max_tokens: int | None = None, skip: int = 0) -> HeldOut:
-    return HeldOut(Data(tokens), seq_len, batch_size, max_tokens, "fp32", skip_tokens=skip)
+    data = SimpleNamespace(held_out=tokens, tokenizer=None)
+    return HeldOut(data, seq_len, batch_size, max_tokens, "fp32", skip_tokens=skip)
 
 
 @given(st.integers(1, 996), st.integers(1, 20), st.integers(0, 400) | st.none())
@@ -264,3 +250,84 @@ def test_means_by_source_are_of_the_windows_of_each_that_has_any(mixture):
     assert list(means) == ["a", "b", "c"]
     assert means["b"] == pytest.approx(sum(x for x, name in zip(losses, found.sources) if name == "b") / n_windows["b"])
     assert held_out(mixture, 30, max_tokens=60).means_by_source([1.0, 2.0]) == {"b": 1.0, "c": 2.0}
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(*[st.sampled_from([3, 7, 9])] * 9), min_size=1))
+def test_a_document_ends_behind_its_separator_and_positions_begin_anew_there(rows):
+    tokens = torch.tensor(rows)
+    told = Boundaries(7, masks=True, resets=True)
+    for row, documents, positions in zip(rows, told.documents(tokens).tolist(), told.positions(tokens).tolist()):
+        ends = [0, *(i + 1 for i, token in enumerate(row) if token == 7)]
+        assert documents == [sum(end <= i for end in ends) - 1 for i in range(len(row))]
+        assert positions == [i - max(end for end in ends if end <= i) for i in range(len(row))]
+    for masks, resets in ((True, False), (False, True), (False, False)):  # a model is told only what is asked for
+        told = Boundaries(7, masks, resets)
+        assert (told.documents(tokens) is not None, told.positions(tokens) is not None) == (masks, resets)
+
+
+weightings = st.lists(st.integers(1, 10**6), min_size=1, max_size=12).map(
+    lambda weights: {f"s{index}": weight for index, weight in enumerate(weights)}
+)
+row_numbers = st.integers(0, 3000) | st.integers(0, 10**15)
+
+
+def farthest_off(weights, counts) -> Fraction:
+    n_rows, total = sum(counts.values()), sum(weights.values())
+    return max(abs(counts[name] - Fraction(n_rows * weights[name], total)) for name in weights)
+
+
+@more
+@given(weightings, row_numbers)
+def test_no_source_is_ever_far_from_its_share_and_of_two_none_by_more_than_half_a_row(weights, n_rows):
+    for own, bound in ((weights, Fraction(str(MOST_OFF))), (dict([*weights.items()][:2]), Fraction(1, 2))):
+        counts = divided(own).counts(n_rows)
+        assert sum(counts.values()) == n_rows
+        assert farthest_off(own, counts) <= bound
+
+
+@pytest.mark.parametrize("n_sources", [3, 21, 60])
+def test_the_bound_holds_for_the_weights_that_come_nearest_to_it(n_sources):
+    """Fibonacci numbers make the deepest tree."""
+    fibonacci = [1, 1]
+    while len(fibonacci) < n_sources:
+        fibonacci.append(fibonacci[-1] + fibonacci[-2])
+    weights = {f"s{index}": weight for index, weight in enumerate(fibonacci)}
+    division = divided(weights)
+    assert all(farthest_off(weights, division.counts(n)) < Fraction(str(MOST_OFF)) for n in range(0, 20_000, 7))
+
+
+@more
+@given(weightings, row_numbers, st.integers(1, 40))
+def test_a_row_has_the_place_that_the_counts_before_it_say(weights, first, n_rows):
+    division = divided(weights)
+    counts = Counter(division.counts(first))
+    for row in range(first, first + n_rows):
+        name, before = division.place(row)
+        assert before == counts[name]
+        counts[name] += 1
+    assert counts == division.counts(first + n_rows)
+
+
+@more
+@given(weightings)
+def test_after_as_many_rows_as_the_weights_add_up_to_every_share_is_exact(weights):
+    total = sum(weights.values())
+    assert divided(weights).counts(10**6 * total) == {name: 10**6 * weight for name, weight in weights.items()}
+
+
+@more
+@given(weightings, row_numbers)
+def test_neither_order_nor_a_common_factor_makes_a_difference(weights, row):
+    backwards = {name: 6 * weight for name, weight in reversed(weights.items())}
+    assert divided(backwards).place(row) == divided(weights).place(row)
+
+
+@more
+@given(weightings, st.integers(0, 50))
+def test_rows_last_until_a_source_would_pass_its_limit(weights, most):
+    limits = {name: most + index for index, name in enumerate(weights)}
+    division = divided(weights)
+    n_rows = division.n_rows_within(limits)
+    assert all(count <= limits[name] for name, count in division.counts(n_rows).items())
+    assert any(count > limits[name] for name, count in division.counts(n_rows + 1).items())

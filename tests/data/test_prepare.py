@@ -6,9 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import accumulate, chain, count, islice, takewhile
 
 import pytest
+from source_folders import check_same_bytes, corpus_of, in_manifest
 
 from widthwise.config_io import UserError
 from widthwise.data import encode
@@ -21,11 +22,8 @@ from widthwise.data.prepared import PreparedData
 SYNTHETIC = named_corpus("synthetic")
 
 
-def corpus_of(*texts: str) -> Corpus:
-    return Corpus("test", lambda: (Document(str(index), text) for index, text in enumerate(texts)))
-
-
-def split_texts(data: PreparedData) -> tuple[list[str], list[str]]:
+def split_texts(data: PreparedData) -> tuple[list[str], ...]:
+    """The texts of the documents to train on, and of those held out."""
     splits = (data.train, data.held_out)
     return tuple([data.tokenizer.decode(part.document(i)) for i in range(part.n_documents)] for part in splits)
 
@@ -52,19 +50,8 @@ def test_shards_hold_the_documents_with_their_names_and_bytes(tmp_path):
     assert prepare(SYNTHETIC, tmp_path / "all", max_tokens=10**9, **options).manifest == data.manifest
 
 
-def n_documents_below(max_tokens: int, held_out: float) -> int:
-    """How many documents come before the first whose bytes, and end of text, would be too many training tokens."""
-    n_tokens = 0
-    for index, (_, entry) in enumerate(HeldOutFraction(held_out).entries(SYNTHETIC)):
-        if entry.split == "train":
-            n_tokens += entry.n_bytes + 1
-        if n_tokens > max_tokens:
-            return index
-    raise AssertionError("the corpus is too small")
-
-
 def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_behind_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "BATCH_BYTES", 500)
+    """Whatever the batches: a document of t bytes has t + 1 tokens."""
     n_read = 0
 
     def read() -> Iterator[Document]:
@@ -74,10 +61,14 @@ def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_beh
 
     options = {"tokenizer": "bytes", "held_out": 0.2}
     counted = Corpus("synthetic", read)
-    cut = prepare(counted, tmp_path / "cut", max_tokens=20_011, **options).manifest
-    n_documents = n_documents_below(20_011, 0.2)
-    first = Corpus("synthetic", lambda: islice(SYNTHETIC, n_documents))
-    assert cut == prepare(first, tmp_path / "same", **options).manifest
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "BATCH_BYTES", 500)
+        cut = prepare(counted, tmp_path / "cut", max_tokens=20_011, **options).manifest
+    entries = (entry for _, entry in HeldOutFraction(0.2).entries(SYNTHETIC))
+    n_tokens = accumulate((each.n_bytes + 1) * (each.split == "train") for each in entries)
+    n_documents = sum(1 for _ in takewhile(lambda n: n <= 20_011, n_tokens))
+    prepare(Corpus("synthetic", lambda: islice(SYNTHETIC, n_documents)), tmp_path / "same", **options)
+    check_same_bytes(tmp_path / "cut", tmp_path / "same")
     assert n_documents <= n_read < n_documents + 60
     n_tokens = cut.splits.train.n_tokens  # may be reached exactly, and one less is a document less
     for less in (0, 1):
@@ -114,23 +105,13 @@ def test_the_tokenizer_is_trained_on_the_training_split_alone(tmp_path):
         assert data.manifest.corpus.n_bytes < MAX_TRAINING_BYTES
 
 
-def test_held_out_sources_may_be_given_as_paths(tmp_path):
-    (tmp_path / "book.txt").write_text("a held-out book")
-    for number, held_out in enumerate((str(tmp_path / "book.txt"), [tmp_path / "book.txt"])):
-        data = prepare(corpus_of("a", ""), tmp_path / str(number), tokenizer="bytes", held_out=held_out)
-        assert split_texts(data) == (["a", ""], ["a held-out book"])
-        assert list(data.documents("held_out")) == [("book.txt", len("a held-out book") + 1)]
-
-
 def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
     data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes")
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     for name in ("train.names.jsonl", "held_out.names.jsonl"):
-        del manifest["files"][name]
-        (tmp_path / "out" / name).unlink()
-    del manifest["held_out_from"]
-    (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
-    old = PreparedData.open(tmp_path / "out")
+        in_manifest(lambda said, name=name: said["files"].pop(name))(data.path)
+        (data.path / name).unlink()
+    in_manifest(lambda said: said.pop("held_out_from"))(data.path)
+    old = PreparedData.open(data.path)
     old.verify()
     assert old.manifest.trained_on == data.manifest.trained_on == old.manifest.files
     with pytest.raises(UserError, match="has no names of documents; it was adopted, or prepared by a version"):
@@ -138,20 +119,14 @@ def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
 
 
 def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
-    n_reads = 0
-
-    def read() -> Iterator[Document]:
-        nonlocal n_reads
-        n_reads += 1
-        yield from SYNTHETIC
-        yield Document("growing", "x" * n_reads)
-
-    unreadable = Corpus("unreadable", lambda: pytest.fail("was read"))
+    sizes = count(1)
+    growing = Corpus("growing", lambda: chain(SYNTHETIC, [Document("growing", "x" * next(sizes))]))
+    one, unreadable = corpus_of("test", ["one"]), Corpus("unreadable", lambda: pytest.fail("was read"))
     for corpus, options, message in (
-        (corpus_of("one"), {"held_out": 1e-9}, r"puts 1 of 1 documents in training and 0 in .*; raise held_out"),
-        (corpus_of("one"), {"held_out": 1 - 1e-9}, "lower held_out"),
-        (corpus_of(), {}, "holds no documents"),
-        (Corpus("growing", read), {}, "changed while it was being read"),
+        (one, {"held_out": 1e-9}, r"puts 1 of 1 documents in training and 0 in .*; raise held_out"),
+        (one, {"held_out": 1 - 1e-9}, "lower held_out"),
+        (corpus_of("test", []), {}, "holds no documents"),
+        (growing, {}, "changed while it was being read"),
         (SYNTHETIC, {"max_tokens": 3}, "max_tokens: got 3"),
         (unreadable, {"max_tokens": 0}, "max_tokens: got 0"),
         (unreadable, {"tokenizer": "gpt5"}, "tokenizer 'gpt5'"),
@@ -165,7 +140,7 @@ def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
 
 
 def test_a_folder_in_use_is_refused_and_kept(tmp_path):
-    prepare(corpus_of(*"abcdefgh"), tmp_path / "out", tokenizer="bytes", held_out=0.5)
+    prepare(corpus_of("test", "abcdefgh"), tmp_path / "out", tokenizer="bytes", held_out=0.5)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
     for name, message in (("out", "already holds a prepared corpus"), ("other", "in use by other files")):

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -12,6 +11,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from boxes import refusal
+from source_folders import check_same_bytes, in_manifest
 
 from widthwise.config_io import UserError, parse
 from widthwise.data.config import DataConfig, open_data
@@ -19,7 +20,6 @@ from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import check_url, fetched
-from widthwise.files import FileRecord
 
 
 @pytest.fixture
@@ -57,8 +57,7 @@ def cached_files(cache) -> set[str]:
 
 def check_equal(data: PreparedData, original) -> None:
     data.verify()
-    for path in original.iterdir():
-        assert (data.path / path.name).read_bytes() == path.read_bytes()
+    check_same_bytes(data.path, original)
 
 
 def test_a_folder_at_a_url_is_the_folder_in_a_place_named_by_its_whole_address(folder, original, cache):
@@ -113,10 +112,8 @@ def test_a_changed_manifest_is_fetched_with_its_files_and_the_old_copy_stays(fol
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../outside"])
 def test_a_strangers_manifest_writes_nothing_outside_the_cache(folder, cache, tmp_path, name):
     (tmp_path / "outside").write_text("kept")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"][name] = FileRecord.of(folder / "train.bin").model_dump()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="allowed: a path inside the folder"):
+    in_manifest(lambda said: said["files"].update({name: said["files"]["train.bin"]}))(folder)
+    with pytest.raises(UserError, match=f"got '{name}'; allowed: a path inside the folder"):
         PreparedData.open(url_of(folder))
     assert (tmp_path / "outside").read_text() == "kept"
     assert cached_files(cache) == set()
@@ -156,10 +153,8 @@ def test_a_url_with_a_secret_is_refused_before_it_is_stored_and_not_shown(cache)
         "https://host/books?token=hunter2",
         "https://host/books#hunter2",
     ):
-        for refused in (lambda url: parse(DataConfig, {"path": url}), PreparedData.open):
-            with pytest.raises(UserError) as error:
-                refused(url)
-            assert "hunter2" not in str(error.value)
+        for opened in (lambda url: parse(DataConfig, {"path": url}), PreparedData.open):
+            assert "hunter2" not in refusal(opened, url)
     assert check_url("az://container@account.host/books") == "az://container@account.host/books"
 
 

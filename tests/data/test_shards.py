@@ -1,20 +1,20 @@
-"""Token files as Megatron-LM has them: written whole, read in any part, refused where they are damaged."""
+"""Token files as Megatron-LM has them, and names of documents: written whole, read back, refused where damaged."""
 
 import os
+import resource
 import struct
-import subprocess
-import sys
 import tempfile
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
+from boxes import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
+from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, names_path, read_names, token_dtype
 
 UINT16, INT32 = np.dtype("<u2"), np.dtype("<i4")
 
@@ -117,26 +117,16 @@ def test_an_exception_while_writing_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-WRITE_TOO_MUCH = """
-import sys, resource, pathlib, numpy as np
-from widthwise.config_io import UserError
-from widthwise.data.shards import ShardWriter
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-try:
-    with ShardWriter(pathlib.Path(sys.argv[1]) / "x", np.dtype("<u2")) as writer:
-        for _ in range(int(sys.argv[2])):
-            writer.add(np.zeros(3, dtype="<u2"), np.array([3]))
-except UserError as error:
-    print(error)
-"""
-
-
 @pytest.mark.parametrize("n_documents", [2000, 700], ids=["bin", "idx"])
 def test_a_file_that_cannot_grow_is_refused_and_leaves_nothing(tmp_path, n_documents):
-    command = [sys.executable, "-c", WRITE_TOO_MUCH, str(tmp_path), str(n_documents)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed.startswith(f"{tmp_path / 'x'}")
-    assert "cannot be written (File too large)" in printed
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        said = refusal(write, tmp_path / "x", [[0, 0, 0]] * n_documents)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert said.startswith(f"{tmp_path / 'x'}")
+    assert "cannot be written (File too large)" in said
     assert os.listdir(tmp_path) == []
 
 
@@ -144,3 +134,26 @@ def test_fingerprint_tells_files_of_other_documents_apart(tmp_path):
     first, second = write(tmp_path / "x", [[1], [2, 3]]), write(tmp_path / "y", [[1, 2], [3]])
     assert first.fingerprint != second.fingerprint
     assert first.fingerprint == TokenFile(tmp_path / "x").fingerprint
+
+
+@settings(max_examples=30)
+@given(names=st.lists(st.text(max_size=9)))
+def test_any_names_are_read_as_they_were_written(tmp_path_factory, names):
+    prefix = tmp_path_factory.mktemp("names") / "train"
+    names.append(b"caf\xe9\n.txt".decode(errors="surrogateescape"))  # of bytes that are no text
+    with NameWriter(prefix) as writer:
+        writer.add(names[:3])
+        writer.add(names[3:])
+    assert list(read_names(prefix)) == names
+    assert names_path(prefix).read_bytes().count(b"\n") == len(names)
+    with NameWriter(prefix.with_name("twice")) as writer:
+        writer.append(prefix)
+        writer.append(prefix)
+    assert list(read_names(prefix.with_name("twice"))) == names * 2
+
+
+def test_anything_else_than_names_is_refused_with_its_line(tmp_path):
+    for line, message in ((b"3", "holds int, not the name"), (b"\xff", "is not valid JSON")):
+        names_path(tmp_path / "train").write_bytes(b'"a"\n' + line + b"\n")
+        with pytest.raises(UserError, match=rf"train\.names\.jsonl: line 2: {message}"):
+            list(read_names(tmp_path / "train"))

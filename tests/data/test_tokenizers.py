@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,15 +57,11 @@ def test_bpe_has_the_asked_size_and_its_end_of_text_token_and_is_the_same_when_t
         train_bpe(iter(["aaa bbb"]), 400)
 
 
-@pytest.mark.parametrize("spec", ["bytes", "bpe-300"])
-def test_saved_tokenizer_is_restored_with_the_same_id_and_under_its_spec_alone(tmp_path, spec):
-    tokenizer = open_tokenizer(spec, training_texts)
-    restored = restore_tokenizer(spec, tokenizer.save(tmp_path))
-    assert restored.id == tokenizer.id
-    assert restored.encode("the cat") == tokenizer.encode("the cat")
-    if spec == "bytes":
-        with pytest.raises(UserError, match="differs from the tokenizer 'bpe-300'"):
-            restore_tokenizer("bpe-300", tokenizer.save(tmp_path))
+def test_a_saved_tokenizer_is_restored_with_the_same_id_and_under_its_spec_alone(tmp_path):
+    path = ByteTokenizer().save(tmp_path)
+    assert restore_tokenizer("bytes", path).id == ByteTokenizer().id
+    with pytest.raises(UserError, match="differs from the tokenizer 'bpe-300'"):
+        restore_tokenizer("bpe-300", path)
 
 
 def test_malformed_specs_are_refused_and_a_missing_extra_is_named():
@@ -172,13 +169,9 @@ def test_a_vocabulary_is_its_tokens_merges_and_end_of_text_however_the_file_says
 
 def test_tiktoken_encodings_that_are_unknown_or_not_on_this_machine_are_refused(monkeypatch):
     tiktoken = pytest.importorskip("tiktoken")
-
-    def unreachable(name: str):
-        raise ConnectionError("no network")
-
     with pytest.raises(UserError, match=r"known: .*cl100k_base"):
         TiktokenTokenizer("nothing")
-    monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
+    monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=ConnectionError("no network")))
     with pytest.raises(UserError, match="set TIKTOKEN_CACHE_DIR"):
         TiktokenTokenizer("cl100k_base")
 

@@ -1,4 +1,4 @@
-"""The numbers of the documents follow from the committed records."""
+"""The numbers of the documents, and the picture of the README, follow from the committed records."""
 
 import sys
 from pathlib import Path
@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs"))
 
 import cited_numbers  # noqa: E402
+import readme_picture  # noqa: E402
 
 COMPARISONS = sorted(path.parent for path in cited_numbers.RESULTS.rglob(Outcome.file_name))
 
@@ -50,3 +51,10 @@ def test_a_difference_of_two_variants_has_the_interval_of_a_paired_t_test() -> N
     found = cited_numbers.minus("x_heads_d64", "x_constant_number", "x_constant_size")
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert found.mean == pytest.approx(sum(values) / 8 - sum(others) / 8)
+
+
+@pytest.mark.parametrize(("form", "columns"), [("wide", 2), ("narrow", 1)])
+@pytest.mark.parametrize("theme", readme_picture.THEMES)
+def test_the_committed_picture_is_drawn_from_its_record(form: str, columns: int, theme: str) -> None:
+    drawn = readme_picture.picture(Outcome.read(readme_picture.RESULT), readme_picture.THEMES[theme], columns)
+    assert (ROOT / "docs" / "pictures" / f"widths_{form}_{theme}.svg").read_text() == drawn

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from snippets import PAGES, ROOT, Block, all_blocks, blocks, check_arguments, inline_commands
+from snippets import PAGES, ROOT, Block, all_blocks, check_arguments, inline_commands
 from torch.distributed.run import get_args_parser
 from typer._click.exceptions import BadOptionUsage, MissingParameter
 from world import RECIPES, build, call
@@ -38,17 +37,16 @@ RUN = {page: found for page, found in BY_PAGE.items() if any(block.language == "
 
 def test_commands_name_verbs_options_and_recipes_that_there_are() -> None:
     """Where the text, and not a block, names a verb or an option alone, something required may be missing."""
+    for block in all_blocks("", "bash"):
+        for words in block.commands if block.of_ours else []:
+            if "torchrun" in words:
+                get_args_parser().parse_args(words[words.index("torchrun") + 1 :])
+        for arguments in block.of_ours:
+            check_arguments(arguments)
+            for name in arguments:
+                if name.startswith("configs/") and name.removeprefix("configs/").split(".")[0] not in RECIPES:
+                    assert (ROOT / name).exists(), f"{block}: {name}"
     for path in PAGES:
-        for block in blocks(path):
-            if block.of_ours and block.language in ("", "bash"):
-                for words in block.commands:
-                    if "torchrun" in words:
-                        get_args_parser().parse_args(words[words.index("torchrun") + 1 :])
-            for arguments in block.of_ours if block.language in ("", "bash") else []:
-                check_arguments(arguments)
-                for name in arguments:
-                    if name.startswith("configs/") and name.removeprefix("configs/").split(".")[0] not in RECIPES:
-                        assert (ROOT / name).exists(), f"{block}: {name}"
         for arguments in inline_commands(path):
             with suppress(MissingParameter, BadOptionUsage):
                 check_arguments(arguments)
@@ -65,7 +63,6 @@ def test_pieces_of_recipes_are_valid(block: Block, tmp_path: Path, monkeypatch: 
     below = {} if piece.keys() >= {"model", "seq_len", "train"} else {"extends": f"configs/{base}.yaml"}
     (tmp_path / "piece.yaml").write_text(yaml.safe_dump(below | _beside(piece)))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv[:])
     call("inspect", "piece.yaml")
     if "compare" in piece:
         call("compare", "piece.yaml", "--dry-run")
@@ -92,8 +89,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(sys, "argv", sys.argv[:])
-        build(folder, call)
+        build(folder)
     return folder
 
 
@@ -106,7 +102,6 @@ def test_the_commands_of_a_page_run_in_order(
         pytest.importorskip(EXTRAS[page], reason=f"needs the extra of {EXTRAS[page]}")
     folder = shutil.copytree(world, tmp_path / "world", symlinks=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", sys.argv[:])
     for block in RUN[page]:
         if block.file:
             Path(block.file).write_text(re.sub(r"\bsteps: \d+", "steps: 4", block.text))

@@ -4,9 +4,10 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -31,16 +32,14 @@ TINY: dict[str, Any] = {
     },
 }
 X = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5}
+PAIR = {"seeds": [1], "match": "none", "variants": {"uniform": {}, "x": {"model": {"shape": X}}}}
 RUNGS = {f"d{width}": {"model": {"d_model": width}} for width in (16, 24, 32)}
 SLOTS = {"kind": "hyper_connections", "n_fractions": 2, "embedding": "expand", "reduce": "slot"}
 RECIPES: dict[str, dict[str, Any]] = {
     "small": TINY,
     "x_2b": merge(TINY, {"model": {"shape": X}}),
     "large": merge(TINY, {"model": {"d_model": 48, "ffn": {"d_ff": 192}}, "train": {"steps": 6}}),
-    "quickstart": {
-        "extends": "small.yaml",
-        "compare": {"seeds": [1], "match": "none", "variants": {"uniform": {}, "x": {"model": {"shape": X}}}},
-    },
+    "quickstart": {"extends": "small.yaml", "compare": PAIR},
     "compare_virtual_width": {
         "extends": "small.yaml",
         "compare": {
@@ -63,16 +62,7 @@ RECIPES: dict[str, dict[str, Any]] = {
             "groups": {"x": {"change": {"model": {"shape": X}}, "over": {"model.shape.bottleneck_width": [0.5, 0.75]}}},
         },
     },
-    "ladder_small": {
-        "extends": "small.yaml",
-        "ladder": {
-            "seeds": [1],
-            "match": "none",
-            "tokens_per_param": 0.02,
-            "rungs": RUNGS,
-            "variants": {"uniform": {}, "x": {"model": {"shape": X}}},
-        },
-    },
+    "ladder_small": {"extends": "small.yaml", "ladder": {**PAIR, "tokens_per_param": 0.02, "rungs": RUNGS}},
 }
 """What replaces the recipes of configs/ that the documents train."""
 QUESTIONS: dict[str, list[dict[str, Any]]] = {
@@ -81,8 +71,8 @@ QUESTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def build(folder: Path, call: Callable[..., None]) -> None:
-    """Fills a folder with recipes, texts, questions and runs; `call(*arguments)` is the command line there."""
+def build(folder: Path) -> None:
+    """Fills a folder, in which this process works, with recipes, texts, questions and runs."""
     shutil.copytree(ROOT / "configs", folder / "configs")
     for name in ("README.md", "examples"):
         (folder / name).symlink_to(ROOT / name)
@@ -101,11 +91,7 @@ def build(folder: Path, call: Callable[..., None]) -> None:
     for name, questions in QUESTIONS.items():
         for place in (".", "eval", "questions"):
             _write_lines(folder / place / f"{name}.jsonl", questions)
-    _train(folder, call)
-
-
-def _train(folder: Path, call: Callable[..., None]) -> None:
-    """The runs and models that pages take for given."""
+    # The runs and models that pages take for given.
     call("train", "configs/small.yaml", "train.keep_last=9", "--out", "runs/a")
     call("train", "x_2b", "train.keep_last=9", "--out", "runs/x")
     call("export", "runs/a", "models/Llama-3.2-1B")
@@ -134,5 +120,5 @@ def call(*arguments: str) -> None:
     """The command line in this process, with few steps and tokens; an error is raised, not printed."""
     arguments = tuple(re.sub(r"^train\.steps=\d+$", "train.steps=6", word) for word in arguments)
     arguments = tuple("4096" if before == "--tokens" else word for before, word in zip(("", *arguments), arguments))
-    sys.argv[:] = ["widthwise", *arguments]
-    app(arguments, standalone_mode=False)
+    with mock.patch.object(sys, "argv", ["widthwise", *arguments]):
+        app(arguments, standalone_mode=False)

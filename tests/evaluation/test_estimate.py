@@ -10,12 +10,9 @@ from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio, 
 from widthwise.records.evaluation import Score, Scores
 
 
-def test_a_mean_has_the_standard_error_of_scipy() -> None:
+def test_a_mean_has_the_standard_error_of_scipy_which_for_accuracies_is_the_binomial_one() -> None:
     values = np.random.default_rng(0).normal(size=37)
     assert mean(values) == pytest.approx((np.mean(values), stats.sem(values), 36), rel=1e-12)
-
-
-def test_accuracies_have_the_binomial_standard_error() -> None:
     right = np.array([1.0] * 30 + [0.0] * 70)
     assert mean(right).stderr == pytest.approx(math.sqrt(0.3 * 0.7 / 99))
 

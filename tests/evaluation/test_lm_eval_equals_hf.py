@@ -1,16 +1,24 @@
 """lm-evaluation-harness through our adapter gives what it gives through its own Hugging Face backend."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_cases import CHOICES, CLOZES, UNIFORM, instances, keep_harness_in, shared_file, trained_run, write_lines
+from harness_cases import instances, keep_harness_in, shared_file, write_lines
+from scored_models import CHOICES as SHORT_CHOICES
+from scored_models import CLOZES as SHORT_CLOZES
 from scored_models import SCHEMAS
 from thinned import hard_but
+from tiny_runs import TINY
 
+from widthwise.config_io import parse
+from widthwise.data.json_tokenizer import train_bpe
 from widthwise.evaluation.local_tasks import local_task
+from widthwise.recipe.recipe import Recipe
 from widthwise.runs.export import export_run
 from widthwise.runs.harness import metrics_of
+from widthwise.runs.train import train
 
 pytest.importorskip("lm_eval", reason="needs the extra [eval]")
 pytest.importorskip("accelerate", reason="needs accelerate, which the harness's Hugging Face backend imports")
@@ -25,13 +33,39 @@ TOLERANCE = 1e-4
 RELATIVE = 2.4e-7
 """Two units of the last place of fp32, in which the harness adds up: of 1000 nats it knows no more."""
 N_ITEMS = 20
+VOCAB_SIZE = 400
+SEQ_LEN = 301
+"""Less than the longest question, so that some are cut."""
+
+CLOZES = [*SHORT_CLOZES, {"context": "In the naïve reading it is a noun; " * 50 + "it is a", "continuation": "noun"}]
+CHOICES = [*SHORT_CHOICES, {"query": "Question: A long one. " * 90, "choices": ["yes", "no"], "gold": 0}]
 TEXTS = [row["context"] for row in CLOZES] + [row["query"] for row in CHOICES]
 
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"attention": {"n_heads": None, "head_dim": 6, "kv_group_size": 2}},
+    "gpt2": {
+        "norm": {"kind": "layer"},
+        "attention": {"n_heads": 2, "bias": True, "out_bias": True, "rope_base": None},
+        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True},
+        "positions": {"n_positions": SEQ_LEN},
+    },
+    "widthwise": {"shape": {"kind": "explicit", "widths": [24, 12, 24]}, "attention": {"head_dim": 6}},
+}
+"""What an export is called -> the model; transformers itself loads all but the last."""
 
-OWN = {"widthwise": {"shape": {"kind": "explicit", "widths": [24, 12, 24]}, "attention": {"head_dim": 6}}}
+
+def trained_run(folder: Path, options: dict[str, Any]) -> Path:
+    """Weights large enough that answers differ."""
+    texts = [json.dumps(row, ensure_ascii=False) for rows in (CLOZES, CHOICES, SCHEMAS) for row in rows]
+    data = {"corpus": "synthetic", "tokenizer": str(train_bpe(iter(texts * 3), VOCAB_SIZE).save(folder))}
+    model = {"vocab_size": VOCAB_SIZE, "d_model": 24, "n_layers": 3, "attention": {"n_heads": 2}, "init": {"std": 0.4}}
+    training = {"steps": 2, "batch_size": 2, "precision": "fp32", "validation_tokens": 2 * SEQ_LEN}
+    recipe = {**TINY, "model": model | options, "seq_len": SEQ_LEN, "data": data, "train": training}
+    train(parse(Recipe, recipe), folder / "run")
+    return folder / "run"
 
 
-@pytest.fixture(scope="module", params=hard_but(["widthwise"], [*UNIFORM, "widthwise"]))
+@pytest.fixture(scope="module", params=hard_but(["widthwise"], MODELS))
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     from lm_eval.models.huggingface import HFLM
 
@@ -39,7 +73,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     from widthwise.runs.run_lm import RunLM
 
     folder = tmp_path_factory.mktemp(request.param)
-    run = trained_run(folder, {**UNIFORM, **OWN}[request.param])
+    run = trained_run(folder, MODELS[request.param])
     assert export_run(run, folder / "hf")["model_type"] == request.param
     theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=3)
     return RunLM(run=str(run), device="cpu", batch_size=4), theirs

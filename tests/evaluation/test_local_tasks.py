@@ -2,18 +2,22 @@
 
 import json
 import math
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from boxes import refusal
 from harness_cases import keep_harness_in, shared_file, write_lines
 from scipy import stats
 from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tiny_scorer
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
+from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
 from widthwise.evaluation.paper_tasks import SUITES
 from widthwise.records.evaluation import TaskAnswers
+from widthwise.yaml_io import dump_yaml, parse_yaml
 
 FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
 LONG = 120
@@ -80,17 +84,19 @@ def test_a_schema_scores_one_continuation_behind_each_context(tmp_path: Path, fl
         assert found.items["nats"][index] == pytest.approx(-likelihoods[row["gold"]], rel=1e-10)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_metrics_are_those_of_the_harness_for_the_same_file(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float64
-) -> None:
-    pytest.importorskip("lm_eval")
-    from widthwise.runs.harness import run_lm_eval
-
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """How it is asked, where it is installed."""
+    pytest.importorskip("lm_eval", reason="needs the extra [eval]")
     keep_harness_in(tmp_path, monkeypatch)
+    return import_module("widthwise.runs.harness")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_metrics_are_those_of_the_harness_for_the_same_file(form: str, tmp_path: Path, harness, float64) -> None:
     path = write_lines(tmp_path / f"{form}.jsonl", FORMS[form])
     scorer = tiny_scorer(max_length=57)
-    theirs = run_lm_eval(scorer, [str(path)])[0][form]
+    theirs = harness.run_lm_eval(scorer, [str(path)])[0][form]
     ours = _scores(path, scorer).metrics
     shared = ours.keys() & theirs.keys()
     assert shared >= {"cloze": {"acc", "perplexity"}, "choices": {"acc", "acc_norm"}, "schema": {"acc"}}[form]
@@ -143,9 +149,9 @@ def test_a_line_that_is_no_item_is_named(tmp_path: Path) -> None:
         ('{"context": "c", "continuation": "d"}', "is not of the form of the lines before"),
     ):
         path.write_text(f"{good}\n{line}\n")
-        with pytest.raises(UserError, match=r"bad\.jsonl: line 4: ") as caught:
-            load_task(path)
-        assert message in str(caught.value)
+        said = refusal(load_task, path)
+        assert said.startswith(f"{path}: line 4: ")
+        assert message in said
 
 
 def test_a_context_is_cut_where_the_answer_would_not_fit_behind_it(tmp_path: Path) -> None:
@@ -170,3 +176,36 @@ def test_published_files_are_read_and_hold_as_many_items_as_the_paper_counts() -
             assert len(load_task(path).items) == task.n_items
             found = _scores(path, tiny_scorer(max_length=500, batch_size=2), limit=2)
             assert all(np.isfinite(values).all() for values in found.items.values())
+
+
+def test_in_the_harness_the_delimiter_begins_the_answer(tmp_path: Path, harness) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", CLOZES)
+    for delimiter in ("\nAnswer: ", " \"quoted' {{ ", ""):
+        assert _asked(path, delimiter) == [(row["context"], delimiter + row["continuation"]) for row in CLOZES]
+    path = write_lines(path, CHOICES)
+    pairs = [(row["query"], "Answer: " + choice) for row in CHOICES for choice in row["choices"]]
+    assert _asked(path, "Answer: ") == pairs
+    path = write_lines(path, SCHEMAS)
+    pairs = [(context, " " + row["continuation"]) for row in SCHEMAS for context in row["context_options"]]
+    assert _asked(path, " ") == pairs
+
+
+def _asked(path: Path, delimiter: str) -> list[Any]:
+    from lm_eval.tasks import TaskManager
+
+    config = parse_yaml(dump_yaml(local_task(path, delimiter)), "dump")  # as a file would say it
+    (task,) = TaskManager(include_defaults=False).load([config])["tasks"].values()
+    task.build_all_requests()
+    return [instance.args for instance in task.instances]
+
+
+def test_the_harness_gets_limit_and_examples_and_gives_samples(tmp_path: Path, harness) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", CHOICES)
+    results = harness.harness_results(tiny_scorer(max_length=160), [str(path)], num_fewshot=1, limit=2)
+    assert [len(each["filtered_resps"]) for each in results["samples"]["rows"]] == [2, 4]
+    for row, sample in zip(CHOICES, results["samples"]["rows"]):
+        context = sample["arguments"][0][0]
+        others = [each["query"] for each in CHOICES if each is not row and context.startswith(each["query"])]
+        assert len(others) == 1  # the example
+        assert context.endswith(row["query"])
+    assert harness.metrics_of(results)["rows"]["acc"].value in (0.0, 0.5, 1.0)

@@ -1,4 +1,9 @@
-"""Likelihoods are those of a full softmax, whatever they are batched with and however a text is cut."""
+"""Likelihoods are those of a full softmax, whatever they are batched with and however a text is cut.
+
+Rows that begin alike read their beginning once.
+"""
+
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,10 +15,13 @@ from thinned import in_turn
 
 from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import train_bpe
+from widthwise.evaluation import batches as batching
 from widthwise.evaluation import scorer as scoring
+from widthwise.evaluation.batches import Row, WholeRows, batches
 from widthwise.evaluation.scorer import LOGITS_AT_ONCE, Scorer, encode_pairs, windows
 
 MAX_LENGTH = N_POSITIONS
+MODEL = tiny_model()
 REQUESTS = [
     (list(b"the gate stood"), list(b" open")),
     ([], list(b"a")),
@@ -33,10 +41,11 @@ REQUESTS = [
 ]
 
 
-@in_turn(("kind", KINDS), ("batch_size", [1, 2, 3, 8, len(REQUESTS)]))
+@in_turn(("kind", KINDS), ("batch_size", [1, 2, 3, 8, len(REQUESTS)]), ("logits_at_once", [10**9, 600]))
 def test_continuations_get_what_a_full_softmax_gives_whatever_they_are_batched_with(
-    kind: str, batch_size: int, float64
+    kind: str, batch_size: int, logits_at_once: int, monkeypatch: pytest.MonkeyPatch, float64
 ) -> None:
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", logits_at_once)
     scorer = tiny_scorer(kind, MAX_LENGTH, batch_size)
     for order in (1, -1):
         found = scorer.continuations(REQUESTS[::order])[::order]
@@ -55,13 +64,6 @@ def test_the_most_probable_continuation_is_greedy_and_another_is_not(float64) ->
         best.append(int(logits.argmax()))
     worse = [*best[:2], (best[2] + 1) % TOKENIZER.vocab_size]
     assert [each.is_greedy for each in scorer.continuations([(context, best), (context, worse)])] == [True, False]
-
-
-def test_logits_in_chunks_are_the_same_logits(monkeypatch: pytest.MonkeyPatch, float64) -> None:
-    whole = tiny_scorer(max_length=MAX_LENGTH).continuations(REQUESTS)
-    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 600)
-    in_chunks = tiny_scorer(max_length=MAX_LENGTH).continuations(REQUESTS)
-    assert [each.log_likelihood for each in in_chunks] == pytest.approx([each.log_likelihood for each in whole])
 
 
 def test_bf16_is_near_and_is_not_fp32() -> None:
@@ -92,6 +94,40 @@ def test_a_length_that_does_not_fit_is_refused() -> None:
     assert tiny_scorer("learned_positions", N_POSITIONS).max_length == N_POSITIONS
     with pytest.raises(UserError, match=f"no more than {N_POSITIONS} tokens"):
         tiny_scorer("learned_positions", N_POSITIONS + 1)
+
+
+def test_a_beginning_is_read_once_a_group(monkeypatch: pytest.MonkeyPatch, float64) -> None:
+    scorer = tiny_scorer(max_length=MAX_LENGTH, batch_size=8)
+    monkeypatch.setattr(scorer.model, "stream", watched := Mock(wraps=scorer.model.stream))
+    question = list(b"in which sea")
+    scorer.token_scores([(question, list(answer)) for answer in (b" A", b" A", b" a long one", b" B")])
+    n_read = [tuple(call.args[0].shape) for call in watched.call_args_list]
+    assert n_read == [(1, 11), (4, 11)]  # all but the last token of the question, then that and the choices
+
+
+@given(st.data())
+def test_every_row_is_in_one_batch_of_at_most_so_many(data) -> None:
+    rows = data.draw(
+        st.lists(st.tuples(st.sampled_from([b"aaaaaaaaaaaa", b"aaaaaaaaab", b"b"]), st.integers(1, 4)), max_size=12)
+    )
+    rows = [Row([*context, *([7] * n)], n) for context, n in rows]
+    batch_size = data.draw(st.integers(1, 5))
+    found = [list(batch.rows) for batch in batches(MODEL, rows, batch_size)]
+    assert sorted(i for part in found for i in part) == list(range(len(rows)))
+    assert all(len(part) <= batch_size for part in found)
+
+
+def test_a_pass_keeps_no_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    n_bytes = model.new_cache(1, 1).n_bytes
+    rows = [Row([*f"{i} is a question".encode(), *([1] * 2)], 1) for i in range(3) for _ in range(2)]
+    assert len(list(batches(model, rows, 6))) == 1
+    monkeypatch.setattr(batching, "CACHE_BYTES", 2 * rows[0].n_read * n_bytes)
+    found = [list(batch.rows) for batch in batches(model, rows, 6)]
+    assert found == [[0, 1], [2, 3], [4, 5]]
+    monkeypatch.setattr(batching, "CACHE_BYTES", n_bytes)
+    (alone,) = batches(model, rows, 6)
+    assert isinstance(alone, WholeRows)
 
 
 @given(n_tokens=st.integers(0, 60), max_length=st.integers(1, 13), data=st.data())
@@ -134,16 +170,11 @@ def test_windows_held_at_a_time_do_not_change_what_is_found(monkeypatch: pytest.
     scorer = tiny_scorer(max_length=9, batch_size=2)
     documents = [list(b"a text of several windows"), [], list(b"short")]
     whole = scorer.rolling(documents, stride=2)
-    held, token_scores = [], scorer.token_scores
-
-    def watched(requests: list, *others: object) -> object:
-        held.append(len(requests))
-        return token_scores(requests, *others)
-
-    monkeypatch.setattr(scorer, "token_scores", watched)
+    monkeypatch.setattr(scorer, "token_scores", watched := Mock(wraps=scorer.token_scores))
     monkeypatch.setattr(scoring, "BATCHES_AT_ONCE", 2)
     for one, other in zip(scorer.rolling(documents, stride=2), whole, strict=True):
         assert one == pytest.approx(other, rel=1e-12)
+    held = [len(call.args[0]) for call in watched.call_args_list]
     assert (max(held), len(held)) == (4, 3)
 
 

@@ -1,13 +1,12 @@
 """What a recipe says of growth, and the models, rates and costs that follow from it."""
 
 import pytest
-from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM, WIDER_AND_DEEPER
+from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM
 from thinned import hard_but
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, checked_copy, parse
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.growth_events import GrowthEvent
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe
 from widthwise.yaml_io import parse_yaml, to_yaml
@@ -68,6 +67,7 @@ def test_a_copy_with_other_values_derives_its_own_models() -> None:
     assert longer.phases[-1].end == 11
     grown = checked_copy(recipe, "recipe", model=recipe.final_model, growth=())
     assert grown.explicit_model == recipe.final_model != recipe.explicit_model
+    assert recipe.model_copy(update={"growth": ()}).final_model == recipe.explicit_model
 
 
 def test_events_draw_from_seeds_of_their_own() -> None:
@@ -147,13 +147,3 @@ def test_inspection_shows_the_last_model_and_what_each_costs() -> None:
     assert sum(phase["pflops_days"] for phase in summary["growth"]) == pytest.approx(summary["pflops_days"])
     assert summary["growth"][-1]["params"] == summary["params"]["total"]
     assert "growth" not in inspect_recipe(tiny_recipe())
-
-
-def test_every_layer_may_be_written_out() -> None:
-    template = tiny_recipe(f"growth=[{{at_step: 4, model: {WIDER_AND_DEEPER}}}]")
-    wanted = tiny_recipe("model.d_model=24", "model.n_layers=5", "model.shape.widths=[32, 24, 24, 24, 32]")
-    event = GrowthEvent(at_step=4, model=wanted.explicit_model)
-    recipe = tiny_recipe()
-    assert recipe.final_model != template.final_model  # derived and kept, yet not by the copies
-    for explicit in (checked_copy(recipe, "recipe", growth=(event,)), recipe.model_copy(update={"growth": (event,)})):
-        assert explicit.final_model == template.final_model

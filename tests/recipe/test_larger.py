@@ -81,28 +81,17 @@ def test_a_virtual_width_is_that_of_a_recipe_and_keeps_the_factor_of_updates() -
     assert larger == _model(residual={"kind": "virtual", "width": 1.5, **residual})
 
 
-@pytest.mark.parametrize(
-    ("changes", "sizes", "message"),
-    [
+def test_what_a_model_cannot_become_is_refused() -> None:
+    for changes, sizes, message in (
         ({}, {"turn_width": 0.4}, "--turn-width: got 0.4; goes with --to-shape"),
         ({}, {"to_shape": "growing", "turn_layer": 0.4}, "--turn-layer: got 0.4; shape kind 'growing' has none"),
         ({}, {"to_shape": "x", "turn_width": 1.4}, "--to-shape: shape.bottleneck_width: got 1.4"),
         ({"shape": {"kind": "x"}}, {"to_shape": "x"}, "--to-shape: goes with a uniform model"),
-        (
-            {"layers": {2: {"ffn": {"d_ff": 9}}}},
-            {"to_shape": "x"},
-            r"give --to RECIPE \(it has its own layers.2.ffn.d_ff\)",
-        ),
+        ({"layers": {2: {"ffn": {"d_ff": 9}}}}, {"to_shape": "x"}, r"--to RECIPE \(it has its own layers.2.ffn.d_ff\)"),
         ({"residual": {"kind": "virtual", "width": 2.0}}, {"to_shape": "x"}, "--to-shape: goes with a uniform model"),
-        (
-            {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}},
-            {"ffn": "hourglass"},
-            "--ffn: got hourglass; .* this is a moe",
-        ),
+        ({"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}}, {"ffn": "hourglass"}, "--ffn: got .* this is a moe"),
         ({}, {"virtual_width": 1.45}, "--virtual-width.width: got 1.45; must be a fraction"),
         ({}, {"to_shape": "x", "virtual_width": 2.0}, "--virtual-width: conflicts with --to-shape"),
-    ],
-)
-def test_what_a_model_cannot_become_is_refused(changes: dict, sizes: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        larger_model(_model(**changes), NewSizes(**sizes))
+    ):
+        with pytest.raises(UserError, match=message):
+            larger_model(_model(**changes), NewSizes(**sizes))

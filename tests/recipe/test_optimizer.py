@@ -5,11 +5,9 @@ import re
 
 import pytest
 import torch
-from thinned import every_pair
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, parse
-from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.optimizers import set_lr
@@ -26,49 +24,6 @@ def groups_by_parameter(model, optimizer):
     owner = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     assert len(owner) == sum(len(group["params"]) for group in optimizer.param_groups)
     return {name: owner[id(parameter)] for name, parameter in model.named_parameters()}
-
-
-def owner_of(model, name):
-    return model.get_submodule(name.rpartition(".")[0])
-
-
-def test_only_gains_do_not_decay_and_hidden_matrices_learn_at_the_rate_over_the_width_multiplier(model):
-    optimizer = AdamWConfig(lr=0.01, weight_decay=0.3).build(model)
-    set_lr(optimizer, 0.004)
-    groups = groups_by_parameter(model, optimizer)
-    for name, group in groups.items():
-        assert group["weight_decay"] == (0.0 if isinstance(owner_of(model, name), RMSNorm) else 0.3), name
-    assert groups["embedding.weight"]["lr"] == groups["head.weight"]["lr"] == groups["exit.norm.weight"]["lr"] == 0.004
-    assert groups["layers.0.attention.w_q.weight"]["lr"] == 0.0005
-
-
-@every_pair(
-    ("decays_embedding", [False, True]),
-    ("decays_gains", [False, True]),
-    ("tied", [False, True]),
-)
-def test_embedding_and_gains_decay_when_asked(decays_embedding, decays_gains, tied):
-    """A head of its own decays like any matrix; a tied one is the embedding. Vectors never decay."""
-    tying, choice = (
-        f"model.tie_embeddings={str(tied).lower()}",
-        "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}",
-    )
-    model = build(tiny_recipe(tying, choice).explicit_model, seed=0)
-    config = AdamWConfig(lr=0.01, weight_decay=0.3, decays_embedding=decays_embedding, decays_gains=decays_gains)
-    kinds = {Embedding: decays_embedding, RMSNorm: decays_gains, Vector: False, Linear: True}
-    seen = set()
-    for name, group in groups_by_parameter(model, config.build(model)).items():
-        (kind,) = (kind for kind in kinds if isinstance(owner_of(model, name), kind))
-        assert group["weight_decay"] == (0.3 if kinds[kind] else 0.0), name
-        seen.add(kind)
-    assert seen == set(kinds)
-
-
-def with_random_gradients(model, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4, embedding: expand}"
@@ -90,12 +45,9 @@ MODELS = {
         {"dynamic", "w_expand", "w_reduce"},
     ),
     "mtp": ((SLOTS, "model.mtp={}"), {"w_expand", "w_reduce", "w_join"}, {"dynamic"}),
+    "tied": (("model.tie_embeddings=true", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}"), set(), set()),
 }
 """Overrides; hidden matrices that the model has beside the usual ones; other matrices inside it, all 2-D as those."""
-
-
-def is_of_experts(name):
-    return re.search(r"ffn\.w_(gate|up|down)\.weight$", name) is not None
 
 
 def field(name):
@@ -108,14 +60,15 @@ MUON = MuonConfig(lr=0.02, weight_decay=0.2, adamw=AdamWConfig(lr=0.004, weight_
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_muon_gets_the_hidden_matrices_and_decay_is_by_what_a_parameter_is(kind):
-    """Static coefficients and biases never decay, matrices always, whatever the number of their axes."""
+    """Static coefficients and biases never decay, matrices always, whatever the number of their axes; the embedding,
+    which may be the head too, gains and scales as asked."""
     overrides, matrices, others = MODELS[kind]
     model = build(tiny_recipe(*overrides).explicit_model, seed=0)
     names = {name for name, parameter in model.named_parameters() if parameter.dim() == 2}
     usual = {name for name in names if field(name) in PLAIN_MATRICES | matrices}
-    hidden = {name for name in usual if not (kind == "moe" and is_of_experts(name))}
+    hidden = {name for name in usual if kind != "moe" or not re.search(r"ffn\.w_(gate|up|down)\.weight$", name)}
     assert {field(name) for name in hidden} == PLAIN_MATRICES | matrices
-    assert {field(name) for name in names - hidden} == others | {"embedding", "head"}
+    assert {field(name) for name in names - hidden} - {"head"} == others | {"embedding"}
 
     muon, adamw = MUON.build(model).parts
     assert (type(muon), type(adamw)) == (torch.optim.Muon, torch.optim.AdamW)
@@ -126,30 +79,33 @@ def test_muon_gets_the_hidden_matrices_and_decay_is_by_what_a_parameter_is(kind)
     assert sorted(of_muon) == sorted(hidden)
     assert sorted(of_adamw) == sorted(set(by_id.values()) - hidden)
 
-    for is_muon, decays_gains, decays_scales in ((False, False, True), (False, True, False), (True, True, True)):
-        adamw = AdamWConfig(lr=0.01, weight_decay=0.3, decays_scales=decays_scales, decays_gains=decays_gains)
+    parts = {field(name): "gains" for name in by_id.values() if field(name).endswith("norm")}
+    parts |= {"embedding": "embedding", "scale": "scales"}
+    for is_muon, asked in (
+        (False, {"embedding", "scales"}),
+        (False, {"gains", "scales"}),
+        (True, {"embedding", "gains"}),
+        (True, set()),
+    ):
+        options = {f"decays_{part}": part in asked for part in ("embedding", "gains", "scales")}
+        adamw = AdamWConfig(lr=0.01, weight_decay=0.3, **options)
         config = MuonConfig(lr=0.02, weight_decay=0.2, adamw=adamw) if is_muon else adamw
         for name, group in groups_by_parameter(model, config.build(model)).items():
-            if name in hidden:
-                expected = 0.2 if is_muon else 0.3
-            elif field(name) == "scale":
-                expected = 0.3 if decays_scales else 0.0
-            elif field(name).endswith("norm"):
-                expected = 0.3 if decays_gains else 0.0
-            else:
-                expected = 0.3 if name in names else 0.0
-            assert group["weight_decay"] == expected, name
+            part = parts.get(field(name))
+            decays = name in names if part is None else part in asked
+            assert group["weight_decay"] == (0.2 if is_muon and name in hidden else 0.3 * decays), name
 
 
-def test_both_rates_of_muon_follow_the_schedule():
-    recipe = tiny_recipe("model.init.width_multiplier=8", SLOTS)
-    model = build(recipe.explicit_model, seed=0)
-    optimizer = MUON.build(model)
-    set_lr(optimizer, MUON.lr / 4)
-    rates = {name: group["lr"] for name, group in groups_by_parameter(model, optimizer).items()}
-    assert rates["layers.1.ffn.w_down.weight"] == rates["exit.reduce.w_reduce.weight"] == pytest.approx(0.02 / 4)
-    assert rates["embedding.weight"] == rates["head.weight"] == rates["exit.norm.weight"] == pytest.approx(0.004 / 4)
-    assert rates["layers.0.ffn_residual.dynamic.weight"] == pytest.approx(0.004 / 4 / 8)
+def test_rates_follow_the_schedule_and_those_of_adamw_are_over_the_width_multiplier_inside_the_model():
+    model = build(tiny_recipe("model.init.width_multiplier=8", SLOTS).explicit_model, seed=0)
+    for config, inside in ((MUON.adamw, 0.004 / 8), (MUON, 0.02)):
+        optimizer = config.build(model)
+        set_lr(optimizer, config.lr / 4)
+        rates = {name: group["lr"] for name, group in groups_by_parameter(model, optimizer).items()}
+        assert rates["layers.1.ffn.w_down.weight"] == rates["exit.reduce.w_reduce.weight"] == pytest.approx(inside / 4)
+        for name in ("embedding.weight", "head.weight", "exit.norm.weight"):
+            assert rates[name] == pytest.approx(0.004 / 4)
+        assert rates["layers.0.ffn_residual.dynamic.weight"] == pytest.approx(0.004 / 4 / 8)
 
 
 def test_parts_learn_at_a_rate_of_their_own():
@@ -204,14 +160,14 @@ def test_steps_are_muons_and_adamws_by_the_formulas(nesterov, adjust_lr):
     squares = {name: torch.zeros_like(value) for name, value in expected.items()}
     for step, fraction in enumerate((1.0, 0.5), start=1):
         set_lr(optimizer, config.lr * fraction)
-        for name, grad in with_random_gradients(model, step).items():
-            grad, momentum = grad.double(), momenta[name]
+        generator = torch.Generator().manual_seed(step)
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            grad, momentum = parameter.grad.double(), momenta[name]
             if name in hidden:
                 n_out, n_in = grad.shape
-                factor = {
-                    "original": math.sqrt(max(1, n_out / n_in)),
-                    "match_rms_adamw": 0.2 * math.sqrt(max(n_out, n_in)),
-                }[adjust_lr]
+                is_original = adjust_lr == "original"
+                factor = math.sqrt(max(1, n_out / n_in)) if is_original else 0.2 * math.sqrt(max(n_out, n_in))
                 momentum.mul_(0.7).add_(0.3 * grad)
                 ahead = 0.3 * grad + 0.7 * momentum if nesterov else momentum
                 lr, decay, direction = 0.02 * fraction, 10.0, factor * orthogonalised(ahead)
@@ -260,20 +216,12 @@ def test_a_recipe_without_a_kind_means_adamw_and_muon_reads_back_equal():
     assert parse(Recipe, parse_yaml(to_yaml(recipe), "recipe")) == recipe
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("optimizer={kind: moun, lr: 0.1}", r"optimizer\.kind: got 'moun'; did you mean 'muon'\?"),
-        ("optimizer={kind: muon, lr: 0.1}", r"optimizer\.adamw: is required but missing"),
-        (
-            "optimizer={kind: muon, lr: 0.1, betas: [0, 0], adamw: {lr: 1}}",
-            r"optimizer\.betas: unknown key of kind muon; ",
-        ),
-        ("optimizer={kind: muon, lr: 0.1, momentum: 1.0, adamw: {lr: 1}}", r"optimizer\.momentum: got 1.0; "),
-        ("optimizer={lr: 0.1, scaled: {embedding.weight: 0}}", r"optimizer\.scaled\.embedding\.weight: got 0; "),
-        ("optimizer=0.1", r"optimizer: got 0.1; "),
-    ],
-)
-def test_mistakes_are_named(override, message):
-    with pytest.raises(UserError, match=f"^recipe: {message}"):
-        tiny_recipe(override)
+def test_mistakes_are_named():
+    for optimizer, message in (
+        ("{kind: muon, lr: 0.1}", r"optimizer\.adamw: is required but missing"),
+        ("{kind: muon, lr: 0.1, momentum: 1.0, adamw: {lr: 1}}", r"optimizer\.momentum: got 1.0; "),
+        ("{lr: 0.1, scaled: {embedding.weight: 0}}", r"optimizer\.scaled\.embedding\.weight: got 0; "),
+        ("0.1", r"optimizer: got 0.1; "),
+    ):
+        with pytest.raises(UserError, match=f"^recipe: {message}"):
+            tiny_recipe(f"optimizer={optimizer}")

@@ -72,12 +72,8 @@ def test_wsd_is_flat_then_linear(length):
     assert factors[-1] == pytest.approx(0.1)
 
 
-schedules = st.one_of(
-    st.builds(PowerSchedule, warmup_steps=st.integers(0, 40)),
-    st.builds(CosineSchedule, warmup_steps=st.integers(0, 40)),
-    st.builds(WSDSchedule, warmup_steps=st.integers(0, 40)),
-    st.builds(ConstantSchedule, warmup_steps=st.integers(0, 40)),
-)
+KINDS = (PowerSchedule, CosineSchedule, WSDSchedule, ConstantSchedule)
+schedules = st.one_of(*(st.builds(kind, warmup_steps=st.integers(0, 40)) for kind in KINDS))
 
 
 @settings(deadline=None, max_examples=40)
@@ -105,10 +101,7 @@ def budgeted(training_flops: float, *overrides: str) -> Recipe:
     return tiny_recipe(*overrides, f"train.steps={{training_flops: {training_flops!r}}}")
 
 
-@in_turn(
-    ("overrides", [(), (TWICE,), (UNIFORM, DYNAMIC, "train.nested={}")]),
-    ("training_flops", [3.1e8, 7.7e9]),
-)
+@in_turn(("overrides", [(), (TWICE,), (UNIFORM, DYNAMIC, "train.nested={}")]), ("training_flops", [3.1e8, 7.7e9]))
 def test_the_run_spends_the_budget_to_within_half_a_step(overrides: tuple[str, ...], training_flops: float) -> None:
     recipe = budgeted(training_flops, *overrides)
     last_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)

@@ -4,28 +4,24 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.recipe.design import search_recipe, write_search
 from widthwise.recipe.recipe import load_recipe
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.totals import Sizes, totals
 from widthwise.yaml_io import to_yaml
 
-RECIPE = {
-    "model": {"vocab_size": 61, "d_model": 48, "n_layers": 3, "attention": {"n_heads": 3}},
-    "seq_len": 24,
-    "optimizer": {"kind": "adamw", "lr": 0.01, "betas": [0.8, 0.9]},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
-    "train": {"steps": 3, "batch_size": 4},
-}
+MODEL = {"vocab_size": 61, "d_model": 48, "n_layers": 3, "attention": {"n_heads": 3}}
+RECIPE = {**to_data(tiny_recipe("optimizer.betas=[0.8, 0.9]")), "model": MODEL}
 SPACE = {"n_layers": [2, 5], "n_blocks": [1, 3], "tolerance": 0.02}
 
 
 def written(tmp_path: Path, model: dict, space: dict, overrides: tuple[str, ...] = ()):
     """The search, its summary, and the paths of the recipes."""
     base = tmp_path / "base.yaml"
-    base.write_text(yaml.safe_dump({**RECIPE, "model": {**RECIPE["model"], **model}}))
+    base.write_text(yaml.safe_dump({**RECIPE, "model": MODEL | model}))
     result = search_recipe(base, overrides, parse(SearchSpace, {**SPACE, **space}))
     summary = result.summary(5)
     return result, summary, write_search(base, overrides, summary, tmp_path / "out")

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
@@ -116,15 +117,12 @@ def test_the_stream_alone_leaves_heads_and_units() -> None:
     assert {size.d_model for size in sizes} != {24}
 
 
-def test_a_budget_that_no_sizes_meet_is_refused_with_the_least_that_can_be_reached() -> None:
+def test_a_budget_that_no_sizes_meet_is_refused_with_the_least_that_can_be_reached_and_so_are_two() -> None:
     model = model_of()
     with pytest.raises(UserError, match=r"kv_bytes: got 0.5; .* no less than 1.000"):
         sizes_at_budget(model, ShrinkOptions(kv_bytes=0.5, parts="stream"), SEQ_LEN, needs_of(model, 0))
     with pytest.raises(UserError, match=r"params: got 0.01; .* no less than 0\.\d"):
         sizes_at_budget(model, ShrinkOptions(params=0.01, shape="uniform"), SEQ_LEN)
-
-
-def test_one_budget_is_given() -> None:
     with pytest.raises(UserError, match="give one of params, flops, kv_bytes"):
         parse(ShrinkOptions, {"params": 0.5, "flops": 0.5}, "shrink")
 
@@ -201,18 +199,9 @@ def test_another_model_gives_the_sizes_if_this_one_can_be_cut_to_it() -> None:
     ]
 
 
-SIZES = [LayerSizes(24, 3, 36), LayerSizes(10, 1, 7), LayerSizes(17, 2, 29), LayerSizes(4, 3, 36)]
-
-
 @settings(max_examples=25, deadline=None)
-@given(
-    st.lists(
-        st.builds(LayerSizes, st.integers(1, 24), st.integers(1, 3), st.integers(1, 36), st.just(1)),
-        min_size=4,
-        max_size=4,
-    )
-)
-def test_the_curve_of_a_cut_has_its_layers_at_its_own_widths(sizes: list[LayerSizes]) -> None:
+@given(st.tuples(*[st.builds(LayerSizes, st.integers(1, 24), st.integers(1, 3), st.integers(1, 36), st.just(1))] * 4))
+def test_the_curve_of_a_cut_has_its_layers_at_its_own_widths(sizes: tuple[LayerSizes, ...]) -> None:
     model = model_of()
     curve, rule = curve_of_cut(model, smaller_config(model, sizes)), uniform_rule(model)
     shape = CurveShape.model_validate({name: tuple(points) for name, points in curve.points.items()})
@@ -226,12 +215,8 @@ def test_the_curve_of_a_cut_has_its_layers_at_its_own_widths(sizes: list[LayerSi
 @pytest.mark.parametrize("match", ["params", "flops", "kv_bytes"])
 def test_the_recipe_of_a_cut_costs_what_the_uniform_model_costs_in_its_proportions(match: str) -> None:
     """A width of hundreds of channels, so that rounding to whole heads moves the cost by less than a hundredth."""
-    data = {
-        "model": {"vocab_size": 19, "d_model": 384, "n_layers": 4, "attention": {"head_dim": 2}},
-        "seq_len": SEQ_LEN,
-    }
-    train = {"optimizer": {"kind": "adamw", "lr": 0.1}, "schedule": {"kind": "constant"}}
-    recipe = parse_recipe({**data, **train, "train": {"steps": 1, "batch_size": 1}}, "recipe").resolved()
+    model = {"vocab_size": 19, "d_model": 384, "n_layers": 4, "attention": {"head_dim": 2}}
+    recipe = parse_recipe({**to_data(tiny_recipe()), "model": model, "seq_len": SEQ_LEN}, "recipe").resolved()
     model = recipe.explicit_model
     (whole, *_) = layer_sizes(model)
     sizes = [
@@ -246,7 +231,6 @@ def test_the_recipe_of_a_cut_costs_what_the_uniform_model_costs_in_its_proportio
 
 
 def test_a_curve_needs_a_uniform_model_that_was_cut() -> None:
-    model = model_of()
-    smaller = smaller_config(model, SIZES)
+    smaller = smaller_config(model_of(), [LayerSizes(24, 3, 36), LayerSizes(10, 1, 7)] * 2)
     with pytest.raises(UserError, match="not all as wide as the embedding"):
         curve_of_cut(smaller, smaller)
