@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fake_comparison import write_run
+from fake_comparison import add_to_result, write_run
 
 from widthwise.run_dir import RunDir
 
 CERTIFICATE: dict[str, Any] = {
-    "is_preserved": True,
     "dtype": "float64",
     "n_sequences": 2,
     "n_tokens": 32,
@@ -41,15 +40,12 @@ EVENT = {
 }
 
 
-def write_grown_run(folder: Path, finished: bool = True) -> Path:
+def write_grown_run(folder: Path) -> Path:
     """Its source was validated at the step of the growth, as runs are that come to their end."""
-    write_run(folder, "large", 1, [64, 48, 64], 0.0, finished)
-    metrics, result = folder / "metrics.jsonl", RunDir(folder).result()
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    index = next(i for i, record in enumerate(records) if record["step"] > STEP)
-    records.insert(index, EVENT)
-    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
-    if result is not None:
-        RunDir(folder).write_result(result)
+    write_run(folder, "large", 1, [64, 48, 64], 0.0)
+    records = RunDir(folder).metrics()
+    records.insert(sum(record["step"] <= STEP for record in records), EVENT)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    add_to_result(folder)
     (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
     return folder

@@ -93,7 +93,7 @@ def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tm
         "parameters 78,984 -&gt; 124,112 (1.571)",
     ):
         assert line in certificate
-    (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "is_preserved": False, "logit_difference": 0.5}))
+    (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "logit_difference": 0.5}))
     assert "The function CHANGED" in run_page(run).read_text()
 
 
