@@ -3,30 +3,21 @@
 from pathlib import Path
 
 import pytest
-import yaml
-from tiny_runs import TINY
+from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import run_path, seeded
 from widthwise.experiments.recipes import read_one
+from widthwise.yaml_io import merge
 
-BASE = {
-    "model": {"vocab_size": 257, "d_model": 48, "n_layers": 6, "attention": {"head_dim": 8}},
-    **TINY,
-    "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
-}
+BASE = merge(RECIPE, {"model": {"d_model": 48, "n_layers": 6}})
 WIDER = {"model": {"d_model": 56}}
 X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4, "rounding": "balanced"}}}
 
 
-def write(path: Path, data: dict) -> Path:
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
-    return path
-
-
 def comparison(tmp_path: Path, **compare) -> Path:
-    return write(tmp_path / "pair.yaml", {**BASE, "compare": {"variants": {"uniform": {}, "x": X}, **compare}})
+    return recipe_file(tmp_path, base=BASE, compare={"variants": {"uniform": {}, "x": X}, **compare})
 
 
 def test_the_first_variant_is_the_baseline_and_a_run_differs_from_its_recipe_in_the_seed_alone(tmp_path: Path) -> None:
@@ -47,7 +38,7 @@ def test_all_that_is_not_comparable_is_named_at_once(tmp_path: Path) -> None:
         "uniform": {},
         "wider": WIDER,
         "narrower": {"model": {"d_model": 40}},
-        "longer": {"train": {"steps": 4, "batch_size": 8}},
+        "longer": {"train": {"steps": 5, "batch_size": 8}},
         "deep": {"model": {"n_layers": 40}},
     }
     path = comparison(tmp_path, variants=variants, match={"adjust": {"deep": "ffn"}})
@@ -58,7 +49,7 @@ def test_all_that_is_not_comparable_is_named_at_once(tmp_path: Path) -> None:
     message = str(refused.value)
     assert "\n" not in message
     assert message.startswith("deep: params is ")
-    assert "longer: train.steps is 4, but 3 in uniform; longer: train.batch_size is 8, but 4 in uniform" in message
+    assert "longer: train.steps is 5, but 4 in uniform; longer: train.batch_size is 8, but 3 in uniform" in message
     assert f"wider: params is {of_base['wider']:.4f} of uniform's" in message
     assert f"narrower: params is {of_base['narrower']:.4f} of uniform's" in message
     assert message.count("a matched comparison allows 1%") == 2  # for what was adjusted, and for what was not
@@ -89,7 +80,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     for other, named in (
         ({"seq_len": 16}, "seq_len is 16"),
         ({"data": {"held_out": 0.2}}, "data is"),
-        ({"schedule": {"warmup_steps": 3}}, r"other: schedule\.warmup_steps: got 3"),
+        ({"schedule": {"warmup_steps": 4}}, r"other: schedule\.warmup_steps: got 4"),
         ({"model": {"shapes": {}}}, r"variants\.other: model\.shapes: unknown key; did you mean 'shape'"),
     ):
         with pytest.raises(UserError, match=named):
@@ -97,7 +88,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     for compare, named in (
         ({"variants": {"uniform": {}}}, "variants"),
         ({"variants": {"uniform": {}, "../escape": X}}, "'../escape'"),
-        ({"seeds": [1, 1]}, "seeds"),
+        ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]; each seed may be given once"),
         ({"seeds": []}, "seeds"),
         ({"matched": "params"}, "did you mean 'match'"),
     ):
@@ -108,7 +99,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp_path: Path) -> None:
     variants = {"uniform": {}, "wide": {"model": {"d_model": 56}}}
     plan = read_plan([comparison(tmp_path, seeds=[7, 9], variants=variants)], match="flops", adjust="ffn")
-    base, wide = (recipe.explicit_model.cost().forward_flops(24) for recipe in plan.recipes.values())
+    base, wide = (recipe.explicit_model.cost().forward_flops(17) for recipe in plan.recipes.values())
     work = plan.workload()
     assert (work["n_runs"], work["baseline"], work["match"]) == (4, "uniform", "flops")
     assert [row["miss"] for row in work["points"]] == [None, pytest.approx(wide / base - 1)]
@@ -133,10 +124,10 @@ def test_equal_compute_allows_other_steps(tmp_path: Path) -> None:
         ["train.steps=202"],
     )
     scratch, grown = plan.recipes["scratch"], plan.recipes["grown"]
-    per_token = [recipe.explicit_model.cost().training_flops(24) for recipe in (scratch, grown)]
-    assert grown.training_flops == 4 * 24 * (2 * per_token[1] + 201 * per_token[0])
+    per_token = [recipe.explicit_model.cost().training_flops(17) for recipe in (scratch, grown)]
+    assert grown.training_flops == 3 * 17 * (2 * per_token[1] + 201 * per_token[0])
     assert abs(grown.training_flops / scratch.training_flops - 1) < 0.01
-    assert "6 runs of 202 to 203 steps and 19,392 to 19,488 tokens, together" in plan.in_words
+    assert "6 runs of 202 to 203 steps and 10,302 to 10,353 tokens, together" in plan.in_words
 
 
 def test_unequal_compute_is_refused_with_the_steps_that_would_match(tmp_path: Path) -> None:

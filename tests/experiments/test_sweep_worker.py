@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_runs import Listener
-from tiny_sweeps import RECIPE, every_run_raises, recipe_file, spoil
+from tiny_sweeps import every_run_raises, recipe_file, spoil
 
 from widthwise.config_io import UserError
 from widthwise.experiments import jobs
@@ -208,7 +208,7 @@ SEARCH: dict[str, Any] = {
 
 def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impossible(tmp_path: Path) -> None:
     """Widths of 20 and 28 are not whole heads of 8."""
-    plan = plan_of(tmp_path, SEARCH, train={**RECIPE["train"], "steps": 2})
+    plan = plan_of(tmp_path, SEARCH, train={"steps": 2})
     found = run_experiment(plan, tmp_path / "a", COMMAND)
     names = [point["name"] for point in found["points"]]
     assert len(set(names)) == len(names)
@@ -225,7 +225,7 @@ def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impo
         assert point["state"] == ("failed" if width % 8 else "finished")
         assert ("head_dim" in point["reason"]) if width % 8 else ("reason" not in point)
     assert {point["group"] for point in found["points"]} == {"", "slow", "wide"}
-    longer = read_sweep(recipe_file(tmp_path, SEARCH, train={**RECIPE["train"], "steps": 2}), (), TWO_MORE)
+    longer = read_sweep(recipe_file(tmp_path, SEARCH, train={"steps": 2}), asked={"search": {"n_trials": 8}})
     again = run_experiment(longer, tmp_path / "a", COMMAND)
     assert [point["name"] for point in again["points"]][: len(names)] == names
     assert again["study"]["n_points"] == 9
@@ -247,9 +247,6 @@ def test_what_a_search_chooses_is_sized_to_the_budget_and_says_so(tmp_path: Path
     assert point.ratio["layer_params"] == pytest.approx(1, abs=0.01)
     assert any(line.startswith(f"{point.name}: model.n_layers 2 -> ") for line in heard.messages)
     assert sweep.matched == "layer_params"
-
-
-TWO_MORE = {"search": {"n_trials": 8}}
 
 
 def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_by_its_number(tmp_path: Path) -> None:

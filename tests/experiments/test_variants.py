@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-import yaml
-from tiny_runs import TINY
+from tiny_sweeps import recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
@@ -12,11 +11,6 @@ from widthwise.experiments.matching import matched_ratio
 from widthwise.experiments.recipes import read_all, read_one
 from widthwise.experiments.sweep import read_sweep
 
-BASE = {
-    "model": {"vocab_size": 257, "d_model": 48, "n_layers": 3, "attention": {"head_dim": 8}},
-    **TINY,
-    "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
-}
 COMPARE = {
     "match": {"adjust": {"narrow": "ffn"}},
     "variants": {"base": {}, "narrow": {"model": {"d_model": 40}}, "longer": {"train": {"steps": 5}}},
@@ -24,9 +18,7 @@ COMPARE = {
 
 
 def write(tmp_path: Path, **sections) -> Path:
-    path = tmp_path / "several.yaml"
-    path.write_text(yaml.safe_dump({**BASE, **sections}))
-    return path
+    return recipe_file(tmp_path, model={"d_model": 48, "n_layers": 3}, **sections)
 
 
 def test_one_variant_is_what_the_comparison_would_train_even_beside_one_that_cannot_be(tmp_path: Path) -> None:
@@ -51,10 +43,10 @@ def test_the_summary_holds_costs_ratios_and_misses_and_why_compare_would_refuse(
     assert rows["base"]["params"] == base.final_model.cost().params
     assert rows["narrow"]["ratio"]["params"] == matched_ratio(narrow, base, "params")
     assert rows["narrow"]["adjusted"]["miss"] == rows["narrow"]["ratio"]["params"] - 1
-    assert rows["longer"]["ratio"]["training_flops"] == pytest.approx(5 / 3)
+    assert rows["longer"]["ratio"]["training_flops"] == pytest.approx(5 / 4)
     assert rows["longer"]["adjusted"] is None
     with pytest.raises(UserError) as refused:
-        read_plan([tmp_path / "several.yaml"])
+        read_plan([tmp_path / "tiny.yaml"])
     assert refusal == str(refused.value)
     assert "longer: train.steps is 5" in refusal
 

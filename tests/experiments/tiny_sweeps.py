@@ -1,4 +1,4 @@
-"""A sweep of runs that take a fraction of a second, and what is done to runs and heard of them."""
+"""A recipe whose runs take a fraction of a second, and what is done to runs and heard of them."""
 
 import json
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from tiny_runs import TINY
 
 from widthwise.experiments import jobs
 from widthwise.training.observer import SilentObserver
+from widthwise.yaml_io import merge
 
 RECIPE: dict[str, Any] = {
     **TINY,
@@ -26,13 +27,14 @@ RECIPE: dict[str, Any] = {
         "log_every": 1,
     },
 }
-LEARNING_RATES: dict[str, Any] = {"baseline": {}, "over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4, 7]}
 
 
-def recipe_file(folder: Path, sweep: dict[str, Any] | None = None, **changes: Any) -> Path:
-    """tiny.yaml in a folder; changes: of top-level keys."""
+def recipe_file(
+    folder: Path, sweep: dict[str, Any] | None = None, base: dict[str, Any] = RECIPE, **changes: Any
+) -> Path:
+    """tiny.yaml in a folder; changes: laid over the base."""
     path = folder / "tiny.yaml"
-    data = {**RECIPE, **changes} | ({} if sweep is None else {"sweep": sweep})
+    data = merge(base, changes) | ({} if sweep is None else {"sweep": sweep})
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     return path
 
