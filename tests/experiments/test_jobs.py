@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tiny_runs import tiny_recipe
+from tiny_runs import tiny_recipe, without_measurements
 from tiny_sweeps import Heard, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
+from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import read_sweep
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import Observer, SilentObserver
 
 COMPARE = {"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {"model": {"d_model": 24}}}}
@@ -30,34 +30,36 @@ COMPARE = {"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {"model"
 def records(folder: Path) -> dict[str, list[dict[str, object]]]:
     """Run -> its records without the measured ones."""
     return {
-        str(path.parent.relative_to(folder)): [
-            {key: value for key, value in record.items() if key not in MEASURED_KEYS}
-            for record in RunDir(path.parent).metrics()
-        ]
+        str(path.parent.relative_to(folder)): [without_measurements(record) for record in RunDir(path.parent).metrics()]
         for path in folder.glob("runs/*/metrics.jsonl")
     }
 
 
 def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> None:
     plan = read_plan([recipe_file(tmp_path, compare=COMPARE)])
-    heard = Heard()
-    alone = run_experiment(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
-    together = run_experiment(plan, tmp_path / "two", "command", heard, jobs=Jobs(2, 1))
-    assert records(tmp_path / "one") == records(tmp_path / "two")
+    one_by_one, at_once = check_division(plan, tmp_path)
+    names = [f"run {n} of 4, {run}" for n, run in enumerate(("a-seed1", "b-seed1", "a-seed2", "b-seed2"), 1)]
+    assert one_by_one.names == sorted(at_once.names) == names
+    assert len(one_by_one.left) == 4 * 4
+    assert all(seconds >= 0 for seconds in one_by_one.left)
+    assert at_once.stages.count("checking the data") == 1
+
+
+def check_division(plan: Experiment, folder: Path) -> tuple[Heard, Heard]:
+    """What was heard of one run at a time and of two, after which the same is left."""
+    one, two = Heard(), Heard()
+    alone = run_experiment(plan, folder / "one", "command", one, jobs=Jobs(1, 1))
+    together = run_experiment(plan, folder / "two", "command", two, jobs=Jobs(2, 1))
+    assert records(folder / "one") == records(folder / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
-    assert heard.stages.count("checking the data") == 1
-    assert sorted(heard.names) == [
-        f"run {n} of 4, {run}" for n, run in enumerate(("a-seed1", "b-seed1", "a-seed2", "b-seed2"), 1)
-    ]
+    return one, two
 
 
 @pytest.mark.hard
 def test_a_sweep_is_divided_on_one_machine(tmp_path: Path) -> None:
-    plan = read_sweep(recipe_file(tmp_path, {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}))
-    alone = run_experiment(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
-    together = run_experiment(plan, tmp_path / "two", "command", jobs=Jobs(2, 1))
-    assert records(tmp_path / "one") == records(tmp_path / "two")
-    assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
+    check_division(
+        read_sweep(recipe_file(tmp_path, {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]})), tmp_path
+    )
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_runs import TINY, outcome
-from tiny_sweeps import every_run_raises, spoil
+from tiny_runs import outcome
+from tiny_sweeps import RECIPE, every_run_raises, recipe_file, spoil
 
 from widthwise.config_io import UserError
 from widthwise.experiments import jobs, running
@@ -28,19 +27,18 @@ from widthwise.reports.answers import answer
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.listing import stop_message
 from widthwise.training.launch import Interrupted
+from widthwise.yaml_io import merge
 
 DIVERGES = 1e8
-COMMAND = "widthwise compare tuned.yaml"
-RECIPE: dict[str, Any] = {
-    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 3, "attention": {"head_dim": 8}},
-    **TINY,
-    "schedule": {"kind": "wsd", "warmup_steps": 2, "decay_steps": 4},
-    "validation": {"texts": {}},
-    "train": {
-        **{"steps": 8, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "validate_every": 4},
-        **{"log_every": 1, "checkpoint_every": 1},
+COMMAND = "widthwise compare tiny.yaml"
+BASE = merge(
+    {**RECIPE, "schedule": {"kind": "wsd", "warmup_steps": 2, "decay_steps": 4}, "validation": {"texts": {}}},
+    {
+        "model": {"n_layers": 3},
+        "seq_len": 24,
+        "train": {"steps": 8, "batch_size": 4, "validation_tokens": 240, "validate_every": 4},
     },
-}
+)
 VARIANTS: dict[str, Any] = {
     "plain": {},
     "slow": {"model": {"shape": {"kind": "explicit", "widths": [16, 16, 16]}}, "optimizer": {"lr": 0.0003}},
@@ -49,11 +47,8 @@ TUNE: dict[str, Any] = {"over": {"optimizer.lr": [0.5, 1, 4, DIVERGES]}, "steps"
 
 
 def plan_of(folder: Path, tune: dict[str, Any] | None = None, *overrides: str, **compare: Any) -> Experiment:
-    folder.mkdir(exist_ok=True)
     section = {"seeds": [3, 5], "variants": VARIANTS, **compare} | ({} if tune is None else {"tune": tune})
-    path = folder / "tuned.yaml"
-    path.write_text(yaml.safe_dump({**RECIPE, "compare": section}, sort_keys=False))
-    return read_plan(path, overrides)
+    return read_plan(recipe_file(folder, base=BASE, compare=section), overrides)
 
 
 @pytest.fixture(scope="module")
@@ -284,12 +279,9 @@ def test_a_model_that_grows_too_little_text_and_a_sweep_are_refused(tmp_path: Pa
     with pytest.raises(UserError, match=r"compare\.tune: grown grows, .*; tune it in a sweep"):
         plan_of(tmp_path, TUNE, variants=variants, match="none")
     plan = plan_of(tmp_path, TUNE, "train.validation_tokens=9600")
+    assert read_all(tmp_path / "tiny.yaml")[1] is None
     with pytest.raises(UserError, match=r"compare\.tune: train\.validation_skip: got 9600, which leaves \d+ tokens"):
         run_experiment(plan, tmp_path / "out", COMMAND)
     assert not (tmp_path / "out" / "tune" / "runs").exists()
-    path = tmp_path / "sweep.yaml"
-    path.write_text(yaml.safe_dump({**RECIPE, "sweep": {"over": {"optimizer.lr": [0.1, 0.2]}, "tune": TUNE}}))
     with pytest.raises(UserError, match=r"sweep\.tune: is only of compare; a sweep shows every value"):
-        read_sweep(path)
-    plan_of(tmp_path, TUNE)
-    assert read_all(tmp_path / "tuned.yaml")[1] is None
+        read_sweep(recipe_file(tmp_path, {"over": {"optimizer.lr": [0.1, 0.2]}, "tune": TUNE}))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tiny_runs import TINY
 
 from widthwise.experiments import jobs
@@ -30,12 +29,13 @@ RECIPE: dict[str, Any] = {
 
 
 def recipe_file(
-    folder: Path, sweep: dict[str, Any] | None = None, base: dict[str, Any] = RECIPE, **changes: Any
+    folder: Path, sweep: dict[str, Any] | None = None, base: dict[str, Any] = RECIPE, name: str = "tiny", **changes: Any
 ) -> Path:
-    """tiny.yaml in a folder; changes: laid over the base."""
-    path = folder / "tiny.yaml"
+    """A recipe in a folder, which need not exist; changes: laid over the base."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.yaml"
     data = merge(base, changes) | ({} if sweep is None else {"sweep": sweep})
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    path.write_text(json.dumps(data))  # which is YAML
     return path
 
 
