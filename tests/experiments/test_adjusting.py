@@ -1,13 +1,12 @@
 """Variants that are adjusted until they cost what the baseline costs."""
 
-import math
 import re
 from pathlib import Path
 
 import pytest
 from boxes import refusal
 from thinned import in_turn
-from tiny_sweeps import recipe_file
+from tiny_sweeps import hourglass_sizes, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
@@ -111,7 +110,6 @@ def test_a_shape_is_changed_as_little_as_the_budget_allows(tmp_path: Path) -> No
 
 
 def test_parts_are_adjusted_in_turn_the_first_roughly_and_the_last_closely(tmp_path: Path) -> None:
-    """As the hourglass paper's rule: a width for the ratio that was asked for, then the hidden width that is left."""
     hourglass = {
         "n_layers": 3,
         "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.45},
@@ -119,8 +117,7 @@ def test_parts_are_adjusted_in_turn_the_first_roughly_and_the_last_closely(tmp_p
     }
     plan = read(tmp_path, hourglass, ["d_model", "ffn"], "layer_params")
     budget = 5 * 240**2 * (4 + 3 * 3)
-    d_model = 10 * round(math.sqrt(budget / (3 * (4 + 6 * 0.45))) / 10)
-    d_hidden = round((budget / 3 - 4 * d_model**2) / (6 * d_model))
+    d_model, d_hidden = hourglass_sizes(budget, 3, 2, 0.45, quantum=10)
     assert [(change.key, change.after) for change in plan.adjustments["other"].changes] == [
         ("model.d_model", d_model),
         ("model.ffn.ratio", pytest.approx(d_hidden / d_model, abs=0.5 / d_model)),

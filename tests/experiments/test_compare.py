@@ -19,13 +19,8 @@ from widthwise.run_dir import RunDir, RunFailed
 from widthwise.yaml_io import merge
 
 X = {"kind": "x", "bottleneck_width": 0.5, "bottleneck_layer": 0.7, "rounding": "balanced"}
-BASE = merge(
-    RECIPE,
-    {
-        "model": {"d_model": 32, "n_layers": 3},
-        "train": {"steps": 5, "validate_every": 1, "checkpoint_every": None},
-    },
-)
+TRAIN = {"steps": 5, "validate_every": 1, "checkpoint_every": None}
+BASE = merge(RECIPE, {"model": {"d_model": 32, "n_layers": 3}, "train": TRAIN})
 VARIANTS = {
     "uniform": {},
     "twin": {"model": {"shape": {"kind": "explicit", "widths": [32] * 3}}},
@@ -132,9 +127,7 @@ def test_a_run_that_fails_stops_its_worker_and_waits_for_another(short: Experime
     assert len(run_experiment(short, tmp_path / "out", COMMAND).variants) == 2
 
 
-def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes_the_comparison(
-    short: Experiment, tmp_path: Path
-) -> None:
+def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes(short: Experiment, tmp_path) -> None:
     other = RunDir(tmp_path / "out" / "runs" / "plain-seed3")
     with other.locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison are running on other workers"):
         run_experiment(short, other.path.parents[1], COMMAND, waits=False)

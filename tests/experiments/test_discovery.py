@@ -13,7 +13,6 @@ from widthwise.config_io import UserError, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.discover import discover, plan_discovery, rivals
 from widthwise.experiments.matching import matched_quantity
-from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.records.discovery import Curve, DiscoveredShape, Discovery
 from widthwise.reports.tables import text_key, text_words
@@ -71,7 +70,6 @@ class TestGrowing:
         trained = 0.0
         for number in (1, 2, 3):
             model = load_recipe(folder / "out" / "search" / f"stage-{number}" / "config.yaml").model
-            assert isinstance(model, ModelConfig)
             trained += model.cost().training_flops(SEQ_LEN) * 2 * 3 * SEQ_LEN
         measured = discovery.found.flops - trained
         # Three parts, in three stages, on two batches each, by models one step larger than those that are trained.
@@ -162,16 +160,13 @@ class TestRivals:
 
 
 def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path):
+    moe = {"kind": "moe", "n_experts": 4, "top_k": 2}
     for method, change, message in (
         (GROWING, {"shape": {"kind": "x"}}, "model.shape.kind: got 'x'; a discovery starts from the uniform model"),
         (GROWING, {"layers": {1: {"ffn": {"d_ff": 5}}}}, "leave changes to single layers out"),
         (GROWING | {"start_width": 0.99}, {}, "discover.method.start_width: got 0.99; leaves nothing to grow by"),
         (GROWING | {"n_stages": 7}, {}, "discover.steps: got 6; must be at least one for each of 7 stages"),
-        (
-            GROWING,
-            {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}},
-            "discover.method.parts: got 'hidden', which this model does not have; allowed: width, attention",
-        ),
+        (GROWING, {"ffn": moe}, "parts: got 'hidden', which this model does not have; allowed: width, attention"),
         (GROWING, {"ffn": {"ratio": None, "d_ff": 50}}, "model.shape.hidden: needs ffn.ratio, not ffn.d_ff"),
         (GROWING | {"parts": ["width", "width"]}, {}, "parts: got 'width' twice"),
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),

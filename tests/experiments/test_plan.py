@@ -1,14 +1,18 @@
-"""Which comparisons are accepted, and what their runs are."""
+"""Which comparisons are accepted, what their runs are, and recipes of several runs as a whole and one by one."""
 
+import re
 from pathlib import Path
 
 import pytest
+from boxes import refusal
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import run_path, seeded
-from widthwise.experiments.recipes import read_one
+from widthwise.experiments.matching import matched_ratio
+from widthwise.experiments.recipes import read_all, read_one
+from widthwise.experiments.sweep import read_sweep
 from widthwise.yaml_io import merge
 
 BASE = merge(RECIPE, {"model": {"d_model": 48, "n_layers": 6}})
@@ -44,10 +48,7 @@ def test_all_that_is_not_comparable_is_named_at_once(tmp_path: Path) -> None:
     path = comparison(tmp_path, variants=variants, match={"adjust": {"deep": "ffn"}})
     params = {name: BASE["model"] | change.get("model", {}) for name, change in variants.items()}
     of_base = {name: n_params(model) / n_params(BASE["model"]) for name, model in params.items()}
-    with pytest.raises(UserError) as refused:
-        read_plan([path])
-    message = str(refused.value)
-    assert "\n" not in message
+    message = refusal(read_plan, [path])
     assert message.startswith("deep: params is ")
     assert "longer: train.steps is 5, but 4 in uniform; longer: train.batch_size is 8, but 3 in uniform" in message
     assert f"wider: params is {of_base['wider']:.4f} of uniform's" in message
@@ -69,7 +70,6 @@ def test_a_feed_forward_is_adjusted_where_nothing_is_said_and_it_must_be(tmp_pat
     assert set(plan.adjustments) == {"wider"}
     assert [change.key for change in plan.adjustments["wider"].changes] == ["model.ffn.ratio"]
     assert abs(plan.adjustments["wider"].miss) < 0.002
-    assert read_one(path, variant="wider") == plan.recipes["wider"]
     assert plan.recipes == read_plan([path], match="params", adjust="ffn").recipes | {"near": plan.recipes["near"]}
     deep = {"model": {"n_layers": 40}}
     with pytest.raises(UserError, match=r"^deep: params is 6\.\d+ of uniform's, and"):
@@ -90,7 +90,6 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ({"variants": {"uniform": {}, "../escape": X}}, "'../escape'"),
         ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]; each seed may be given once"),
         ({"seeds": []}, "seeds"),
-        ({"matched": "params"}, "did you mean 'match'"),
     ):
         with pytest.raises(UserError, match=named):
             read_plan([comparison(tmp_path, **compare)])
@@ -135,8 +134,47 @@ def test_unequal_compute_is_refused_with_the_steps_that_would_match(tmp_path: Pa
         variants = {"scratch": {}, "grown": growing(n_steps)}
         return read_plan([comparison(tmp_path, match="training_flops", variants=variants)], ["train.steps=100"])
 
-    message = r"grown: training_flops is 1\.\d+ of scratch's.*train\.steps: \d+ would match"
-    with pytest.raises(UserError, match=message) as found:
-        read(120)
-    n_steps = int(str(found.value).split("train.steps: ")[1].split()[0])
-    assert read(n_steps).recipes["grown"].train.steps == n_steps
+    found = re.match(
+        r"grown: training_flops is 1\.\d+ of scratch's.*train\.steps: (\d+) would match", refusal(read, 120)
+    )
+    assert read(int(found[1])).recipes["grown"].train.steps == int(found[1])
+
+
+NARROW = {"model": {"d_model": 40}}
+
+
+def test_one_variant_is_what_the_comparison_would_train_even_beside_one_that_cannot_be(tmp_path: Path) -> None:
+    path = comparison(tmp_path, match={"adjust": "ffn"}, variants={"base": {}, "narrow": NARROW})
+    recipes = read_plan([path]).recipes
+    for name, recipe in recipes.items():
+        assert read_one(path, variant=name) == recipe
+    variants = {"base": {}, "narrow": NARROW, "deep": {"model": {"n_layers": 40}}}
+    comparison(tmp_path, match={"adjust": "ffn"}, variants=variants)
+    assert read_one(path, variant="narrow") == recipes["narrow"]
+    with pytest.raises(UserError, match=r"^deep: params is"):
+        read_one(path, variant="deep")
+
+
+def test_the_summary_holds_costs_ratios_and_misses_and_why_compare_would_refuse(tmp_path: Path) -> None:
+    variants = {"base": {}, "narrow": NARROW, "longer": {"train": {"steps": 5}}}
+    path = comparison(tmp_path, match={"adjust": {"narrow": "ffn"}}, variants=variants)
+    found, why = read_all(path)
+    base, narrow = found.recipes["base"], found.recipes["narrow"]
+    rows = {row["name"]: row for row in found.workload()["points"]}
+    assert set(rows["base"]["ratio"].values()) == {1.0}
+    assert rows["base"]["params"] == base.final_model.cost().params
+    assert rows["narrow"]["ratio"]["params"] == matched_ratio(narrow, base, "params")
+    assert rows["narrow"]["adjusted"]["miss"] == rows["narrow"]["ratio"]["params"] - 1
+    assert rows["longer"]["ratio"]["training_flops"] == pytest.approx(5 / 4)
+    assert rows["longer"]["adjusted"] is None
+    assert why == refusal(read_plan, [path])
+    assert "longer: train.steps is 5" in why
+
+
+def test_the_points_of_a_sweep_are_seen_too(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path, {"baseline": {}, "over": {"optimizer.lr": [0.1, 0.2]}})
+    recipes = read_sweep(path).recipes
+    found, _ = read_all(path)
+    assert (found.recipes, found.baseline) == (recipes, "baseline")
+    for name, recipe in recipes.items():
+        assert read_one(path, variant=name) == recipe

@@ -3,12 +3,14 @@
 import json
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
+import postgres_server
 import pytest
-from ranks import said_by_script
+from ranks import command_in, launched, said_by_script
 from tiny_sweeps import recipe_file
 
 from widthwise.experiments.compare import read_plan
@@ -20,7 +22,6 @@ from widthwise.run_dir import RunDir
 pytestmark = pytest.mark.hard
 
 SCRIPT = Path(__file__).with_name("workers.py")
-COMMAND_LINES = Path(__file__).with_name("command_lines.py")
 GROUP = Path(__file__).with_name("group_processes.py")
 TIME_KEYS = {"checksums", "created", "command", "environment", "study", "shares_machine"}
 TIME_KEYS |= {"tokens_per_second", "wall_seconds", "peak_memory_bytes"}
@@ -38,6 +39,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe of a comparison."""
     compare = {"seeds": [4, 7], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
     return recipe_file(tmp_path_factory.mktemp("recipe"), compare=compare)
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """The address of a database on a real PostgreSQL server."""
+    if reason := postgres_server.missing():
+        pytest.skip(reason)
+    with postgres_server.running_server() as url:
+        yield url
 
 
 def run_workers(recipe: Path, folder: Path, *kill_after: str, storage: str = "none") -> list[int]:
@@ -110,12 +120,11 @@ def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: s
 def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: Path) -> None:
     """Both in a comparison and in a sweep the first process decides and prints."""
     alone = run_experiment(read_plan([pair], ["train.batch_size=4"]), tmp_path / "alone", "widthwise compare")
-    commands = [
-        ["compare", str(pair), "train.batch_size=4", "--out", str(tmp_path / "compared")],
-        ["sweep", str(recipe), "train.batch_size=4", "--seed", "4", "--out", str(tmp_path / "swept")],
-    ]
-    output = "".join(said_by_script(2, COMMAND_LINES, json.dumps(commands), folder=tmp_path / "here"))
-    assert [output.count(f"wrote {tmp_path / name / 'report.html'}") for name in ("compared", "swept")] == [1, 1]
+    for name, *command in (("compared", "compare", str(pair)), ("swept", "sweep", str(recipe), "--seed", "4")):
+        arguments = [*command, "train.batch_size=4", "--out", str(tmp_path / name)]
+        both = launched(2, command_in, tmp_path, *arguments, errors=tmp_path / f"{name}_said")
+        assert both.codes() == [0, 0], both.everything()
+        assert both.everything().count(f"wrote {tmp_path / name / 'report.html'}") == 1
     found = json.loads((tmp_path / "compared" / "outcome.json").read_text())
     assert found["environment"]["n_processes"] == 2
     for together, one in zip(found["points"], alone["points"], strict=True):

@@ -1,6 +1,7 @@
 """A recipe whose runs take a fraction of a second, and what is done to runs and heard of them."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from tiny_runs import TINY
 
 from widthwise.experiments import jobs
 from widthwise.training.observer import SilentObserver
-from widthwise.yaml_io import merge
+from widthwise.yaml_io import dump_yaml, merge
 
 RECIPE: dict[str, Any] = {
     **TINY,
@@ -35,7 +36,7 @@ def recipe_file(
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.yaml"
     data = merge(base, changes) | ({} if sweep is None else {"sweep": sweep})
-    path.write_text(json.dumps(data))  # which is YAML
+    path.write_text(dump_yaml(data))
     return path
 
 
@@ -57,6 +58,15 @@ def spoil(run: Path) -> None:
     record = json.loads(path.read_text())
     record["data"]["corpus"]["fingerprint"] = "of another Python"
     path.write_text(json.dumps(record))
+
+
+def hourglass_sizes(budget: float, n_layers: int, n_blocks: int, ratio: float, quantum: int) -> tuple[int, int]:
+    """d_model and d_hidden by the hourglass paper's rule: a width for the ratio, then the hidden width that is left.
+
+    budget: parameters of all layers. quantum: what d_model is a multiple of.
+    """
+    d_model = quantum * round(math.sqrt(budget / (n_layers * (4 + 3 * n_blocks * ratio))) / quantum)
+    return d_model, round((budget / n_layers - 4 * d_model**2) / (3 * n_blocks * d_model))
 
 
 class Heard(SilentObserver):

@@ -90,7 +90,6 @@ def estimate(mean: float, half_width: float, n_seeds: int = 2) -> dict[str, Any]
 def add_to_result(run: Path, **changes: Any) -> None:
     """What a run found besides. changes: of the fields of its result."""
     result = RunDir(run).result()
-    assert result is not None
     RunDir(run).write_result(result.with_changes(**changes))
 
 

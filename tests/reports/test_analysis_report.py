@@ -93,20 +93,16 @@ def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
     assert rows["Matrix entropy / log(rank)"] == rows["Attention to the first token"] == [MISSING, MISSING]
 
 
-def test_the_loss_of_an_early_exit_after_and_inside_layers_is_drawn_over_what_it_costs(
-    page: str, tmp_path: Path
-) -> None:
+def test_the_loss_of_an_exit_after_or_inside_a_layer_is_drawn_over_what_it_costs(page: str, tmp_path: Path) -> None:
     assert "Loss of an early exit" not in page  # FLOPs are unknown
     counted = {**model("counted", [64, 64], 0.5), "exit_flops": [2e5, 3e5, 4e5]}
     folder = write_analysis(tmp_path / "after", counted)
     assert "Loss of an early exit" in page_of(folder)
     curve = exit_curve(Analysis.read(folder).models[0])
-    assert curve is not None
     assert (curve.x.tolist(), curve.y.tolist()) == ([2e5, 3e5, 4e5], [6.0, 5.5, 5.0])
     inside = [{"layer": 2, "block": 1, "target_log_prob": -5.25}, {"layer": 1, "block": 1, "target_log_prob": -5.75}]
     counted |= {"block_exits": inside, "block_exit_flops": [[2.5e5], [3.5e5]]}
     curve = exit_curve(Analysis.read(write_analysis(tmp_path / "inside", counted)).models[0])
-    assert curve is not None
     assert (curve.x.tolist(), curve.y.tolist()) == ([2e5, 2.5e5, 3e5, 3.5e5, 4e5], [6.0, 5.75, 5.5, 5.25, 5.0])
 
 

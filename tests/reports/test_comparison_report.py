@@ -94,10 +94,8 @@ def test_tokens_at_equal_loss_are_in_the_answer_where_they_are_surely_fewer(tmp_
         (0.03, ["x needs 0.812 times the tokens of uniform for the same held-out loss."]),
         (0.3, []),
     ):
-        equal = at_equal_loss(tokens_ratio=estimate(0.8125, half_width))
-        told = answer(
-            found.with_changes(points=[uniform, x.with_changes(at_equal_loss={"val_loss": equal}), hourglass])
-        )
+        equal = {"val_loss": at_equal_loss(tokens_ratio=estimate(0.8125, half_width))}
+        told = answer(found.with_changes(points=[uniform, x.with_changes(at_equal_loss=equal), hourglass]))
         assert [line for line in told if "tokens" in line] == lines
 
 

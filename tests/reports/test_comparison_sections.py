@@ -209,9 +209,7 @@ def test_the_page_of_a_search_has_both_curves_with_the_baseline(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("matched", "is_drawn"), [("layer_params", True), ("none", False)])
-def test_the_sizes_of_a_sweep_are_drawn_where_they_have_one_budget(
-    tmp_path: Path, matched: str, is_drawn: bool
-) -> None:
+def test_sizes_of_a_sweep_are_drawn_where_they_have_one_budget(tmp_path: Path, matched: str, is_drawn: bool) -> None:
     data = sweep_data()
     points = [data["points"][0]]
     for name, (n_blocks, n_layers, *_, difference) in SHAPES.items():

@@ -10,7 +10,7 @@ import pytest
 from fake_discovery import write_searches
 from fake_effects import BASE_TOKENS, DATA, EFFECTS, HALF_WIDTH, comparison_data, write, write_scales
 from fake_sweep import write_sweep
-from page_section import rows_of, section
+from page_section import drawn, rows_of, section
 
 from widthwise.config_io import UserError
 from widthwise.reports.effects import effect_figures
@@ -73,9 +73,7 @@ def test_page_and_record_say_how_effects_change_and_where_that_is_no_luck(files:
     assert change["change"]["high"] == pytest.approx(mean + half_width)
 
 
-def test_ratios_of_tokens_have_a_table_if_they_are_there_and_agree_with_what_differences_are_worth(
-    folders: list[Path], page: Path, tmp_path: Path
-) -> None:
+def test_ratios_of_tokens_agree_with_what_differences_are_worth(folders: list[Path], page: Path, tmp_path) -> None:
     """The fake losses fall as far with twice the tokens as the fake measurements say."""
     rows = rows_of(section(page, "tokens-at-equal-loss"))
     expected = [fixed(math.exp2(10 * EFFECTS["turns"](doublings)), 3) for _, doublings in SCALES]
@@ -125,16 +123,13 @@ def test_sizes_are_the_axis_where_all_have_as_many_tokens(tmp_path: Path) -> Non
     scales = read_scales([write(tmp_path / str(w), comparison_data(w, 0)) for w in (64, 96, 192)])
     figure = effect_figures(scales)[0]
     assert list(figure.legend) == ["5.00M tokens"]
-    places = [row["x"] for rows in figure.spec(is_file=True)["datasets"].values() for row in rows if "x" in row]
+    places = [row["x"] for row in drawn(figure.spec()) if "x" in row]
     assert places == pytest.approx(list(scales.sizes), rel=1e-5)
 
 
 def test_a_marker_is_full_where_the_interval_excludes_0_and_lacks_what_was_not_measured(folders: list[Path]) -> None:
     figures = {figure.title.partition(" (")[0]: figure for figure in effect_figures(read_scales(folders))}
-    rows = {
-        name: [r for rs in each.spec(is_file=True)["datasets"].values() for r in rs if "x" in r]
-        for name, each in figures.items()
-    }
+    rows = {name: [row for row in drawn(each.spec()) if "x" in row] for name, each in figures.items()}
     assert {row["sure"] for row in rows["turns"]} == {True}
     assert {row["sure"] for row in rows["noise"]} == {False}
     assert [row["y"] is None for row in rows["noise"]].count(True) == 1

@@ -10,8 +10,7 @@ from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_full_comparison
 from fake_discovery import write_discovery, write_searches
 from fake_effects import write_scales
-from fake_family import write_family
-from fake_growth import write_grown_run
+from fake_growth import write_family, write_grown_run
 from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
 from test_evaluation_report import evaluation_table
@@ -107,9 +106,7 @@ def check_intervals(page: Page, report: Path) -> None:
     assert set(n_lines) == {1} or not (n_lines or has_intervals)
 
 
-def test_a_screen_reader_finds_its_way_and_the_main_table_has_room_on_a_small_laptop(
-    browser: Page, report: Path
-) -> None:
+def test_a_screen_reader_finds_its_way_and_the_main_table_has_room_on_a_laptop(browser: Page, report: Path) -> None:
     browser.open(report, 1280)
     outline = browser.evaluate(OUTLINE)
     assert len(outline["h1"]) == 1
@@ -125,9 +122,7 @@ def test_a_screen_reader_finds_its_way_and_the_main_table_has_room_on_a_small_la
     check_figures(browser, report, 1280, "rgb(27, 29, 32)")
 
 
-def test_in_the_dark_on_a_telephone_the_keyboard_reaches_the_content_and_everything_that_scrolls(
-    browser: Page, report: Path
-) -> None:
+def test_the_keyboard_reaches_all_that_scrolls_on_a_telephone_in_the_dark(browser: Page, report: Path) -> None:
     browser.open(report, 400, scheme="dark")
     check_intervals(browser, report)
     check_figures(browser, report, 400, "rgb(232, 232, 228)")

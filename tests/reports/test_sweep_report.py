@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_sweep import BASELINE_LOSS, LAYERS, WIDTHS, difference, sweep_data, without_baseline, write_sweep
-from page_section import check_broken, reported
+from page_section import check_broken, drawn, reported
 
 from widthwise.records.outcome import Outcome
 from widthwise.reports.charts import Figure, styles
@@ -21,7 +21,7 @@ def figures_of(data: dict[str, Any]) -> list[Figure]:
 
 def cells_of(figure: Figure) -> list[dict[str, Any]]:
     """The cells of a heat map."""
-    return next(iter(figure.spec(is_file=True)["datasets"].values()))
+    return drawn(figure.spec())
 
 
 def test_the_page_asks_answers_and_lists_points_by_loss_and_failed_ones_with_their_reason(tmp_path: Path) -> None:
