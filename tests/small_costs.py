@@ -1,8 +1,10 @@
-"""The cost of a model that was never built."""
+"""The cost of a model that was never built, and a variant of a comparison that was never made."""
 
 from typing import Any
 
 from widthwise.records.cost import CostSummary, FlopsPerToken
+from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import Variant
 
 
 def small_cost(**changes: Any) -> CostSummary:
@@ -17,3 +19,9 @@ def small_cost(**changes: Any) -> CostSummary:
         "activation_bytes_per_token": 7,
     }
     return CostSummary(**(fields | changes))
+
+
+def small_variant(**changes: Any) -> Variant:
+    """One with a held-out loss of 2. changes: of its fields."""
+    fields = {"name": "x", "state": "finished", "runs": ["x"], "val_loss": Estimate(mean=2), "ratio": {}}
+    return Variant(**{"cost": small_cost(), **fields, **changes})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_runs import Listener, tiny_recipe
-from tiny_sweeps import RECIPE, recipe_file
+from tiny_sweeps import recipe_file
 
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.running import run_experiment
@@ -16,8 +16,6 @@ from widthwise.runs import speed
 from widthwise.runs.speed import bf16_gain, chosen_precision, faster_precision, seconds
 from widthwise.runs.train import resume, train
 from widthwise.yaml_io import to_yaml
-
-AUTO = {**RECIPE, "train": {**RECIPE["train"], "precision": "auto"}}
 
 
 @pytest.fixture
@@ -78,7 +76,8 @@ def test_a_run_keeps_what_was_chosen_when_it_began(gain, tmp_path):
 
 
 def test_all_runs_of_a_comparison_have_one_choice_which_stays(gain, tmp_path):
-    path = recipe_file(tmp_path, **AUTO, compare={"seeds": [3], "variants": {"a": {}, "b": {"train": {"z_loss": 0.1}}}})
+    variants = {"a": {}, "b": {"train": {"z_loss": 0.1}}}
+    path = recipe_file(tmp_path, train={"precision": "auto"}, compare={"seeds": [3], "variants": variants})
     gain(0.5)
     first = run_experiment(read_plan([path]), tmp_path / "out")
     gain(2.0)

@@ -1,14 +1,11 @@
 """A whole comparison, tiny."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from tiny_runs import TINY
-from tiny_sweeps import every_run_raises, spoil
+from tiny_sweeps import RECIPE, every_run_raises, recipe_file, spoil
 
 from widthwise.config_io import UserError
 from widthwise.experiments import running
@@ -18,35 +15,29 @@ from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.records.outcome import Outcome
-from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.training.launch import Interrupted
+from widthwise.yaml_io import merge
 
 X = {"kind": "x", "bottleneck_width": 0.5, "bottleneck_layer": 0.7, "rounding": "balanced"}
-RECIPE = {
-    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 3, "attention": {"head_dim": 8}},
-    **TINY,
-    "train": {
-        **{"steps": 5, "batch_size": 4, "precision": "fp32"},
-        **{"validation_tokens": 240, "log_every": 1, "validate_every": 1},
-    },
-    "compare": {
-        "seeds": [3, 5, 8],
-        "variants": {
-            "uniform": {},
-            "twin": {"model": {"shape": {"kind": "explicit", "widths": [32] * 3}}},
-            "x": {"model": {"shape": X}},
-        },
-    },
+TRAIN = {"steps": 5, "validate_every": 1, "checkpoint_every": None}
+BASE = merge(RECIPE, {"model": {"d_model": 32, "n_layers": 3}, "train": TRAIN})
+VARIANTS = {
+    "uniform": {},
+    "twin": {"model": {"shape": {"kind": "explicit", "widths": [32] * 3}}},
+    "x": {"model": {"shape": X}},
 }
+COMMAND = "widthwise compare tiny.yaml"
+
+
+def plan_of(folder: Path, *overrides: str) -> Experiment:
+    return read_plan([recipe_file(folder, base=BASE, compare={"seeds": [3, 5, 8], "variants": VARIANTS})], overrides)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, dict]:
     folder = tmp_path_factory.mktemp("comparison")
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
-    plan = read_plan([folder / "recipe.yaml"])
-    return plan, folder / "out", run_experiment(plan, folder / "out", "widthwise compare recipe.yaml")
+    plan = plan_of(folder)
+    return plan, folder / "out", run_experiment(plan, folder / "out", COMMAND)
 
 
 def variant(comparison: dict, name: str) -> dict:
@@ -66,12 +57,12 @@ def test_runs_of_one_seed_see_the_same_data_in_the_same_order(done) -> None:
 def test_twins_need_the_same_for_the_same_loss_and_stay_together(done) -> None:
     _, folder, comparison = done
     equal, gap = (variant(comparison, "twin")[key]["val_loss"] for key in ("at_equal_loss", "gap"))
-    n_tokens = 5 * 4 * 24
+    n_tokens = 5 * 3 * 17
     assert equal["n_reached"] == 3
     assert equal["tokens"]["per_seed"] == [n_tokens] * 3
     assert equal["training_flops"]["mean"] == RunDir(folder / run_path("twin", 3)).result()["training_flops"]
     assert (equal["tokens_ratio"]["low"], equal["training_flops_ratio"]["high"]) == (1, 1)
-    assert gap["tokens"] == [step * 4 * 24 for step in range(1, 6)]
+    assert gap["tokens"] == [step * 3 * 17 for step in range(1, 6)]
     assert gap["mean"] == [0] * 5
     assert comparison["validations"]["n_fewest"] == 5
 
@@ -90,65 +81,43 @@ def test_numbers_are_those_of_the_runs(done) -> None:
         == results["x"][0]["cost"]["params"]["total"] / results["uniform"][0]["cost"]["params"]["total"]
     )
     windows = [result["val_window_losses"] for result in results["x"]]
-    assert np.shape(windows) == (3, 10)
+    assert np.shape(windows) == (3, 85 // 17)
     assert np.mean(windows) == pytest.approx(x["val_loss"]["mean"])
 
 
 def test_the_seconds_that_a_comparison_takes_are_those_of_a_measured_step(done, tmp_path: Path, monkeypatch) -> None:
     plan, folder, _ = done
     monkeypatch.setattr(running, "step_seconds", lambda recipe: 2.0)
-    rows = 4 * plan.recipes["uniform"].seq_len
-    steps = 5 + 5 * 240 / rows / 3  # five validations, whose forward passes take a third
+    steps = 5 + 5 * 85 / (3 * 17) / 3  # five validations, whose forward passes take a third
     assert expected_seconds(plan, tmp_path / "new", Jobs(2, 1)) == pytest.approx(9 * steps * 2.0 / 2)
     assert expected_seconds(plan, folder, Jobs(1, 1)) is None  # nothing is left
 
 
-def test_the_file_is_strict_json_and_changed_it_is_refused_and_made_again_without_training(done, tmp_path) -> None:
+def test_a_record_that_was_changed_is_made_again_without_training(done, tmp_path: Path) -> None:
     plan, folder, comparison = done
-    stored = json.loads((folder / "outcome.json").read_text(), parse_constant=pytest.fail)
-    assert stored.pop("checksums").keys() == stored.keys()
-    assert stored == comparison.to_data()
-    changed = shutil.copytree(folder, tmp_path / "out") / "outcome.json"
-    text = changed.read_text()
-    changed.write_text(text.replace('"confidence": 0.95', '"confidence": 0.5'))
-    with pytest.raises(UserError, match=rf"^{changed}: confidence: was changed after it was written; "):
-        write_report([changed.parent])
-    stamps = {path: path.stat().st_mtime_ns for path in changed.parent.glob("runs/*/result.json")}
+    copy = Path(shutil.copytree(folder, tmp_path / "out"))
+    text = (folder / "outcome.json").read_text()
+    (copy / "outcome.json").write_text(text.replace('"confidence": 0.95', '"confidence": 0.5'))
+    with pytest.raises(UserError, match="confidence: was changed after it was written"):
+        Outcome.read(copy)
+    stamps = {path: path.stat().st_mtime_ns for path in copy.glob("runs/*/result.json")}
     assert len(stamps) == 9
-    run_experiment(plan, changed.parent, "widthwise compare recipe.yaml")
-    assert Outcome.read(changed.parent).with_changes(created=comparison.created) == comparison
+    run_experiment(plan, copy, COMMAND)
+    assert Outcome.read(copy).with_changes(created=comparison.created) == comparison
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_a_folder_of_another_comparison_and_runs_that_saw_other_data_are_refused(done, tmp_path: Path) -> None:
-    plan, folder, _ = done
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
+def test_a_folder_of_another_comparison_is_refused(done, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another recipe"):
-        run_experiment(
-            read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml"
-        )
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    spoil(copy / "runs" / "x-seed5")
-    with pytest.raises(UserError, match=r"x-seed5: was trained on other data .*uniform-seed3.*compare in a new folder"):
-        run_experiment(plan, copy, "widthwise compare recipe.yaml")
-
-
-def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path) -> None:
-    message = "uniform-seed3: stopped; the same command resumes the comparison"
-    with every_run_raises(Interrupted, "stopped", 2), pytest.raises(Interrupted, match=message) as stopped:
-        run_experiment(done[0], tmp_path, "widthwise compare recipe.yaml")
-    assert stopped.value.exit_code == 130
-
-
-PAIR = {"seeds": [3], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
-COMMAND = "widthwise compare short.yaml"
+        run_experiment(plan_of(tmp_path, "optimizer.lr=0.02"), done[1], COMMAND)
 
 
 @pytest.fixture
 def short(tmp_path: Path) -> Experiment:
     """Two variants and one seed."""
-    (tmp_path / "short.yaml").write_text(yaml.safe_dump({**RECIPE, "compare": PAIR}, sort_keys=False))
-    return read_plan([tmp_path / "short.yaml"], ["train.steps=2"])
+    variants = {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}
+    path = recipe_file(tmp_path, train={"steps": 2}, compare={"seeds": [3], "variants": variants})
+    return read_plan([path])
 
 
 def test_a_run_that_fails_stops_its_worker_and_waits_for_another(short: Experiment, tmp_path: Path) -> None:
@@ -158,9 +127,7 @@ def test_a_run_that_fails_stops_its_worker_and_waits_for_another(short: Experime
     assert len(run_experiment(short, tmp_path / "out", COMMAND).variants) == 2
 
 
-def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes_the_comparison(
-    short: Experiment, tmp_path: Path
-) -> None:
+def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes(short: Experiment, tmp_path) -> None:
     other = RunDir(tmp_path / "out" / "runs" / "plain-seed3")
     with other.locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison are running on other workers"):
         run_experiment(short, other.path.parents[1], COMMAND, waits=False)
@@ -173,7 +140,8 @@ def test_a_run_on_other_data_can_be_deleted_to_go_on(short: Experiment, tmp_path
     run_experiment(short, tmp_path / "out", COMMAND)
     run = tmp_path / "out" / "runs" / "slow-seed3"
     spoil(run)
-    with pytest.raises(UserError, match="slow-seed3: was trained on other data"):
+    message = r"slow-seed3: was trained on other data .*plain-seed3.*compare in a new folder"
+    with pytest.raises(UserError, match=message):
         run_experiment(short, tmp_path / "out", COMMAND)
     shutil.rmtree(run)
     assert len(run_experiment(short, tmp_path / "out", COMMAND).variants) == 2

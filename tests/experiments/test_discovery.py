@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import yaml
 from thinned import hard_but
-from tiny_runs import TINY
+from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.discover import discover, plan_discovery, rivals
 from widthwise.experiments.matching import matched_quantity
-from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.records.discovery import Curve, DiscoveredShape, Discovery
 from widthwise.reports.tables import text_key, text_words
@@ -22,32 +21,21 @@ from widthwise.shape.profile import sizes_of
 from widthwise.training.observer import SilentObserver
 from widthwise.yaml_io import merge
 
-RECIPE: dict[str, Any] = {
-    **TINY,
-    "model": {
-        **{"vocab_size": 257, "d_model": 24, "n_layers": 3},
-        **{"attention": {"head_dim": 4}, "ffn": {"kind": "swiglu", "ratio": 3}},
-    },
-    "train": {
-        **{"steps": 6, "batch_size": 3, "precision": "fp32"},
-        **{"validation_tokens": 96, "validate_every": 2, "seed": 5},
-    },
-}
-SEQ_LEN = TINY["seq_len"]
+SEQ_LEN = 24
+SIZES = {"d_model": 24, "n_layers": 3, "attention": {"head_dim": 4}, "ffn": {"kind": "swiglu", "ratio": 3}}
+TRAIN = {"steps": 6, "validation_tokens": 96, "validate_every": 2, "checkpoint_every": None, "seed": 5}
+BASE = merge(RECIPE, {"model": SIZES, "seq_len": SEQ_LEN, "train": TRAIN})
 GROWING = {"kind": "growing", "n_stages": 3, "n_batches": 2, "step": 0.3, "division": "free", "spend": 1.0}
 UNEVEN = {**GROWING, "step": 0.25}  # in steps of 0.3 the budget ends where all layers are alike
 KEPT = {"kind": "growing", "n_stages": 4, "n_batches": 2, "step": 0.125}
 
 
-def plan(folder: Path, method: dict[str, Any], recipe: dict[str, Any] | None = None, **options: Any):
-    folder.mkdir(exist_ok=True)
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump({**(recipe or RECIPE), "discover": {"method": method, "seeds": [1, 2]}}))
-    return plan_discovery(path, **options)
+def plan(folder: Path, method: dict[str, Any], **model: Any):
+    return plan_discovery(recipe_file(folder, base=BASE, model=model, discover={"method": method, "seeds": [1, 2]}))
 
 
-def found(tmp_path: Path, method: dict[str, Any], **options: Any) -> Discovery:
-    return discover(plan(tmp_path, method, **options), tmp_path / "out", SilentObserver())
+def found(tmp_path: Path, method: dict[str, Any]) -> Discovery:
+    return discover(plan(tmp_path, method), tmp_path / "out", SilentObserver())
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +70,6 @@ class TestGrowing:
         trained = 0.0
         for number in (1, 2, 3):
             model = load_recipe(folder / "out" / "search" / f"stage-{number}" / "config.yaml").model
-            assert isinstance(model, ModelConfig)
             trained += model.cost().training_flops(SEQ_LEN) * 2 * 3 * SEQ_LEN
         measured = discovery.found.flops - trained
         # Three parts, in three stages, on two batches each, by models one step larger than those that are trained.
@@ -120,9 +107,7 @@ def test_a_search_that_had_grown_with_one_draw_is_not_mixed_with_five(tmp_path):
     asked = yaml.safe_load(path.read_text())
     del asked["method"]["n_draws"]
     path.write_text(yaml.safe_dump(asked))
-    with pytest.raises(
-        UserError, match=r"stage-\d: was grown by a version that grows it differently; choose another folder"
-    ):
+    with pytest.raises(UserError, match=r"stage-\d: was grown by a version that grows it differently"):
         found(tmp_path, method)
 
 
@@ -157,7 +142,7 @@ class TestRivals:
     @pytest.mark.parametrize("points", hard_but([3], [8, 3]))
     def test_permuted_layers_are_those_that_were_found_and_so_divide_the_budget_alike(self, tmp_path, points):
         """None is wider than the embedding here, so that the order costs nothing."""
-        search = plan(tmp_path, KEPT, {**RECIPE, "model": {**RECIPE["model"], "n_layers": 8}}).search
+        search = plan(tmp_path, KEPT, n_layers=8).search
         sizes = [np.linspace(*ends, points) for ends in ((1, 0.55), (1, 2.5), (1.2, 1.9))]
         curve = Curve(**dict(zip(("widths", "attention", "hidden"), map(list, sizes))))
         found = DiscoveredShape(curve=curve, stages=[], tokens=1, flops=1.0)
@@ -175,32 +160,26 @@ class TestRivals:
 
 
 def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path):
+    moe = {"kind": "moe", "n_experts": 4, "top_k": 2}
     for method, change, message in (
         (GROWING, {"shape": {"kind": "x"}}, "model.shape.kind: got 'x'; a discovery starts from the uniform model"),
         (GROWING, {"layers": {1: {"ffn": {"d_ff": 5}}}}, "leave changes to single layers out"),
         (GROWING | {"start_width": 0.99}, {}, "discover.method.start_width: got 0.99; leaves nothing to grow by"),
         (GROWING | {"n_stages": 7}, {}, "discover.steps: got 6; must be at least one for each of 7 stages"),
-        (
-            GROWING,
-            {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}},
-            "discover.method.parts: got 'hidden', which this model does not have; allowed: width, attention",
-        ),
-        (GROWING, {"ffn": {"kind": "swiglu", "d_ff": 50}}, "model.shape.hidden: needs ffn.ratio, not ffn.d_ff"),
+        (GROWING, {"ffn": moe}, "parts: got 'hidden', which this model does not have; allowed: width, attention"),
+        (GROWING, {"ffn": {"ratio": None, "d_ff": 50}}, "model.shape.hidden: needs ffn.ratio, not ffn.d_ff"),
         (GROWING | {"parts": ["width", "width"]}, {}, "parts: got 'width' twice"),
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
     ):
         with pytest.raises(UserError, match=message.replace("(", r"\(")):
-            plan(tmp_path, method, {**RECIPE, "model": {**RECIPE["model"], **change}})
+            plan(tmp_path, method, **change)
 
 
 def test_mistakes_in_the_section_are_named(tmp_path):
-    path = tmp_path / "asked.yaml"
     for section, message in (
-        ({"seeds": [1, 1]}, r"asked.yaml: discover: seeds: got \[1, 1\]; each seed may be given once"),
-        ([3], r"asked.yaml: discover: the recipe: got \[3\]"),
+        ([3], r"tiny.yaml: discover: the recipe: got \[3\]"),
         ({"method": {"kind": "growing", "parts": ["layer"]}}, r"method.parts.0: got 'layer'; input should be 'width'"),
-        ({"method": {"kind": "guess"}}, r"asked.yaml: discover: method.kind: got 'guess'"),
+        ({"method": {"kind": "guess"}}, r"tiny.yaml: discover: method.kind: got 'guess'"),
     ):
-        path.write_text(yaml.safe_dump({**RECIPE, "discover": section}))
         with pytest.raises(UserError, match=message):
-            plan_discovery(path)
+            plan_discovery(recipe_file(tmp_path, base=BASE, discover=section))

@@ -58,9 +58,7 @@ def falling(draw: st.DrawFn) -> LossCurve:
 
 @settings(max_examples=40, deadline=None)
 @given(falling(), falling(), st.floats(0.1, 10))
-def test_ratios_turn_round_with_the_pair_and_scale_with_the_tokens(
-    own: LossCurve, baseline: LossCurve, scale: float
-) -> None:
+def test_ratios_turn_round_with_the_pair_and_scale_with_tokens(own: LossCurve, baseline: LossCurve, scale) -> None:
     there, back = compared([own], [baseline]), compared([baseline], [own])
     assert there.tokens_ratio.mean * back.tokens_ratio.mean == pytest.approx(1)
     assert there.training_flops_ratio.mean * back.training_flops_ratio.mean == pytest.approx(1)

@@ -1,14 +1,11 @@
 """The place of each run among all, and the time left for all."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny_sweeps import Heard, recipe_file
+from tiny_sweeps import Heard
 
 from widthwise.experiments import scheduler
-from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import Eta, RunWork
 from widthwise.training.observer import Observer
 
@@ -61,14 +58,3 @@ def test_other_workers_share_what_is_left(clock) -> None:
         run.starting("a", 0, 10)
         advance(run, clock, 1, 2.0)
     assert heard.left[-1] >= 9 * 2  # its own steps are made by nobody else
-
-
-def test_a_comparison_counts_its_runs(tmp_path: Path) -> None:
-    path = recipe_file(tmp_path, compare={"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {}}})
-    heard = Heard()
-    run_experiment(read_plan([path], ["train.steps=2"]), tmp_path / "out", "command", heard)
-    assert heard.names == [
-        f"run {n} of 4, {name}" for n, name in enumerate(("a-seed1", "b-seed1", "a-seed2", "b-seed2"), 1)
-    ]
-    assert len(heard.left) == 8
-    assert all(seconds >= 0 for seconds in heard.left)

@@ -1,17 +1,21 @@
 """Where the points of a law come from, and what is said about them."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from small_costs import small_cost, small_variant
 
 from widthwise.config_io import UserError
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.laws import LAWS
 from widthwise.experiments.scaling_points import Axes, FitData, gather
+from widthwise.records.cost import CostSummary
+from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import OpenPoint, Outcome, Study, Variant
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.run_dir import RunDir
@@ -25,62 +29,49 @@ def loss(d_model: int, seed: int = 0, scale: float = 3.0) -> float:
     return scale * (12 * d_model**2) ** -0.05 * (1 + 0.001 * seed)
 
 
-def cost(d_model: int) -> dict[str, Any]:
+def cost(d_model: int) -> CostSummary:
     params = {"total": 12 * d_model**2, "attention": 4 * d_model**2, "ffn": 7 * d_model**2, "residual": d_model**2}
-    sizes = {"d_model": d_model, "widths": [d_model], "average_width": float(d_model), "virtual_width": 1.0}
-    flops = {"forward": 2 * params["total"], "training": 6 * params["total"]}
-    return {**sizes, "params": params, "flops_per_token": flops, "kv_bytes_per_token": 4 * d_model}
+    sizes = {"d_model": d_model, "widths": [d_model], "average_width": d_model, "kv_bytes_per_token": 4 * d_model}
+    return small_cost(**sizes, params=params)
 
 
-def write_run(path: Path, d_model: int, seed: int = 1, kind: str = "plain", steps: int = 5, **result: Any) -> Path:
-    recipe = {"model": {"d_model": d_model, "residual": {"kind": kind}}, "train": {"steps": steps, "seed": seed}}
+def write_run(path: Path, d_model: int, seed: int = 1, kind: str = "plain") -> Path:
+    recipe = {"model": {"d_model": d_model, "residual": {"kind": kind}}, "train": {"steps": 5, "seed": seed}}
     run = RunDir(path)
     run.begin(yaml.safe_dump(recipe), {})
     found = {"val_loss": loss(d_model, seed), "tokens": 100 * d_model, "training_flops": 1e6 * d_model**3}
-    run.write_result(RunResult.model_validate({**found, "cost": cost(d_model), **result}))
+    run.write_result(RunResult(**found, cost=cost(d_model)))
     return path
 
 
-def losses(d_model: int, n_seeds: int, scale: float = 3.0) -> dict[str, Any]:
-    per_seed = [loss(d_model, seed, scale) for seed in range(n_seeds)]
-    return {"mean": sum(per_seed) / n_seeds, "per_seed": per_seed}
+def variant(name: str, d_model: int, scale: float, **further: Any) -> Variant:
+    """Of two seeds."""
+    per_seed = [loss(d_model, seed, scale) for seed in range(2)]
+    measured = Estimate(mean=sum(per_seed) / 2, per_seed=per_seed)
+    return small_variant(name=name, val_loss=measured, cost=cost(d_model), **further)
 
 
-def variant(name: str, d_model: int, scale: float) -> dict[str, Any]:
-    own = {
-        "name": name,
-        "state": "finished",
-        "runs": [f"runs/{name}-seed1"],
-        "cost": cost(d_model),
-        "val_loss": losses(d_model, 2, scale),
-    }
-    return {**own, "verdict": "cannot tell", "ratio": {}}
-
-
-ABOUT = {"title": "t", "command": "c", "created": "now", "confidence": 0.95, "seeds": [1, 2], "environment": {}}
+def write_outcome(folder: Path, points: Sequence[Variant | OpenPoint], **further: Any) -> Path:
+    about = {"title": "t", "command": "c", "created": "now", "confidence": 0.95, "seeds": [1, 2], "environment": {}}
+    Outcome(**about, points=points, **further).write(folder)
+    return folder
 
 
 def write_comparison(folder: Path, d_model: int) -> Path:
-    folder.mkdir(parents=True)
     variants = [variant("uniform", d_model, 3.0), variant("x", d_model, 2.95)]
-    comparison = {**ABOUT, "baseline": "uniform", "points": variants}
-    (folder / "outcome.json").write_text(json.dumps(comparison))
-    return folder
+    return write_outcome(folder, variants, baseline="uniform")
 
 
-def write_sweep(folder: Path, **changes: Any) -> Path:
-    folder.mkdir(parents=True)
+def write_sweep(folder: Path) -> Path:
     points = [
-        {**variant(f"{group}-{d}", d, scale), "group": group, "values": {"model.d_model": d}}
+        variant(f"{group}-{d}", d, scale, group=group, values={"model.d_model": d})
         for group, scale in (("uniform", 3.0), ("x", 2.95))
         for d in SIZES
     ]
-    points.append({"name": "x-512", "group": "x", "values": {"model.d_model": 512}, "state": "failed", "reason": "nan"})
+    failed = OpenPoint(name="x-512", group="x", values={"model.d_model": 512}, state="failed", reason="nan")
     axes = {group: {"model.d_model": list(SIZES)} for group in ("uniform", "x")}
-    study = {"storage": "s", "sampler": "grid", "n_points": 9, "n_finished": 8, "n_failed": 1}
-    sweep = {**ABOUT, "baseline": None, "axes": axes, "points": points, "study": study, **changes}
-    (folder / "outcome.json").write_text(json.dumps(sweep))
-    return folder
+    study = Study(storage="s", sampler="grid", n_points=9, n_finished=8, n_failed=1)
+    return write_outcome(folder, [*points, failed], baseline=None, axes=axes, study=study)
 
 
 def table(tmp_path: Path, text: str) -> Path:

@@ -1,60 +1,49 @@
 """A comparison whose variants grow, from recipe to report, and a family branched from one of its runs."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
-from tiny_runs import TINY
+from tiny_runs import without_measurements
+from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.experiments import jobs
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.equal_loss import LossCurve, equal_losses
 from widthwise.experiments.family import plan_family, run_family
 from widthwise.experiments.running import run_experiment
-from widthwise.recipe.recipe import parse_recipe
+from widthwise.recipe.recipe import load_recipe
 from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import RunCheckpoint, load_trained
 from widthwise.training.launch import Interrupted
-from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import SilentObserver
+from widthwise.yaml_io import merge
 
-RECIPE = {
-    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"n_heads": 2}},
-    **TINY,
-    "train": {"steps": 6, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "log_every": 1},
+BASE = merge(RECIPE, {"model": {"attention": {"n_heads": 2, "head_dim": None}}, "train": {"steps": 6}})
+N_TOKENS = 3 * 17
+"""Of a step."""
+VARIANTS = {
+    name: {"growth": [{"at_step": 3, "model": {"d_model": 32}, "preserve": is_exact}]}
+    for name, is_exact in (("exact", True), ("naive", False))
 }
-GROWTH = {"at_step": 3, "model": {"d_model": 32}}
-COMPARE = {
-    "seeds": [3, 5],
-    "match": "none",
-    "variants": {"small": {}, "exact": {"growth": [GROWTH]}, "naive": {"growth": [{**GROWTH, "preserve": False}]}},
-}
-
-
-def write(path: Path, data: dict) -> Path:
-    path.write_text(json.dumps(data))  # which is YAML
-    return path
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("growth")
-    plan = read_plan([write(folder / "recipe.yaml", {**RECIPE, "compare": COMPARE})])
-    return folder / "out", run_experiment(plan, folder / "out", "widthwise compare recipe.yaml")
+    compare = {"seeds": [3, 5], "match": "none", "variants": {"small": {}, **VARIANTS}}
+    plan = read_plan([recipe_file(folder, base=BASE, compare=compare)])
+    return folder / "out", run_experiment(plan, folder / "out", "widthwise compare tiny.yaml")
 
 
-def losses(run: Path, event: str = "train") -> list[dict]:
-    found = [record for record in RunDir(run).metrics() if record["event"] == event]
-    return [{key: value for key, value in record.items() if key not in MEASURED_KEYS} for record in found]
+def losses(run: Path) -> list[dict]:
+    return [without_measurements(record) for record in RunDir(run).metrics() if record["event"] == "train"]
 
 
-def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow_and_flops_are_of_all_phases(
-    done: tuple[Path, dict],
-) -> None:
+def test_variants_of_a_seed_see_the_same_data_whether_they_grow_or_not_and_flops_are_of_all_phases(done) -> None:
     """The first loss after an exact growth is that of the model that did not grow, on the same batch."""
     runs = done[0] / "runs"
     for seed in (3, 5):
@@ -69,18 +58,13 @@ def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow_and_flo
     assert variants["exact"]["ratio"]["flops"] == pytest.approx(costs[1] / costs[0])
 
 
-@pytest.fixture
-def branching(done: tuple[Path, dict], tmp_path: Path) -> tuple[RunCheckpoint, list[Path]]:
-    for name, size, steps in (("wide", {"d_model": 32}, 8), ("deep", {"n_layers": 5}, 9)):
-        larger = {"model": {**RECIPE["model"], **size}, "train": {**RECIPE["train"], "steps": steps}}
-        write(tmp_path / f"{name}.yaml", {**RECIPE, **larger})
-    return RunCheckpoint.of(done[0] / "runs" / "small-seed3"), [tmp_path / "wide.yaml", tmp_path / "deep.yaml"]
+def test_a_family_shares_the_first_steps_and_does_nothing_twice(done, tmp_path: Path, monkeypatch) -> None:
+    source, out = RunCheckpoint.of(done[0] / "runs" / "small-seed3"), tmp_path / "out"
+    larger = (("wide", {"d_model": 32}, 8), ("deep", {"n_layers": 5}, 9))
+    recipes = [recipe_file(tmp_path, base=BASE, name=name, model=m, train={"steps": n}) for name, m, n in larger]
 
-
-def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothing_twice(
-    branching: tuple[RunCheckpoint, list[Path]], tmp_path: Path, monkeypatch
-) -> None:
-    source, recipes = branching
+    def run_again() -> Outcome:
+        return run_family(plan_family(source, recipes, [], out), out, SilentObserver())
 
     def interrupt(path, observer):
         raise Interrupted(f"{path}: stopped", 2)
@@ -88,24 +72,21 @@ def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothin
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "resume", interrupt)
         with pytest.raises(Interrupted, match=r"wide: stopped; the same command resumes the family"):
-            run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", SilentObserver())
-    branches = plan_family(source, recipes, [], tmp_path / "out")
-    found = run_family(branches, tmp_path / "out", SilentObserver())
-    assert Outcome.read(tmp_path / "out").to_data() == found.to_data()
-    assert found.family is not None
+            run_again()
+    found = run_again()
+    assert Outcome.read(out) == found
     wide, deep = found.family.members
-    assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * 4 * 24)
+    assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * N_TOKENS)
     shared = source.recipe.training_flops
-    models = [load_trained(tmp_path / "out" / name).model.config for name in ("wide", "deep")]
-    per_token = [model.cost().training_flops(24) for model in models]
-    assert wide["flops"] == shared + 2 * 4 * 24 * per_token[0]
-    assert deep["flops_alone"] == 9 * 4 * 24 * per_token[1]
-    assert found.family.family_flops == shared + 4 * 24 * (2 * per_token[0] + 3 * per_token[1])
+    models = [load_trained(out / name).model.config for name in ("wide", "deep")]
+    per_token = [model.cost().training_flops(17) for model in models]
+    assert wide["flops"] == shared + 2 * N_TOKENS * per_token[0]
+    assert deep["flops_alone"] == 9 * N_TOKENS * per_token[1]
+    assert found.family.family_flops == shared + N_TOKENS * (2 * per_token[0] + 3 * per_token[1])
     assert found.family.flops_alone == wide["flops_alone"] + deep["flops_alone"]
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
     assert len(stamps) == 2
-    again = run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", SilentObserver())
-    assert again.with_changes(created=found.created) == found
+    assert run_again().with_changes(created=found.created) == found
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     for member in found.family.members:
         result = RunDir(Path(member["run"])).result()
@@ -115,11 +96,9 @@ def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothin
 
 def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> None:
     """What it shared with the others counts: its course begins with the first step of the run it was grown from."""
-    train_section = {**RECIPE["train"], "steps": 3, "validate_every": 1}
-    source = parse_recipe({**RECIPE, "train": train_section}, "small")
-    train(source, tmp_path / "small")
-    larger = {"model": {**RECIPE["model"], "d_model": 32}, "train": {**train_section, "steps": 6}}
-    wide = write(tmp_path / "wide.yaml", {**RECIPE, **larger})
+    small = recipe_file(tmp_path, base=BASE, train={"steps": 3, "validate_every": 1})
+    train(load_recipe(small), tmp_path / "small")
+    wide = recipe_file(tmp_path, base=BASE, name="wide", model={"d_model": 32}, train={"validate_every": 1})
     out = tmp_path / "out"
     branches = plan_family(RunCheckpoint.of(tmp_path / "small"), [wide], [], out, alone="tokens")
     found = run_family(branches, out, SilentObserver(), alone="tokens")
@@ -127,9 +106,7 @@ def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> No
     assert ([grown.name], [alone.name]) == (grown.runs, alone.runs) == (["wide"], ["wide-alone"])
     assert found.baseline_of(grown) == found.baseline_of(alone) == alone
     assert alone.verdict == "baseline"
-    assert grown.difference is not None
-    assert found.family is not None
-    assert grown.gap["val_loss"].tokens == [step * 4 * 24 for step in range(1, 7)]
+    assert grown.gap["val_loss"].tokens == [step * N_TOKENS for step in range(1, 7)]
     courses = [[LossCurve.of(RunDir(out / name).metrics())] for name in ("wide", "wide-alone")]
     assert grown.at_equal_loss == equal_losses(courses[0], courses[1])
     assert courses[0][0].training_flops[-1] == found.family.members[0].flops

@@ -10,54 +10,50 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tiny_runs import tiny_recipe
+from tiny_runs import tiny_recipe, without_measurements
 from tiny_sweeps import Heard, recipe_file
 
 from widthwise.config_io import UserError
-from widthwise.experiments.compare import read_plan
 from widthwise.experiments.jobs import Jobs, Run, process_group
+from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import Schedule, train_all
-from widthwise.experiments.sweep import read_sweep
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import Observer, SilentObserver
 
 COMPARE = {"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {"model": {"d_model": 24}}}}
+SWEEP = {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}
 
 
 def records(folder: Path) -> dict[str, list[dict[str, object]]]:
     """Run -> its records without the measured ones."""
     return {
-        str(path.parent.relative_to(folder)): [
-            {key: value for key, value in record.items() if key not in MEASURED_KEYS}
-            for record in RunDir(path.parent).metrics()
-        ]
+        str(path.parent.relative_to(folder)): [without_measurements(record) for record in RunDir(path.parent).metrics()]
         for path in folder.glob("runs/*/metrics.jsonl")
     }
 
 
-def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> None:
-    plan = read_plan([recipe_file(tmp_path, compare=COMPARE)])
-    heard = Heard()
-    alone = run_experiment(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
-    together = run_experiment(plan, tmp_path / "two", "command", heard, jobs=Jobs(2, 1))
+@pytest.mark.parametrize(
+    ("section", "runs"),
+    [
+        pytest.param({"compare": COMPARE}, "a-seed1 b-seed1 a-seed2 b-seed2", id="comparison"),
+        pytest.param({"sweep": SWEEP}, "0.01-seed1 0.02-seed1 0.03-seed1", id="sweep", marks=pytest.mark.hard),
+    ],
+)
+def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path, section: dict, runs: str) -> None:
+    plan, _ = read_all(recipe_file(tmp_path, **section))
+    one_by_one, at_once = Heard(), Heard()
+    alone = run_experiment(plan, tmp_path / "one", "command", one_by_one, jobs=Jobs(1, 1))
+    together = run_experiment(plan, tmp_path / "two", "command", at_once, jobs=Jobs(2, 1))
     assert records(tmp_path / "one") == records(tmp_path / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
-    assert heard.stages.count("checking the data") == 1
-    assert sorted(heard.names) == [
-        f"run {n} of 4, {run}" for n, run in enumerate(("a-seed1", "b-seed1", "a-seed2", "b-seed2"), 1)
-    ]
-
-
-@pytest.mark.hard
-def test_a_sweep_is_divided_on_one_machine(tmp_path: Path) -> None:
-    plan = read_sweep(recipe_file(tmp_path, {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}))
-    alone = run_experiment(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
-    together = run_experiment(plan, tmp_path / "two", "command", jobs=Jobs(2, 1))
-    assert records(tmp_path / "one") == records(tmp_path / "two")
-    assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
+    n = len(runs.split())
+    names = [f"run {place} of {n}, {run}" for place, run in enumerate(runs.split(), 1)]
+    assert one_by_one.names == sorted(at_once.names) == names
+    assert len(one_by_one.left) == 4 * n
+    assert all(seconds >= 0 for seconds in one_by_one.left)
+    assert at_once.stages.count("checking the data") == 1
 
 
 @dataclass(frozen=True)
@@ -67,9 +63,8 @@ class Task(Run):
     mark: Path = Path()
 
     def train(self, observer: Observer | None = None, data_cache: object = None) -> None:
-        {"crash": crash, "fail_beside": fail_beside, "talk": talk}.get(self.name, wait_for_the_signal)(
-            self.mark, observer
-        )
+        work = {"crash": crash, "fail_beside": fail_beside, "talk": talk}.get(self.name, wait_for_the_signal)
+        work(self.mark, observer)
 
 
 def do_all(*names: str, mark: Path = Path(), observer: Observer | None = None) -> None:
@@ -137,9 +132,7 @@ def test_a_signal_stops_all_with_a_checkpoint_and_the_same_command_goes_on(tmp_p
     assert all(0 < state["step"] < 4000 for state in states)
 
 
-def test_threads_depend_on_the_recipes_alone_and_under_torchrun_it_is_one_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_depend_on_the_recipes_alone_and_under_torchrun_it_is_one_at_a_time(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     path, n_cores = recipe_file(tmp_path), len(os.sched_getaffinity(0))
     small = load_recipe(path)

@@ -7,9 +7,7 @@ from small_costs import small_cost
 
 from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.experiments.statistics import paired_mean, seed_interval
-from widthwise.records.estimate import Estimate
 from widthwise.records.evaluation import Score, TaskResult
-from widthwise.records.outcome import Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
 from widthwise.records.run import RunResult, TextResult
 
@@ -51,10 +49,6 @@ def test_further_heads_are_paired_by_seed_and_window_like_the_loss_itself() -> N
         assert losses == seed_interval(WINDOWS[1, place - 1].mean(axis=1).tolist())
     assert QUANTITY["difference_next_4"].of_variant(variant) is None
     assert OF_HELD_OUT["val_loss_next_4"].of_variant(variant) is None
-    alone = Variant(name="alone", runs=["alone"], val_loss=Estimate(mean=2), cost=COST, ratio={})
-    assert OF_HELD_OUT["val_loss"].ratio(variant, alone) == variant.val_loss.mean / 2
-    for pair in ((variant, alone), (alone, variant)):
-        assert OF_HELD_OUT["val_loss_next_2"].ratio(*pair) is None
 
 
 def test_the_training_loss_is_paired_by_seed() -> None:

@@ -1,32 +1,27 @@
-"""Which comparisons are accepted, and what their runs are."""
+"""Which comparisons are accepted, what their runs are, and recipes of several runs as a whole and one by one."""
 
+import re
 from pathlib import Path
 
 import pytest
-import yaml
-from tiny_runs import TINY
+from boxes import refusal
+from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import run_path, seeded
-from widthwise.experiments.recipes import read_one
+from widthwise.experiments.matching import matched_ratio
+from widthwise.experiments.recipes import read_all, read_one
+from widthwise.experiments.sweep import read_sweep
+from widthwise.yaml_io import merge
 
-BASE = {
-    "model": {"vocab_size": 257, "d_model": 48, "n_layers": 6, "attention": {"head_dim": 8}},
-    **TINY,
-    "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
-}
+BASE = merge(RECIPE, {"model": {"d_model": 48, "n_layers": 6}})
 WIDER = {"model": {"d_model": 56}}
 X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4, "rounding": "balanced"}}}
 
 
-def write(path: Path, data: dict) -> Path:
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
-    return path
-
-
 def comparison(tmp_path: Path, **compare) -> Path:
-    return write(tmp_path / "pair.yaml", {**BASE, "compare": {"variants": {"uniform": {}, "x": X}, **compare}})
+    return recipe_file(tmp_path, base=BASE, compare={"variants": {"uniform": {}, "x": X}, **compare})
 
 
 def test_the_first_variant_is_the_baseline_and_a_run_differs_from_its_recipe_in_the_seed_alone(tmp_path: Path) -> None:
@@ -47,18 +42,15 @@ def test_all_that_is_not_comparable_is_named_at_once(tmp_path: Path) -> None:
         "uniform": {},
         "wider": WIDER,
         "narrower": {"model": {"d_model": 40}},
-        "longer": {"train": {"steps": 4, "batch_size": 8}},
+        "longer": {"train": {"steps": 5, "batch_size": 8}},
         "deep": {"model": {"n_layers": 40}},
     }
     path = comparison(tmp_path, variants=variants, match={"adjust": {"deep": "ffn"}})
     params = {name: BASE["model"] | change.get("model", {}) for name, change in variants.items()}
     of_base = {name: n_params(model) / n_params(BASE["model"]) for name, model in params.items()}
-    with pytest.raises(UserError) as refused:
-        read_plan([path])
-    message = str(refused.value)
-    assert "\n" not in message
+    message = refusal(read_plan, [path])
     assert message.startswith("deep: params is ")
-    assert "longer: train.steps is 4, but 3 in uniform; longer: train.batch_size is 8, but 4 in uniform" in message
+    assert "longer: train.steps is 5, but 4 in uniform; longer: train.batch_size is 8, but 3 in uniform" in message
     assert f"wider: params is {of_base['wider']:.4f} of uniform's" in message
     assert f"narrower: params is {of_base['narrower']:.4f} of uniform's" in message
     assert message.count("a matched comparison allows 1%") == 2  # for what was adjusted, and for what was not
@@ -78,7 +70,6 @@ def test_a_feed_forward_is_adjusted_where_nothing_is_said_and_it_must_be(tmp_pat
     assert set(plan.adjustments) == {"wider"}
     assert [change.key for change in plan.adjustments["wider"].changes] == ["model.ffn.ratio"]
     assert abs(plan.adjustments["wider"].miss) < 0.002
-    assert read_one(path, variant="wider") == plan.recipes["wider"]
     assert plan.recipes == read_plan([path], match="params", adjust="ffn").recipes | {"near": plan.recipes["near"]}
     deep = {"model": {"n_layers": 40}}
     with pytest.raises(UserError, match=r"^deep: params is 6\.\d+ of uniform's, and"):
@@ -89,7 +80,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     for other, named in (
         ({"seq_len": 16}, "seq_len is 16"),
         ({"data": {"held_out": 0.2}}, "data is"),
-        ({"schedule": {"warmup_steps": 3}}, r"other: schedule\.warmup_steps: got 3"),
+        ({"schedule": {"warmup_steps": 4}}, r"other: schedule\.warmup_steps: got 4"),
         ({"model": {"shapes": {}}}, r"variants\.other: model\.shapes: unknown key; did you mean 'shape'"),
     ):
         with pytest.raises(UserError, match=named):
@@ -97,9 +88,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     for compare, named in (
         ({"variants": {"uniform": {}}}, "variants"),
         ({"variants": {"uniform": {}, "../escape": X}}, "'../escape'"),
-        ({"seeds": [1, 1]}, "seeds"),
+        ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]; each seed may be given once"),
         ({"seeds": []}, "seeds"),
-        ({"matched": "params"}, "did you mean 'match'"),
     ):
         with pytest.raises(UserError, match=named):
             read_plan([comparison(tmp_path, **compare)])
@@ -108,7 +98,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp_path: Path) -> None:
     variants = {"uniform": {}, "wide": {"model": {"d_model": 56}}}
     plan = read_plan([comparison(tmp_path, seeds=[7, 9], variants=variants)], match="flops", adjust="ffn")
-    base, wide = (recipe.explicit_model.cost().forward_flops(24) for recipe in plan.recipes.values())
+    base, wide = (recipe.explicit_model.cost().forward_flops(17) for recipe in plan.recipes.values())
     work = plan.workload()
     assert (work["n_runs"], work["baseline"], work["match"]) == (4, "uniform", "flops")
     assert [row["miss"] for row in work["points"]] == [None, pytest.approx(wide / base - 1)]
@@ -133,10 +123,10 @@ def test_equal_compute_allows_other_steps(tmp_path: Path) -> None:
         ["train.steps=202"],
     )
     scratch, grown = plan.recipes["scratch"], plan.recipes["grown"]
-    per_token = [recipe.explicit_model.cost().training_flops(24) for recipe in (scratch, grown)]
-    assert grown.training_flops == 4 * 24 * (2 * per_token[1] + 201 * per_token[0])
+    per_token = [recipe.explicit_model.cost().training_flops(17) for recipe in (scratch, grown)]
+    assert grown.training_flops == 3 * 17 * (2 * per_token[1] + 201 * per_token[0])
     assert abs(grown.training_flops / scratch.training_flops - 1) < 0.01
-    assert "6 runs of 202 to 203 steps and 19,392 to 19,488 tokens, together" in plan.in_words
+    assert "6 runs of 202 to 203 steps and 10,302 to 10,353 tokens, together" in plan.in_words
 
 
 def test_unequal_compute_is_refused_with_the_steps_that_would_match(tmp_path: Path) -> None:
@@ -144,8 +134,47 @@ def test_unequal_compute_is_refused_with_the_steps_that_would_match(tmp_path: Pa
         variants = {"scratch": {}, "grown": growing(n_steps)}
         return read_plan([comparison(tmp_path, match="training_flops", variants=variants)], ["train.steps=100"])
 
-    message = r"grown: training_flops is 1\.\d+ of scratch's.*train\.steps: \d+ would match"
-    with pytest.raises(UserError, match=message) as found:
-        read(120)
-    n_steps = int(str(found.value).split("train.steps: ")[1].split()[0])
-    assert read(n_steps).recipes["grown"].train.steps == n_steps
+    found = re.match(
+        r"grown: training_flops is 1\.\d+ of scratch's.*train\.steps: (\d+) would match", refusal(read, 120)
+    )
+    assert read(int(found[1])).recipes["grown"].train.steps == int(found[1])
+
+
+NARROW = {"model": {"d_model": 40}}
+
+
+def test_one_variant_is_what_the_comparison_would_train_even_beside_one_that_cannot_be(tmp_path: Path) -> None:
+    path = comparison(tmp_path, match={"adjust": "ffn"}, variants={"base": {}, "narrow": NARROW})
+    recipes = read_plan([path]).recipes
+    for name, recipe in recipes.items():
+        assert read_one(path, variant=name) == recipe
+    variants = {"base": {}, "narrow": NARROW, "deep": {"model": {"n_layers": 40}}}
+    comparison(tmp_path, match={"adjust": "ffn"}, variants=variants)
+    assert read_one(path, variant="narrow") == recipes["narrow"]
+    with pytest.raises(UserError, match=r"^deep: params is"):
+        read_one(path, variant="deep")
+
+
+def test_the_summary_holds_costs_ratios_and_misses_and_why_compare_would_refuse(tmp_path: Path) -> None:
+    variants = {"base": {}, "narrow": NARROW, "longer": {"train": {"steps": 5}}}
+    path = comparison(tmp_path, match={"adjust": {"narrow": "ffn"}}, variants=variants)
+    found, why = read_all(path)
+    base, narrow = found.recipes["base"], found.recipes["narrow"]
+    rows = {row["name"]: row for row in found.workload()["points"]}
+    assert set(rows["base"]["ratio"].values()) == {1.0}
+    assert rows["base"]["params"] == base.final_model.cost().params
+    assert rows["narrow"]["ratio"]["params"] == matched_ratio(narrow, base, "params")
+    assert rows["narrow"]["adjusted"]["miss"] == rows["narrow"]["ratio"]["params"] - 1
+    assert rows["longer"]["ratio"]["training_flops"] == pytest.approx(5 / 4)
+    assert rows["longer"]["adjusted"] is None
+    assert why == refusal(read_plan, [path])
+    assert "longer: train.steps is 5" in why
+
+
+def test_the_points_of_a_sweep_are_seen_too(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path, {"baseline": {}, "over": {"optimizer.lr": [0.1, 0.2]}})
+    recipes = read_sweep(path).recipes
+    found, _ = read_all(path)
+    assert (found.recipes, found.baseline) == (recipes, "baseline")
+    for name, recipe in recipes.items():
+        assert read_one(path, variant=name) == recipe

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.experiments.statistics import (
-    Estimate,
-    change_between,
-    paired_mean,
-    seed_interval,
-    verdict,
-)
+from widthwise.experiments.statistics import Estimate, change_between, paired_mean, seed_interval, verdict
 
 
 def test_seed_interval_is_students_t_and_one_seed_has_none() -> None:

@@ -5,14 +5,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_runs import TINY, outcome
-from tiny_sweeps import every_run_raises, spoil
+from tiny_runs import outcome
+from tiny_sweeps import RECIPE, every_run_raises, recipe_file, spoil
 
 from widthwise.config_io import UserError
 from widthwise.experiments import jobs, running
@@ -23,24 +22,22 @@ from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.sweep import read_sweep
 from widthwise.experiments.tuning import MOST_BEYOND, Tuner
-from widthwise.records.outcome import Outcome, Tuning
+from widthwise.records.outcome import Outcome
 from widthwise.reports.answers import answer
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.runs.listing import stop_message
 from widthwise.training.launch import Interrupted
+from widthwise.yaml_io import merge
 
 DIVERGES = 1e8
-COMMAND = "widthwise compare tuned.yaml"
-RECIPE: dict[str, Any] = {
-    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 3, "attention": {"head_dim": 8}},
-    **TINY,
-    "schedule": {"kind": "wsd", "warmup_steps": 2, "decay_steps": 4},
-    "validation": {"texts": {}},
-    "train": {
-        **{"steps": 8, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "validate_every": 4},
-        **{"log_every": 1, "checkpoint_every": 1},
+COMMAND = "widthwise compare tiny.yaml"
+BASE = merge(
+    {**RECIPE, "schedule": {"kind": "wsd", "warmup_steps": 2, "decay_steps": 4}, "validation": {"texts": {}}},
+    {
+        "model": {"n_layers": 3},
+        "seq_len": 24,
+        "train": {"steps": 8, "batch_size": 4, "validation_tokens": 240, "validate_every": 4},
     },
-}
+)
 VARIANTS: dict[str, Any] = {
     "plain": {},
     "slow": {"model": {"shape": {"kind": "explicit", "widths": [16, 16, 16]}}, "optimizer": {"lr": 0.0003}},
@@ -49,11 +46,8 @@ TUNE: dict[str, Any] = {"over": {"optimizer.lr": [0.5, 1, 4, DIVERGES]}, "steps"
 
 
 def plan_of(folder: Path, tune: dict[str, Any] | None = None, *overrides: str, **compare: Any) -> Experiment:
-    folder.mkdir(exist_ok=True)
     section = {"seeds": [3, 5], "variants": VARIANTS, **compare} | ({} if tune is None else {"tune": tune})
-    path = folder / "tuned.yaml"
-    path.write_text(yaml.safe_dump({**RECIPE, "compare": section}, sort_keys=False))
-    return read_plan(path, overrides)
+    return read_plan(recipe_file(folder, base=BASE, compare=section), overrides)
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +57,17 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Ou
     return plan, folder / "out", run_experiment(plan, folder / "out", COMMAND)
 
 
-def tuning_of(found: Outcome) -> Tuning:
-    assert found.tuning is not None
-    return found.tuning
-
-
 def searched(plan: Experiment, loss: Callable[[str, Mapping[str, float]], float]) -> tuple[Experiment, int]:
     """The comparison that comes of made-up losses, and the number of runs. An infinite loss: the run diverged."""
     tuner = Tuner(plan, plan.tune)
     while True:
-        points = tuner.sweep().points.values()
-        losses = {point.name: loss(point.group, point.values) for point in points}
+        losses = {name: loss(point.group, point.values) for name, point in tuner.sweep().points.items()}
         estimates = [
             SimpleNamespace(name=name, has_loss=True, val_loss=SimpleNamespace(mean=each))
             for name, each in losses.items()
             if each < math.inf
         ]
-        found = cast(Outcome, SimpleNamespace(variants=estimates))
+        found = SimpleNamespace(variants=estimates)
         if not tuner.extend(found):
             return tuner.tuned(found, n_runs=0, tokens=0, seconds=0.0), len(losses)
 
@@ -108,7 +96,6 @@ def test_each_variant_gets_the_lowest_of_a_valley_however_far_beyond_the_grid(gr
 
     tuned, _ = searched(grid, loss)
     (lr_step, lr_ends), (decay_step, decay_ends) = nearest(lr, -1, 1), nearest(decay, 0, 1)
-    assert tuned.tuning is not None
     for each in tuned.tuning.variants:
         optimizer = tuned.recipes[each.name].optimizer
         assert optimizer.lr == pytest.approx(own[each.name] * 2.0**lr_step, rel=1e-5)
@@ -136,7 +123,6 @@ def test_a_grid_whose_best_lies_inside_is_not_extended_and_what_diverges_is_the_
 def test_an_end_beyond_which_recipes_refuse_values_is_the_best_value_and_no_limit(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {**TUNE, "over": {"schedule.final_factor": [0.5, 1]}}, "schedule={kind: cosine}")
     found, n_runs = searched(plan, lambda _, values: 1 - values["schedule.final_factor"])
-    assert found.tuning is not None
     # 0.1 is the variant's own; 0.2, 0.4 and 0.8 lie beyond the end, and 1.6 is more than all of the rate.
     for each in found.tuning.variants:
         assert (each.chosen, each.is_at_limit) == ({"schedule.final_factor": 0.8}, False)
@@ -153,7 +139,7 @@ def test_one_step_of_each_variant_is_measured_for_all_its_factors(tmp_path: Path
 
 def test_the_choice_is_the_lowest_loss_of_runs_on_other_seeds_text_and_steps(done) -> None:
     plan, folder, found = done
-    tuning = tuning_of(found)
+    tuning = found.tuning
     reported = {run for each in found.variants for run in each.runs}
     n_tokens, n_runs = 0, 0
     for each in tuning.variants:
@@ -182,7 +168,7 @@ def test_the_choice_is_the_lowest_loss_of_runs_on_other_seeds_text_and_steps(don
 
 def test_a_tuned_comparison_is_the_one_with_the_chosen_values_written_by_hand(done, tmp_path: Path) -> None:
     _, folder, found = done
-    chosen = {each.name: {"optimizer": {"lr": each.chosen["optimizer.lr"]}} for each in tuning_of(found).variants}
+    chosen = {each.name: {"optimizer": {"lr": each.chosen["optimizer.lr"]}} for each in found.tuning.variants}
     assert chosen["slow"]["optimizer"]["lr"] not in (0.0003, chosen["plain"]["optimizer"]["lr"])
     by_hand = plan_of(tmp_path, variants={name: VARIANTS[name] | chosen[name] for name in VARIANTS})
     same = run_experiment(by_hand, tmp_path / "out", COMMAND)
@@ -209,27 +195,17 @@ def test_the_same_command_goes_on_with_the_tuning_and_repeats_no_run(done, tmp_p
         run_experiment(plan, copy, COMMAND, waits=False)
     assert not (copy / "runs").exists()  # nothing is compared before all is tuned
     resumed = run_experiment(plan, copy, COMMAND)
-    assert [each.to_data() for each in tuning_of(resumed).variants] == [
-        each.to_data() for each in tuning_of(found).variants
-    ]
+    assert resumed.tuning.variants == found.tuning.variants
     assert [each.val_loss for each in resumed.variants] == [each.val_loss for each in found.variants]
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
 def test_runs_of_another_recipe_or_on_other_data_are_not_used(done, tmp_path: Path) -> None:
-    """Also one that diverged, which would otherwise count as the worst."""
-    _, folder, _ = done
-    copy = Path(shutil.copytree(folder, tmp_path / "out"))
+    copy = Path(shutil.copytree(done[1], tmp_path / "out"))
     with pytest.raises(UserError, match=r"tune/runs/.*another recipe \(train\.max_grad_norm"):
         run_experiment(plan_of(tmp_path, TUNE, "train.max_grad_norm=0.5"), copy, COMMAND)
     for run in copy.glob("tune/runs/*"):
-        if stop_message(RunDir(run)) is None:
-            shutil.rmtree(run)
-    with pytest.raises(UserError, match=r"plain-1000000\.0-seed11: .*another recipe \(train\.max_grad_norm"):
-        run_experiment(plan_of(tmp_path, TUNE, "train.max_grad_norm=0.5"), copy, COMMAND)
-    copy = Path(shutil.copytree(folder, tmp_path / "other"))
-    for path in copy.glob("tune/runs/*/environment.json"):
-        spoil(path.parent)
+        spoil(run)
     with pytest.raises(UserError, match=r"was trained on other data .* than is compared on"):
         run_experiment(plan_of(tmp_path, TUNE), copy, COMMAND)
 
@@ -264,11 +240,7 @@ def test_a_short_run_has_the_schedule_and_the_held_out_text_that_it_should(tmp_p
         ({"over": {"optimizer.rate": [1, 2]}}, [], r"tune\.over\.optimizer\.rate: got None in plain; must be a number"),
         ({"over": {"train.steps": [1, 2]}}, [], r"tune\.over\.train\.steps: got 8 in plain; must be a number above 0"),
         ({"over": {"model.ffn.ratio": [1, 2]}}, [], r"got None in plain; must be .* of optimizer, schedule, train$"),
-        (
-            {"over": {"optimizer.weight_decay": [1, 2]}},
-            ["optimizer.weight_decay=0"],
-            r"weight_decay: got 0\.0 in plain",
-        ),
+        ({"over": {"optimizer.weight_decay": [1, 2]}}, ["optimizer.weight_decay=0"], r"decay: got 0\.0 in plain"),
         ({}, ["train.validation_tokens=null"], r"compare\.tune: plain is judged on all held-out text; .* at most half"),
         ({"steps": 0.01}, [], r"plain-0\.005: schedule\.warmup_steps: got 1; must be less than train\.steps = 1"),
     ],
@@ -280,16 +252,13 @@ def test_what_cannot_be_tuned_is_refused_in_the_plan(tmp_path, tune, overrides, 
 
 def test_a_model_that_grows_too_little_text_and_a_sweep_are_refused(tmp_path: Path) -> None:
     grown = {"growth": [{"at_step": 4, "model": {"n_layers": 4}}], "model": {"n_layers": 2}}
-    variants = {"plain": {}, "grown": {**grown, "model": {"n_layers": 2}}}
+    variants = {"plain": {}, "grown": grown}
     with pytest.raises(UserError, match=r"compare\.tune: grown grows, .*; tune it in a sweep"):
         plan_of(tmp_path, TUNE, variants=variants, match="none")
     plan = plan_of(tmp_path, TUNE, "train.validation_tokens=9600")
+    assert read_all(tmp_path / "tiny.yaml")[1] is None
     with pytest.raises(UserError, match=r"compare\.tune: train\.validation_skip: got 9600, which leaves \d+ tokens"):
         run_experiment(plan, tmp_path / "out", COMMAND)
     assert not (tmp_path / "out" / "tune" / "runs").exists()
-    path = tmp_path / "sweep.yaml"
-    path.write_text(yaml.safe_dump({**RECIPE, "sweep": {"over": {"optimizer.lr": [0.1, 0.2]}, "tune": TUNE}}))
     with pytest.raises(UserError, match=r"sweep\.tune: is only of compare; a sweep shows every value"):
-        read_sweep(path)
-    plan_of(tmp_path, TUNE)
-    assert read_all(tmp_path / "tuned.yaml")[1] is None
+        read_sweep(recipe_file(tmp_path, {"over": {"optimizer.lr": [0.1, 0.2]}, "tune": TUNE}))

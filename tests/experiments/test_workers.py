@@ -3,16 +3,18 @@
 import json
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
+import postgres_server
 import pytest
-import yaml
-from ranks import said_by_script
-from tiny_sweeps import LEARNING_RATES, RECIPE, recipe_file
+from ranks import command_in, launched, said_by_script
+from tiny_sweeps import recipe_file
 
 from widthwise.experiments.compare import read_plan
+from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.sweep import read_sweep
 from widthwise.run_dir import RunDir
@@ -20,15 +22,32 @@ from widthwise.run_dir import RunDir
 pytestmark = pytest.mark.hard
 
 SCRIPT = Path(__file__).with_name("workers.py")
-COMMAND_LINES = Path(__file__).with_name("command_lines.py")
-POINTS = ["baseline", "0.002", "0.03"]
+GROUP = Path(__file__).with_name("group_processes.py")
 TIME_KEYS = {"checksums", "created", "command", "environment", "study", "shares_machine"}
 TIME_KEYS |= {"tokens_per_second", "wall_seconds", "peak_memory_bytes"}
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recipe_file(tmp_path_factory.mktemp("recipe"), LEARNING_RATES)
+    """The recipe of a sweep."""
+    sweep = {"baseline": {}, "over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4, 7]}
+    return recipe_file(tmp_path_factory.mktemp("recipe"), sweep)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe of a comparison."""
+    compare = {"seeds": [4, 7], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
+    return recipe_file(tmp_path_factory.mktemp("recipe"), compare=compare)
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """The address of a database on a real PostgreSQL server."""
+    if reason := postgres_server.missing():
+        pytest.skip(reason)
+    with postgres_server.running_server() as url:
+        yield url
 
 
 def run_workers(recipe: Path, folder: Path, *kill_after: str, storage: str = "none") -> list[int]:
@@ -50,37 +69,26 @@ def without_times(value: Any) -> Any:
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
+def check_as_alone(shared: Path, plan: Experiment) -> None:
+    """The folder holds what a worker alone, whom nobody disturbed, leaves: every run once, with the same results."""
+    alone = shared.parent / "alone"
+    run_experiment(plan, alone, "widthwise")
+    one, other = (json.loads((folder / "outcome.json").read_text()) for folder in (alone, shared))
+    assert without_times(other) == without_times(one)
+    assert steps_of(shared) == steps_of(alone)
+
+
 def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(recipe: Path, tmp_path: Path) -> None:
-    """Every point once, and with the results of a worker that nobody disturbed."""
-    alone = json.loads(run_experiment(read_sweep(recipe), tmp_path / "alone", "widthwise sweep").to_json())
     folder = tmp_path / "shared"
     assert run_workers(recipe, folder, "10", "0,0") == [signal.SIGKILL, 0, 0]
-    sweep = json.loads((folder / "outcome.json").read_text())
-    assert [point["name"] for point in sweep["points"]] == POINTS
-    assert sweep["study"]["n_finished"] == len(POINTS)
-    assert without_times(sweep) == without_times(alone)
-    assert steps_of(folder) == steps_of(tmp_path / "alone")
-
-
-COMPARE = {"seeds": [4, 7], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe of a comparison."""
-    path = tmp_path_factory.mktemp("recipe") / "pair.yaml"
-    path.write_text(yaml.safe_dump({**RECIPE, "compare": COMPARE}, sort_keys=False))
-    return path
+    assert json.loads((folder / "outcome.json").read_text())["study"]["n_finished"] == 3
+    check_as_alone(folder, read_sweep(recipe))
 
 
 def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Path) -> None:
     """Both begin at once. The survivor goes on with the run that was cut off, and writes what a worker alone writes."""
-    run_experiment(read_plan([pair]), tmp_path / "alone", "widthwise compare")
-    folder = tmp_path / "shared"
-    assert run_workers(pair, folder, "6,0") == [signal.SIGKILL, 0]
-    alone, shared = (json.loads((tmp_path / name / "outcome.json").read_text()) for name in ("alone", "shared"))
-    assert without_times(shared) == without_times(alone)
-    assert steps_of(folder) == steps_of(tmp_path / "alone")
+    assert run_workers(pair, tmp_path / "shared", "6,0") == [signal.SIGKILL, 0]
+    check_as_alone(tmp_path / "shared", read_plan([pair]))
 
 
 def test_after_many_kills_every_run_is_there_once_and_as_if_nothing_had_been(tmp_path: Path) -> None:
@@ -88,10 +96,7 @@ def test_after_many_kills_every_run_is_there_once_and_as_if_nothing_had_been(tmp
     path = recipe_file(tmp_path, {"over": {"optimizer.lr": [0.001 * n for n in range(1, 26)]}, "seeds": [4]})
     signals = run_workers(path, tmp_path / "shared", "3,4", "5,2", "1,6", "4,4", "2,7", "0")
     assert signals == [signal.SIGKILL] * 10 + [0]
-    alone = run_experiment(read_sweep(path), tmp_path / "alone", "widthwise sweep")
-    shared = json.loads((tmp_path / "shared" / "outcome.json").read_text())
-    assert without_times(shared) == without_times(json.loads(alone.to_json()))
-    assert steps_of(tmp_path / "shared") == steps_of(tmp_path / "alone")
+    check_as_alone(tmp_path / "shared", read_sweep(path))
 
 
 def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: str) -> None:
@@ -102,11 +107,10 @@ def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: s
         "search": {"sampler": "random", "n_trials": 4},
     }
     path = recipe_file(tmp_path, section)
-    alone = json.loads(run_experiment(read_sweep(path), tmp_path / "alone", "widthwise sweep").to_json())
     for name, storage in (("file", "none"), ("database", postgres)):
         folder = tmp_path / name
         assert run_workers(path, folder, "6,0", storage=storage) == [signal.SIGKILL, 0]
-        assert without_times(json.loads((folder / "outcome.json").read_text())) == without_times(alone)
+        check_as_alone(folder, read_sweep(path))
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert not [path for path in files if b"secret" in path.read_bytes()]  # the password of the server
     trials = optuna.load_study(study_name="tiny", storage=postgres).trials
@@ -116,14 +120,23 @@ def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: s
 def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: Path) -> None:
     """Both in a comparison and in a sweep the first process decides and prints."""
     alone = run_experiment(read_plan([pair], ["train.batch_size=4"]), tmp_path / "alone", "widthwise compare")
-    commands = [
-        ["compare", str(pair), "train.batch_size=4", "--out", str(tmp_path / "compared")],
-        ["sweep", str(recipe), "train.batch_size=4", "--seed", "4", "--out", str(tmp_path / "swept")],
-    ]
-    output = "".join(said_by_script(2, COMMAND_LINES, json.dumps(commands), folder=tmp_path / "here"))
-    assert [output.count(f"wrote {tmp_path / name / 'report.html'}") for name in ("compared", "swept")] == [1, 1]
+    for name, *command in (("compared", "compare", str(pair)), ("swept", "sweep", str(recipe), "--seed", "4")):
+        arguments = [*command, "train.batch_size=4", "--out", str(tmp_path / name)]
+        both = launched(2, command_in, tmp_path, *arguments, errors=tmp_path / f"{name}_said")
+        assert both.codes() == [0, 0], both.everything()
+        assert both.everything().count(f"wrote {tmp_path / name / 'report.html'}") == 1
     found = json.loads((tmp_path / "compared" / "outcome.json").read_text())
     assert found["environment"]["n_processes"] == 2
     for together, one in zip(found["points"], alone["points"], strict=True):
         assert together["val_loss"]["per_seed"] == pytest.approx(one["val_loss"]["per_seed"], rel=1e-5)
-    assert json.loads((tmp_path / "swept" / "outcome.json").read_text())["study"]["n_finished"] == len(POINTS)
+    assert json.loads((tmp_path / "swept" / "outcome.json").read_text())["study"]["n_finished"] == 3
+
+
+def test_all_processes_of_a_worker_get_what_the_first_has_and_a_signal_to_any_ends_all(tmp_path: Path) -> None:
+    expected = {
+        "value": [3, 5],
+        "mistake": "UserError: nothing there",
+        "waiting": "Interrupted: stopped before the next run",
+    }
+    said = said_by_script(2, GROUP, folder=tmp_path / "here")
+    assert [json.loads(each.splitlines()[-1]) for each in said] == [expected, expected]

@@ -1,17 +1,18 @@
-"""A sweep of runs that take a fraction of a second, and what is done to runs and heard of them."""
+"""A recipe whose runs take a fraction of a second, and what is done to runs and heard of them."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tiny_runs import TINY
 
 from widthwise.experiments import jobs
 from widthwise.training.observer import SilentObserver
+from widthwise.yaml_io import dump_yaml, merge
 
 RECIPE: dict[str, Any] = {
     **TINY,
@@ -26,14 +27,16 @@ RECIPE: dict[str, Any] = {
         "log_every": 1,
     },
 }
-LEARNING_RATES: dict[str, Any] = {"baseline": {}, "over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4, 7]}
 
 
-def recipe_file(folder: Path, sweep: dict[str, Any] | None = None, **changes: Any) -> Path:
-    """tiny.yaml in a folder; changes: of top-level keys."""
-    path = folder / "tiny.yaml"
-    data = {**RECIPE, **changes} | ({} if sweep is None else {"sweep": sweep})
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
+def recipe_file(
+    folder: Path, sweep: dict[str, Any] | None = None, base: dict[str, Any] = RECIPE, name: str = "tiny", **changes: Any
+) -> Path:
+    """A recipe in a folder, which need not exist; changes: laid over the base."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.yaml"
+    data = merge(base, changes) | ({} if sweep is None else {"sweep": sweep})
+    path.write_text(dump_yaml(data))
     return path
 
 
@@ -55,6 +58,15 @@ def spoil(run: Path) -> None:
     record = json.loads(path.read_text())
     record["data"]["corpus"]["fingerprint"] = "of another Python"
     path.write_text(json.dumps(record))
+
+
+def hourglass_sizes(budget: float, n_layers: int, n_blocks: int, ratio: float, quantum: int) -> tuple[int, int]:
+    """d_model and d_hidden by the hourglass paper's rule: a width for the ratio, then the hidden width that is left.
+
+    budget: parameters of all layers. quantum: what d_model is a multiple of.
+    """
+    d_model = quantum * round(math.sqrt(budget / (n_layers * (4 + 3 * n_blocks * ratio))) / quantum)
+    return d_model, round((budget / n_layers - 4 * d_model**2) / (3 * n_blocks * d_model))
 
 
 class Heard(SilentObserver):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pydantic
 import pytest
-from small_costs import small_cost
+from small_costs import small_cost, small_variant
 
 from widthwise.config_io import UserError
 from widthwise.records.estimate import Effects, EqualLoss, Estimate
@@ -52,9 +52,7 @@ def test_what_is_needed_for_the_same_loss_is_read_for_each_depth_apart() -> None
         return EqualLoss(n_reached=1, **dict(zip(names, of_pair)))
 
     at_equal_loss = {"val_loss": needed(10), "val_loss_next_2": needed(20), "val_loss_next_3": needed(30)}
-    variant = Variant(
-        name="x", runs=["x"], val_loss=Estimate(mean=2), cost=small_cost(), ratio={}, at_equal_loss=at_equal_loss
-    )
+    variant = small_variant(at_equal_loss=at_equal_loss)
     for first, end in ((10, ""), (20, "_next_2"), (30, "_next_3")):
         names = [f"{key}_at_equal_loss{end}" for key in ("tokens", "training_flops")]
         names += [f"{key}_to_baseline_loss{end}" for key in ("tokens", "training_flops")]
@@ -64,10 +62,7 @@ def test_what_is_needed_for_the_same_loss_is_read_for_each_depth_apart() -> None
 
 def test_there_is_no_ratio_where_one_of_the_two_lacks_the_number() -> None:
     def variant(loss: float | None) -> Variant:
-        own = None if loss is None else Estimate(mean=loss)
-        return Variant(
-            name="x", runs=["x"], val_loss=Estimate(mean=2), cost=small_cost(), ratio={}, val_bits_per_byte=own
-        )
+        return small_variant(val_bits_per_byte=None if loss is None else Estimate(mean=loss))
 
     of = QUANTITY["val_bits_per_byte"]
     assert of.ratio(variant(3.0), variant(1.5)) == 2
@@ -105,9 +100,7 @@ def test_an_entry_that_is_changed_added_or_gone_is_refused_by_name(tmp_path: Pat
         ("data.mask_documents", None, False, False),
     ],
 )
-def test_a_recipe_is_that_of_the_same_run_only_where_nothing_but_places_and_processes_changed(
-    path: str, before: object, after: object, is_another_run: bool
-) -> None:
+def test_of_one_run_only_places_and_processes_change(path: str, before: object, after: object, is_another_run) -> None:
     section, key = path.split(".")
     found = changes_in_words({section: {key: before}}, {section: {key: after}}, of_the_same_run=True)
     assert bool(found) == is_another_run

@@ -5,27 +5,23 @@ from typing import Any
 
 from page_section import write
 
-THRESHOLDS = [0.01, 0.1, 1.0]
-
 
 def model(name: str, widths: list[int], level: float, n_blocks: int = 1) -> dict[str, Any]:
     """Layers with 10 units a block, of which unit u is active for the share level * u / 10 of the tokens."""
     n_layers = len(widths)
     layers, depths, blocks = range(1, n_layers + 1), range(n_layers + 1), range(1, n_blocks + 1)
-    density = {"density": [0.9 * level, 0.45 * level, 0.1 * level], "dead_share": 0.1}
+    units = {"d_ff": 10, "density": [0.9 * level, 0.45 * level, 0.1 * level], "dead_share": 0.1}
+    units["utilisation"] = [level * unit / 10 for unit in range(10)]
     activations = [
-        {
-            "layer": layer,
-            "block": block,
-            "d_ff": 10,
-            **density,
-            "utilisation": [level * unit / 10 for unit in range(10)],
-        }
+        {"layer": layer, "block": block, **units}
         | {"participation": 2.0 + layer, "participation_share": (2.0 + layer) / 10}
         for layer in layers
         for block in blocks
     ]
-    stream = {"width": max(widths), "rank": max(widths), "participation": 3}
+    stream = [
+        {"depth": depth, "entropy": level / (1 + depth), "width": max(widths), "rank": max(widths), "participation": 3}
+        for depth in depths
+    ]
     lens = [
         {"depth": depth, "target_log_prob": -6.0 + depth * level, "entropy": 5.0 - depth * level}
         | {"kl_to_next": None if depth == n_layers else 0.5 * level}
@@ -35,19 +31,9 @@ def model(name: str, widths: list[int], level: float, n_blocks: int = 1) -> dict
         {"layer": layer, "first_token_share": 0.1 * level * layer, "heads": [0.0, 0.2 * layer], "norm_ratio": 40.0}
         for layer in layers
     ]
-    about = {"name": name, "source": f"runs/{name}", "kind": "widthwise", "step": 900, "d_model": widths[0]}
-    return {
-        **about,
-        "widths": widths,
-        "n_tokens": 8192,
-        "activations": activations,
-        "stream": [{"depth": depth, "entropy": level / (1 + depth), **stream} for depth in depths],
-        "logit_lens": lens,
-        "sinks": sinks,
-        "valley": None,
-        "token_widths": None,
-        "virtual_width": None,
-    }
+    about = {"name": name, "source": f"runs/{name}", "kind": "widthwise", "step": 900, "n_tokens": 8192}
+    measured = {"activations": activations, "stream": stream, "logit_lens": lens, "sinks": sinks}
+    return {**about, "d_model": widths[0], "widths": widths, **measured}
 
 
 def analysis(*models: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +42,7 @@ def analysis(*models: dict[str, Any]) -> dict[str, Any]:
         "command": "widthwise analyze runs/uniform runs/x",
         "created": "2026-11-21T10:00:00+00:00",
         "text": {"source": "held-out documents of python-stdlib", "seq_len": 256, "n_tokens": 8192},
-        "thresholds": THRESHOLDS,
+        "thresholds": [0.01, 0.1, 1.0],
         "utilisation_threshold": 0.1,
         "models": list(models),
     }

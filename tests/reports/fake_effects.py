@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fake_comparison import at_equal_loss, cost
+from fake_comparison import at_equal_loss, cost, estimate
 from page_section import write as write_record
 
 SEEDS = (1, 2, 3)
@@ -25,10 +25,6 @@ EFFECTS: Mapping[str, Difference] = {
 """`turns` is -0.03, 0, 0.03 after 0, 1, 2 doublings; `helps` stays below -0.03; `noise` is within HALF_WIDTH of 0."""
 
 
-def difference(mean: float, half_width: float = HALF_WIDTH, n_seeds: int = len(SEEDS)) -> dict[str, Any]:
-    return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "per_seed": [mean] * n_seeds}
-
-
 def comparison_data(
     width: int, doublings: int, effects: Mapping[str, Difference] = EFFECTS, seeds: Sequence[int] = SEEDS
 ) -> dict[str, Any]:
@@ -37,8 +33,9 @@ def comparison_data(
     variants: list[dict[str, Any]] = [_variant("uniform", width, tokens, 0.0, seeds) | {"verdict": "baseline"}]
     for name, at in effects.items():
         own = _variant(name, width, tokens, at(doublings), seeds)
-        own["difference"] = difference(at(doublings), n_seeds=len(seeds))
-        variants.append(own | {"at_equal_loss": {"val_loss": at_equal_loss(tokens_ratio=_ratio(at(doublings)))}})
+        own["difference"] = estimate(at(doublings), HALF_WIDTH, len(seeds))
+        ratio = estimate(math.exp2(at(doublings) / DOUBLING), 0.1, len(seeds))
+        variants.append(own | {"at_equal_loss": {"val_loss": at_equal_loss(tokens_ratio=ratio)}})
     command = f"widthwise compare configs/w{width}.yaml train.steps={tokens // 1000}"
     about = {"title": f"width {width}", "command": command, "created": "2026-11-23T03:00:00+00:00"}
     about |= {"confidence": 0.95, "seeds": list(seeds), "baseline": "uniform", "matched": "params"}
@@ -56,12 +53,6 @@ def _variant(name: str, width: int, tokens: int, offset: float, seeds: Sequence[
         "ratio": {"params": 1.0},
         "measured": {"tokens": {"mean": float(tokens), "per_seed": [float(tokens)] * len(seeds)}},
     }
-
-
-def _ratio(gap: float) -> dict[str, Any]:
-    """The ratio of tokens at equal loss."""
-    mean = math.exp2(gap / DOUBLING)
-    return {"mean": mean, "low": mean / 1.1, "high": mean * 1.1, "per_seed": [mean] * len(SEEDS)}
 
 
 def write(folder: Path, data: Mapping[str, Any]) -> Path:

@@ -1,15 +1,16 @@
-"""A made-up run that `grow` made larger, with its certificate."""
+"""A made-up run that `grow` made larger, with its certificate, and a family of one size, grown and alone."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-from fake_comparison import write_run
+from fake_comparison import SHAPES, write_comparison, write_run
+from page_section import change
 
 from widthwise.run_dir import RunDir
 
 CERTIFICATE: dict[str, Any] = {
-    "is_preserved": True,
     "dtype": "float64",
     "n_sequences": 2,
     "n_tokens": 32,
@@ -41,15 +42,37 @@ EVENT = {
 }
 
 
-def write_grown_run(folder: Path, finished: bool = True) -> Path:
+def write_grown_run(folder: Path) -> Path:
     """Its source was validated at the step of the growth, as runs are that come to their end."""
-    write_run(folder, "large", 1, [64, 48, 64], 0.0, finished)
-    metrics, result = folder / "metrics.jsonl", RunDir(folder).result()
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    index = next(i for i, record in enumerate(records) if record["step"] > STEP)
-    records.insert(index, EVENT)
-    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
-    if result is not None:
-        RunDir(folder).write_result(result)
+    write_run(folder, "large", 1, [64, 48, 64], 0.0)
+    records, result = RunDir(folder).metrics(), RunDir(folder).result()
+    records.insert(sum(record["step"] <= STEP for record in records), EVENT)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    RunDir(folder).write_result(result)
     (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
     return folder
+
+
+def write_family(folder: Path) -> Path:
+    """One size with two seeds."""
+    names = ("wide", "wide-alone")
+    for name, seed in itertools.product(names, (1, 2)):
+        write_run(folder / f"{name}-seed{seed}", name, seed, SHAPES["x"], 0.0)
+    members = [
+        {"name": "wide", "seed": seed, "run": f"runs/wide-seed{seed}", "params": 10, "start": 1, "tokens": 136}
+        | {"flops_own": 3.0, "flops": 5.0, "flops_alone": 6.0, "val_loss": 2.5, "val_bits_per_byte": 1.5}
+        for seed in (1, 2)
+    ]
+    controls = [{"name": "wide", "seed": seed, "run": f"runs/wide-alone-seed{seed}"} for seed in (1, 2)]
+    costs = {"shared_flops": 2.0, "family_flops": 5.0, "flops_alone": 6.0}
+    family = {"sources": ["runs/small"], "alone": "tokens", **costs, "members": members, "controls": controls}
+
+    def let_grow(data: dict[str, Any]) -> None:
+        alone, grown, _ = data["points"]
+        data |= {"title": "family of runs/small", "baseline": None, "matched": None, "baseline_group": "alone"}
+        data |= {"family": family, "points": [grown, alone]}
+        for point, name, group in zip(data["points"], names, ("grown", "alone")):
+            runs = [f"{name}-seed{seed}" for seed in (1, 2)]
+            point |= {"name": name, "runs": runs, "group": group, "values": {"size": "wide"}}
+
+    return change(write_comparison(folder) / "outcome.json", let_grow)

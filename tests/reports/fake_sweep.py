@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fake_comparison import cost, write_run
+from fake_comparison import cost, estimate, write_run
 from page_section import write
 
 LAYERS, WIDTHS, SINGLE = [0.25, 0.5, 0.75], [0.3, 0.7], [0.3, 0.5]
@@ -17,10 +17,6 @@ def difference(layer: float, width: float) -> float:
     return -0.03 + 0.08 * (layer - 0.25) + 0.05 * (width - 0.3)
 
 
-def estimate(mean: float, half_width: float = HALF_WIDTH) -> dict[str, Any]:
-    return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "per_seed": [mean, mean, mean]}
-
-
 def finished(name: str, group: str, values: dict[str, Any], offset: float | None) -> dict[str, Any]:
     """offset: difference to the baseline; None for the baseline itself."""
     verdict = "baseline" if offset is None else "better" if offset < -HALF_WIDTH else "cannot tell"
@@ -28,11 +24,11 @@ def finished(name: str, group: str, values: dict[str, Any], offset: float | None
     return {
         **unfinished(name, group, values, "finished"),
         "runs": [f"runs/{name}-seed{seed}" for seed in (1, 2, 3)],
-        "val_loss": estimate(BASELINE_LOSS + above),
+        "val_loss": estimate(BASELINE_LOSS + above, HALF_WIDTH, 3),
         "train_loss": None,
-        "val_bits_per_byte": estimate(2.0 + above),
-        "tokens_per_second": estimate(4e4, 100),
-        "difference": None if offset is None else estimate(above),
+        "val_bits_per_byte": estimate(2.0 + above, HALF_WIDTH, 3),
+        "tokens_per_second": estimate(4e4, 100, 3),
+        "difference": None if offset is None else estimate(above, HALF_WIDTH, 3),
         "verdict": verdict,
         "cost": cost(SHAPE),
         "ratio": {"params": 1.0, "flops": 0.97},
@@ -65,7 +61,7 @@ def sweep_data() -> dict[str, Any]:
         "matched": "params",
         "baseline": "uniform",
         "judged": [
-            {"name": name, "beside": "uniform", "n_points": n, "difference": estimate(mean, HALF_WIDTH * factor)}
+            {"name": name, "beside": "uniform", "n_points": n, "difference": estimate(mean, HALF_WIDTH * factor, 3)}
             | {"confidence": level, "verdict": verdict}
             for name, n, mean, factor, level, verdict in (
                 ("x-0.25-0.3", 8, difference(0.25, 0.3), 2, 0.99375, "cannot tell"),

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from boxes import refusal
+
 from widthwise.reports.writing import write_report
 
 
@@ -71,6 +73,15 @@ def change(file: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     data = json.loads(file.read_text())
     edit(data)
     return write(file, data)
+
+
+def check_broken(file: Path, edits: Mapping[str, Callable[[dict[str, Any]], object]]) -> None:
+    """edits: message -> the change of a record after which a report is refused in one line, and not written."""
+    whole = file.read_text()
+    for message, edit in edits.items():
+        file.write_text(whole)
+        assert re.search(message, refusal(write_report, change(file, edit)))
+    assert not (file.parent / "report.html").exists()
 
 
 def write(file: Path, data: Mapping[str, Any]) -> Path:

@@ -90,9 +90,7 @@ def test_what_training_cost_and_further_texts_stand_in_every_table(data: dict[st
     assert f"<td>5.5000 (+0.0625, {MINUS}0.0300 to +0.5000)</td>" in page
 
 
-def test_columns_are_those_that_are_asked_for_in_that_order(
-    comparison: Path, data: dict[str, Any], tmp_path: Path
-) -> None:
+def test_columns_are_those_asked_for_in_that_order(comparison: Path, data: dict[str, Any], tmp_path: Path) -> None:
     asked = ["layer_params", "difference", "virtual_width"]
     page, _, table = write_report(comparison, tmp_path, columns=asked)
     latex = table.read_text()
@@ -125,7 +123,6 @@ def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str
     assert {row["tokens_per_second_ratio"] for row in csv_rows(record)} == {""}
     assert r"{*}: other processes used the machine" in latex_text(record)
     figure = ratio_figure(record, styles([v.name for v in record.variants]))
-    assert figure is not None
     assert "KV bytes" in figure.label
     assert "tokens per second" not in figure.label
     assert "bits per byte" not in figure.label

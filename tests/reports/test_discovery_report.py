@@ -26,23 +26,16 @@ def discovery(folder: Path) -> Discovery:
 
 def test_growth_and_gains_are_counted_for_each_layer(discovery: Discovery) -> None:
     table = growth_table(discovery)
-    assert table is not None
     assert table.header == ["", "1", "2", "3"]
     # Twice the second layer, once the third.
     assert [list(row) for row in table.rows] == [["hidden", "0", "2", "0"], ["width", "0", "0", "1"]]
     table = gains_table(discovery)
-    assert table is not None
     assert table.header == ["", "1", "2", "3"]
     error = 1e3 * 0.004 / 2**0.5  # of the mean of two stages
-    assert [list(row) for row in table.rows] == [
-        ["hidden", "", f"30.00\n±{error:.2f}", ""],
-        ["width", "", "", "10.00"],
-    ]
+    assert [list(row) for row in table.rows] == [["hidden", "", f"30.00\n±{error:.2f}", ""], ["width", "", "", "10.00"]]
 
 
-def test_the_page_shows_gains_and_names_the_quantity_in_which_rivals_are_equal(
-    discovery: Discovery, folder: Path, tmp_path: Path
-) -> None:
+def test_the_page_shows_gains_and_names_the_quantity_in_which_rivals_are_equal(discovery, tmp_path: Path) -> None:
     write_discovery(tmp_path)
     discovery.with_changes(match="kv_bytes", budget=2048).write(tmp_path)
     text = write_report(tmp_path)[0].read_text()

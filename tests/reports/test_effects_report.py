@@ -3,12 +3,14 @@
 import csv
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_discovery import write_searches
 from fake_effects import BASE_TOKENS, DATA, EFFECTS, HALF_WIDTH, comparison_data, write, write_scales
 from fake_sweep import write_sweep
-from page_section import rows_of, section
+from page_section import drawn, rows_of, section
 
 from widthwise.config_io import UserError
 from widthwise.reports.effects import effect_figures
@@ -56,9 +58,7 @@ def test_table_and_record_say_every_difference_and_what_they_say_together(files:
     assert "; not measured at 3.79M parameters and 20.0M tokens." in text
 
 
-def test_page_and_record_say_how_an_effect_changes_and_whether_its_interval_excludes_0(
-    files: dict[str, Path],
-) -> None:
+def test_page_and_record_say_how_effects_change_and_where_that_is_no_luck(files: dict[str, Path]) -> None:
     """Seeds do not differ here, so that only what intervals owe to the text is left: HALF_WIDTH at each scale."""
     rows = rows_of(section(files["report.html"], "changes-of-effects"))
     half_width = HALF_WIDTH * math.sqrt(2)
@@ -73,9 +73,7 @@ def test_page_and_record_say_how_an_effect_changes_and_whether_its_interval_excl
     assert change["change"]["high"] == pytest.approx(mean + half_width)
 
 
-def test_ratios_of_tokens_have_a_table_if_they_are_there_and_agree_with_what_differences_are_worth(
-    folders: list[Path], page: Path, tmp_path: Path
-) -> None:
+def test_ratios_of_tokens_agree_with_what_differences_are_worth(folders: list[Path], page: Path, tmp_path) -> None:
     """The fake losses fall as far with twice the tokens as the fake measurements say."""
     rows = rows_of(section(page, "tokens-at-equal-loss"))
     expected = [fixed(math.exp2(10 * EFFECTS["turns"](doublings)), 3) for _, doublings in SCALES]
@@ -103,9 +101,7 @@ def test_the_page_says_what_was_compared_and_on_which_text(folders: list[Path], 
     assert "in nats per token of its own" in several.read_text()
 
 
-def test_tables_of_other_programs_have_every_variant_at_every_scale(
-    folders: list[Path], files: dict[str, Path]
-) -> None:
+def test_tables_as_files_have_every_variant_at_every_scale(folders: list[Path], files: dict[str, Path]) -> None:
     rows = list(csv.DictReader(files["table.csv"].read_text().splitlines()))
     assert len(rows) == len(EFFECTS) * len(folders)
     for row, (name, (_, doublings)) in zip(rows, ((name, scale) for name in EFFECTS for scale in SCALES)):
@@ -127,37 +123,36 @@ def test_sizes_are_the_axis_where_all_have_as_many_tokens(tmp_path: Path) -> Non
     scales = read_scales([write(tmp_path / str(w), comparison_data(w, 0)) for w in (64, 96, 192)])
     figure = effect_figures(scales)[0]
     assert list(figure.legend) == ["5.00M tokens"]
-    places = [row["x"] for rows in figure.spec(is_file=True)["datasets"].values() for row in rows if "x" in row]
+    places = [row["x"] for row in drawn(figure.spec()) if "x" in row]
     assert places == pytest.approx(list(scales.sizes), rel=1e-5)
 
 
-def test_a_marker_is_full_where_the_interval_excludes_0_and_a_gap_where_nothing_was_measured(
-    folders: list[Path],
-) -> None:
+def test_a_marker_is_full_where_the_interval_excludes_0_and_lacks_what_was_not_measured(folders: list[Path]) -> None:
     figures = {figure.title.partition(" (")[0]: figure for figure in effect_figures(read_scales(folders))}
-    rows = {
-        name: [r for rs in each.spec(is_file=True)["datasets"].values() for r in rs if "x" in r]
-        for name, each in figures.items()
-    }
+    rows = {name: [row for row in drawn(each.spec()) if "x" in row] for name, each in figures.items()}
     assert {row["sure"] for row in rows["turns"]} == {True}
     assert {row["sure"] for row in rows["noise"]} == {False}
     assert [row["y"] is None for row in rows["noise"]].count(True) == 1
     assert "not at" in next(figure.title for figure in figures.values() if figure.title.startswith("noise"))
 
 
-def test_the_page_is_made_anew_from_its_own_folder(tmp_path: Path) -> None:
-    folders, out = write_scales(tmp_path)[:2], tmp_path / "out"
+@pytest.mark.parametrize(
+    ("write_all", "kind", "file"),
+    [(write_scales, "comparisons", "effects.json"), (write_searches, "searches", "consensus.json")],
+)
+def test_a_common_page_is_made_anew_from_its_own_folder(
+    tmp_path: Path, write_all: Callable[[Path], list[Path]], kind: str, file: str
+) -> None:
+    folders, out = write_all(tmp_path), tmp_path / "out"
     before = {path.name: path.read_bytes() for path in write_report(folders, out)}
-    record = json.loads(before["effects.json"])
-    assert record["comparisons"] == [f"../{folder.name}" for folder in folders]
-    assert record["command"] == f"widthwise report {' '.join(record['comparisons'])} --out ."
+    record = json.loads(before[file])
+    assert record[kind] == [f"../{folder.name}" for folder in folders]
+    assert record["command"] == f"widthwise report {' '.join(record[kind])} --out ."
     for again in (write_report(out), write_report(out, tmp_path / "elsewhere")):
         assert {path.name: path.read_bytes() for path in again} == before
 
 
-def test_several_comparisons_need_a_folder_of_their_own_and_go_with_comparisons_alone(
-    folders: list[Path], tmp_path: Path
-) -> None:
+def test_comparisons_need_a_folder_of_their_own_and_go_with_comparisons_alone(folders: list[Path], tmp_path) -> None:
     with pytest.raises(UserError, match=r"got 4 comparisons; name the folder for their common report with --out"):
         write_report(folders)
     with pytest.raises(UserError, match=r"holds outcome\.json, whose report would be replaced"):

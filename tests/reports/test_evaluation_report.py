@@ -13,7 +13,7 @@ ACCURACY = TableColumn(name="ARC_C", metric="acc_norm", is_share=True, source="f
 PERPLEXITY = TableColumn(name="WikiText", metric="word_perplexity", is_share=False, source="lm-evaluation-harness")
 
 
-def table() -> EvaluationTable:
+def evaluation_table() -> EvaluationTable:
     better = TableCell(value=0.3441, difference=0.0141, p_better=0.0312, p_worse=0.975)
     worse = TableCell(value=0.3, p_better=0.99, p_worse=0.00001)
     lower, unknown = TableCell(value=16.321, difference=-0.639), TableCell(value=None)
@@ -41,7 +41,7 @@ def test_a_cell_is_marked_below_the_level_alone() -> None:
 
 
 def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Path) -> None:
-    table().write(tmp_path)
+    evaluation_table().write(tmp_path)
     page, *_ = write_report(tmp_path)
     text = page.read_text()
     assert '34.4*<small class="whole">+1.4, p 0.0312</small>' in text
@@ -54,7 +54,7 @@ def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Pa
 
 
 def test_csv_has_every_number_and_runs_nothing() -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text(table()))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(evaluation_table()))))
     assert [row["model"] for row in rows] == ["uniform", "x", "'=<b>"]
     assert [row["ARC_C acc_norm"] for row in rows] == ["0.33", "0.3441", "0.3"]
     assert (rows[1]["ARC_C acc_norm p_better"], rows[0]["ARC_C acc_norm p_better"]) == ("0.0312", "")
@@ -62,7 +62,7 @@ def test_csv_has_every_number_and_runs_nothing() -> None:
 
 
 def test_latex_prints_what_is_better_in_bold() -> None:
-    text = latex_text(table())
+    text = latex_text(evaluation_table())
     assert r"\multicolumn{1}{c}{Accuracy $\uparrow$} & \multicolumn{1}{c}{Perplexity $\downarrow$} \\" in text
     assert r"Model & ARC\_C & WikiText \\" in text
     assert r"x & \textbf{34.4} & 16.32 \\" in text
@@ -71,12 +71,14 @@ def test_latex_prints_what_is_better_in_bold() -> None:
 
 
 def test_the_answer_counts_tested_numbers_over_the_seeds_of_a_model() -> None:
-    rows = table().rows
+    rows = evaluation_table().rows
     x = rows[1]
     both = [rows[0], x.with_changes(name="x-seed1"), x.with_changes(name="x-seed2"), rows[2]]
-    assert answer(table().with_changes(rows=both)) == [
+    assert answer(evaluation_table().with_changes(rows=both)) == [
         "x is better than uniform on 2 and worse on 0 of 2 tested numbers; on the rest the answers cannot tell.",
         "=<b> is better than uniform on 0 and worse on 1 of 1 tested numbers; on the rest the answers cannot tell.",
     ]
     alone = [row.with_changes(baseline=None) for row in rows[:2]]
-    assert answer(table().with_changes(rows=alone)) == ["x is best in 2 of 2 columns; nothing here was tested."]
+    assert answer(evaluation_table().with_changes(rows=alone)) == [
+        "x is best in 2 of 2 columns; nothing here was tested."
+    ]

@@ -1,6 +1,5 @@
 """What a reader does with a page in a headless Chromium: point, click, drag, sort and press keys."""
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +7,11 @@ from typing import Any
 
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
-from fake_comparison import write_comparison
 from fake_effects import EFFECTS, write_scales
 
 from widthwise.reports.formats import fixed
 from widthwise.reports.writing import write_report
+from widthwise.run_dir import RunDir
 
 pytestmark = IN_CHROMIUM
 
@@ -25,13 +24,8 @@ TABLE = "document.querySelector('#results table')"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_comparison(tmp_path_factory.mktemp("page") / "folder")
-
-
-@pytest.fixture(scope="module")
-def report(folder: Path) -> Path:
-    return write_report([folder])[0]
+def report(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(comparison, tmp_path_factory.mktemp("report"))[0]
 
 
 @pytest.fixture
@@ -76,15 +70,14 @@ def place(page: Page, x: float, y: float) -> tuple[float, float]:
 
 def validations(folder: Path, variant: int) -> list[dict[str, float]]:
     """Mean over the seeds of a variant."""
-    runs = [folder / f"runs/variant{variant}-seed{seed}/metrics.jsonl" for seed in (1, 2)]
-    records = [[json.loads(line) for line in run.read_text().splitlines()] for run in runs]
+    records = [RunDir(folder / f"runs/variant{variant}-seed{seed}").metrics() for seed in (1, 2)]
     pairs = zip(*([each for each in own if each["event"] == "validation"] for own in records))
     return [{"step": one["step"], "loss": (one["loss"] + other["loss"]) / 2} for one, other in pairs]
 
 
-def test_pointing_at_a_line_shows_what_the_runs_recorded(page: Page, folder: Path) -> None:
+def test_pointing_at_a_line_shows_what_the_runs_recorded(page: Page, comparison: Path) -> None:
     for index in (3, 11):
-        record = validations(folder, 2)[index]
+        record = validations(comparison, 2)[index]
         x, y = place(page, record["step"], record["loss"])
         for shift in (3, 0):
             page.mouse("Moved", x + shift, y)

@@ -1,4 +1,4 @@
-"""Runs whose models grow, on the page: what they had cost by then, and the loss across it."""
+"""Runs whose models grow, and families of them, on the page: what they had cost by then, and the loss across it."""
 
 import json
 import re
@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_comparison import SHAPES, add_to_result, cost, write_run
-from fake_growth import CERTIFICATE, write_grown_run
+from fake_growth import CERTIFICATE, write_family, write_grown_run
 from page_section import run_page
 
+from widthwise.records.outcome import Outcome
 from widthwise.records.run import Run, RunResult
+from widthwise.reports.answers import answer, question
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import Curve, against_flops
 from widthwise.reports.growth import growth_section
@@ -93,7 +95,7 @@ def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tm
         "parameters 78,984 -&gt; 124,112 (1.571)",
     ):
         assert line in certificate
-    (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "is_preserved": False, "logit_difference": 0.5}))
+    (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "logit_difference": 0.5}))
     assert "The function CHANGED" in run_page(run).read_text()
 
 
@@ -111,3 +113,26 @@ def test_losses_of_different_seeds_are_not_subtracted(tmp_path: Path) -> None:
         ]
     assert len(titles["same"]) == 2
     assert len(titles["other"]) == 1
+
+
+def test_sizes_are_beside_the_same_models_trained_alone_and_costs_beside_separate_runs(tmp_path: Path) -> None:
+    text = run_page(write_family(tmp_path)).read_text()
+    found = Outcome.read(tmp_path)
+    assert question(found).startswith("What does wide cost and reach, grown from runs/small, beside the same trained")
+    first, *others = answer(found)
+    assert "1.20 times the training FLOPs" in first
+    assert "wide" in others[0]
+    assert "the same model trained alone" in others[0]
+    assert "wide: held-out loss" in text
+    assert "wide, alone, seed 2" in text
+
+
+def test_a_family_without_controls_compares_nothing(tmp_path: Path) -> None:
+    found = Outcome.read(write_family(tmp_path))
+    grown = found.variants[0].with_changes(difference=None, verdict=None)
+    alone = found.with_changes(
+        points=[grown], baseline_group=None, family=found.family.with_changes(alone=None, controls=())
+    )
+    assert alone.baseline_words is None
+    assert alone.baseline_of(grown) is None
+    assert answer(alone)[1:] == ["wide ends at a held-out loss of 3.0377."]

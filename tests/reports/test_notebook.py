@@ -32,7 +32,6 @@ def _pictures(shown: str) -> list[str]:
 def test_a_comparison_shows_its_answer_its_figures_and_its_numbers(comparison: Path) -> None:
     found = Outcome.read(comparison)
     shown = found._repr_html_()
-    assert shown is not None
     assert _cells(shown, "p")[1:] == [*answer(found), *badges(found)]
     tables = main_table.main_tables(found, "", styles([each.name for each in found.variants]))
     assert _cells(shown, "td") == [cell for table in tables for row in table.rows for cell in row]
@@ -44,7 +43,6 @@ def test_a_comparison_shows_its_answer_its_figures_and_its_numbers(comparison: P
 def test_names_from_anywhere_stay_text(tmp_path: Path) -> None:
     name = "<script>alert(1)</script>"
     shown = Outcome.read(write_comparison(tmp_path, ("uniform", name, "hourglass")))._repr_html_()
-    assert shown is not None
     assert "<script" not in shown
     assert any(name in cell for cell in _cells(shown, "td"))
 
@@ -54,7 +52,6 @@ def test_fits_and_runs_show_themselves_too(comparison: Path, tmp_path: Path) -> 
     assert laws.title in _cells(laws._repr_html_() or "", "b")
     run = next(path.parent for path in sorted(comparison.rglob("result.json")))
     result = RunDir(run).result()
-    assert result is not None
     shown = result._repr_html_() or ""
     assert any(f"{result.val_loss:.4f}" in cell for cell in _cells(shown, "td"))
     assert _pictures(shown)

@@ -11,6 +11,7 @@ import yaml
 from fake_comparison import cost, token_widths
 from hypothesis import given
 from hypothesis import strategies as st
+from page_section import drawn
 
 from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
@@ -71,10 +72,9 @@ def bars(costs: dict[str, dict[str, Any]], used: dict[str, dict[str, Any]] | Non
     results = {name: RunResult.model_validate({"cost": costs[name], **each}) for name, each in (used or {}).items()}
     found: dict[str, dict[str, list[float]]] = {}
     for name, figure in zip(costs, width_figures(summaries, styles(costs), results)):
-        for rows in figure.spec(is_file=True)["datasets"].values():
-            for row in rows:
-                if row.get("label"):
-                    found.setdefault(name, {}).setdefault(row["label"], []).append(row["right"] - row["left"])
+        for row in drawn(figure.spec()):
+            if row.get("label"):
+                found.setdefault(name, {}).setdefault(row["label"], []).append(row["right"] - row["left"])
     return found
 
 
@@ -114,10 +114,9 @@ def test_text_stays_text_on_the_page_and_in_a_file() -> None:
     curve = Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
     looks = styles([hostile, "other"])
     figure = curve_figure("k", hostile, dict.fromkeys(looks, curve), looks, "x", "y")
-    assert figure is not None
     line = figure.spec()["layer"][0]
-    drawn = {name for columns in figure.spec()["datasets"].values() for name in columns["name"]}
-    assert set(line["encoding"]["color"]["scale"]["domain"]) == drawn  # or a line would have the colour of another
+    names = {row["name"] for row in drawn(figure.spec())}
+    assert set(line["encoding"]["color"]["scale"]["domain"]) == names  # or a line would have the colour of another
     text = Page("run", hostile, [], [section("s", figure)]).html()
     (spec,) = re.findall(r'<script type="application/json">(.*?)</script></div>', text)
     assert "<" not in spec
@@ -131,7 +130,6 @@ def test_text_stays_text_on_the_page_and_in_a_file() -> None:
 def test_a_figure_gives_the_page_columns_and_a_file_rows_of_the_same_numbers() -> None:
     curve = Curve(np.array([1.0, 2.0, 3.0]), np.array([3.0, np.nan, 1 / 3]))
     figure = curve_figure("k", "t", {"a": curve}, styles(["a"]), "x", "y")
-    assert figure is not None
     (columns,) = figure.spec()["datasets"].values()
     (rows,) = figure.spec(is_file=True)["datasets"].values()
     assert [dict(zip(columns, row)) for row in zip(*columns.values())] == rows
@@ -175,16 +173,11 @@ def test_ink_can_be_read_on_every_cell_of_a_heat_map_in_light_and_in_dark() -> N
 
 def test_the_table_of_the_data_says_how_much_there_was_and_how_much_was_read() -> None:
     data = {"corpus": {"name": "books", "fingerprint": "f"}, "tokenizer": {"spec": "bpe-2048", "id": "i"}}
-    counts = {
-        "n_train_tokens": 385_542,
-        "n_train_bytes": 1_300_311,
-        "n_held_out_tokens": 137_669,
-        "n_held_out_bytes": 7,
-    }
+    counts = {"n_train_tokens": 385_542, "n_train_bytes": 1_300_311}
+    counts |= {"n_held_out_tokens": 137_669, "n_held_out_bytes": 7}
     found = {"tokens": 96_386, "val_window_losses": [7.0] * 13, "data": counts, "cost": cost([64]) | {"seq_len": 129}}
     read = Run("run", "", {"data": data}, [], RunResult.model_validate(found))
     table = data_table({"a": read, "b": read})
-    assert table is not None
     assert table.header == ["Item", "Value"]
     rows: dict[str, str] = dict(table.rows)
     assert rows["corpus"] == "books"

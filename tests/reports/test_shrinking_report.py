@@ -1,6 +1,5 @@
 """The page of a run that was cut out of another: its certificate, the sizes of its layers, and how it heals."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from widthwise.records.certificate import ModelSize
 from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.reports.formats import TIMES
 from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
+from widthwise.run_dir import RunDir
 
 SIZES = [((64, 64), (4, 4), (96, 50)), ((64, 40), (4, 1), (96, 10)), ((64, 64), (4, 3), (96, 96))]
 """Of every layer: d_model, KV heads and hidden units, before and after."""
@@ -50,8 +50,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def last_validation(run: Path) -> float:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [each["loss"] for each in records if each["event"] == "validation"][-1]
+    return [each["loss"] for each in RunDir(run).metrics() if each["event"] == "validation"][-1]
 
 
 def test_the_certificate_comes_first_with_one_number_a_sentence(run: Path) -> None:

@@ -15,7 +15,6 @@ from widthwise.records.record import finite
 from widthwise.training.observer import SilentObserver
 
 SMALL = read_item("expansions_table_1").small
-assert isinstance(SMALL, DemonstrationWork)
 RECIPE, EXPANSIONS = SMALL.path, SMALL.expansions
 WIDER = ("hidden_expansion", "all_at_once")
 """The expansions that change what norms divide by."""
@@ -73,13 +72,10 @@ def test_it_is_stored_and_found_again(tmp_path):
     assert experiment.measured(tmp_path) is None
     experiment.run(tmp_path, SilentObserver(), n_jobs=None)
     found = experiment.measured(tmp_path)
-    assert found is not None
     assert found.n_seeds == 2
     change = found.value("hidden_expansion", "change_of_logits_as_printed")
-    assert change is not None
     assert change.per_seed[0] != change.per_seed[1]
     without_eps = found.value("hidden_expansion", "change_of_logits_as_printed_without_eps")
-    assert without_eps is not None
     assert max(finite(each) for each in without_eps.per_seed) <= EXACT
     assert found.value("hidden_expansion", "val_loss") is None
     assert found.params[0] == load_recipe(experiment.path).final_model.cost().params + 3 * 11 * 25

@@ -21,9 +21,7 @@ X = "x-0.75-0.3"
 
 def analysis_of(name: str) -> AnalysisWork:
     """The analysis of an item of the variable-width paper."""
-    small = read_item(f"variable_width_{name}").small
-    assert isinstance(small, AnalysisWork)
-    return small
+    return read_item(f"variable_width_{name}").small
 
 
 def numbered(model: AnalysedModel) -> AnalysedModel:
@@ -74,7 +72,6 @@ def test_a_difference_of_models_is_paired_by_seed():
 
     differences = [density(by_name[f"{X}-seed{seed}"]) - density(by_name[f"uniform-seed{seed}"]) for seed in SEEDS]
     measured, expected = found.difference(X, "uniform", "density_beyond_0.1"), seed_interval(differences)
-    assert measured is not None
     assert (measured.mean, measured.low, measured.high) == pytest.approx((expected.mean, expected.low, expected.high))
     assert measured.per_seed == pytest.approx(differences)
 

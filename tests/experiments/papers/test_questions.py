@@ -17,9 +17,7 @@ def rows(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_question_has_the_line_that_follows_and_three_of_other_texts_or_a_word_that_occurred_before(
-    tmp_path: Path,
-) -> None:
+def test_a_question_asks_for_the_line_that_follows_or_for_a_word_that_occurred_before(tmp_path: Path) -> None:
     continuations, last_words = write_questions(TEXTS, 5, tmp_path)
     found = rows(continuations)
     assert len(found) == 5

@@ -6,7 +6,7 @@ import pytest
 
 from widthwise.config_io import parse, to_data
 from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.work import MODELS, AnalysisWork, EvaluationWork
+from widthwise.experiments.papers.work import MODELS, AnalysisWork
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.training.observer import SilentObserver
 
@@ -28,7 +28,6 @@ def test_models_are_trained_and_analysed(tmp_path: Path) -> None:
         f"{name}-seed{seed}" for name in (X, "uniform") for seed in (1, 2)
     }
     found = experiment.measured(tmp_path)
-    assert found is not None
     assert found.n_seeds == 2
     assert all(found.value(name, quantity) is not None for name in (X, "uniform") for quantity in read)
 
@@ -36,11 +35,9 @@ def test_models_are_trained_and_analysed(tmp_path: Path) -> None:
 @pytest.mark.hard
 def test_models_of_a_seed_are_compared_with_the_baseline_of_that_seed(tmp_path: Path) -> None:
     experiment = read_item("variable_width_table_3").small
-    assert isinstance(experiment, EvaluationWork)
     assert experiment.tiny.run(tmp_path, SilentObserver(), 1) == [tmp_path / MODELS, tmp_path]
     pairs = {row.name: row.baseline for row in EvaluationTable.read(tmp_path).rows}
     expected = {f"{X}-seed1": "uniform-seed1", f"{X}-seed2": "uniform-seed2"}
     assert pairs == {"uniform-seed1": None, "uniform-seed2": None} | expected
     found = experiment.tiny.measured(tmp_path)
-    assert found is not None
     assert all(found.value("x_2b", quantity) is not None for quantity in experiment.read)

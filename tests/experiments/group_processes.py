@@ -1,4 +1,4 @@
-"""A process group in two processes that torchrun starts; run by test_crew.py. Each prints what it got of each case."""
+"""A process group in two processes; run by test_workers.py. Each prints what it got of each case."""
 
 import json
 import os
