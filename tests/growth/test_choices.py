@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from boxes import refusal
 from growth_cases import shaped, small_model
 
-from widthwise.config_io import UserError
 from widthwise.growth.choices import NewSizes
 from widthwise.growth.plan import plan_growth
 from widthwise.growth.resizing import resized
@@ -77,6 +77,4 @@ def test_what_is_ambiguous_is_refused() -> None:
         ({}, {"head_dim": 5}, "layers.0.attention.head_dim: got 5"),
         ({"residual": SLOTS}, {"d_model": 14}, "would grow in proportion from 4 to 4.66667"),
     ]:
-        with pytest.raises(UserError) as raised:
-            resized(small_model(**changes), NewSizes(**sizes))
-        assert message in str(raised.value)
+        assert message in refusal(resized, small_model(**changes), NewSizes(**sizes))
