@@ -24,10 +24,7 @@ from widthwise.config_io import UserError
 from widthwise.growth.plan import plan_growth
 from widthwise.model.config import ModelConfig
 
-pytestmark = [
-    pytest.mark.usefixtures("float64"),
-    pytest.mark.filterwarnings("ignore:ffn.score ln_mean"),
-]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore:ffn.score ln_mean")]
 EMBEDDING_STDS = (0.3, 0.02, 1e-3)
 
 

@@ -2,27 +2,11 @@
 
 from functools import partial
 
+import growth_cases as cases
 import pytest
 import torch
 from boxes import refusal
-from growth_cases import (
-    DYNAMIC,
-    GPT2,
-    GQA,
-    HOURGLASS,
-    MOE,
-    NARROW,
-    ONE_QK_NORM,
-    QK_NORM,
-    REORDERED,
-    SEQ_LEN,
-    SLOTS,
-    VOCAB_SIZE,
-    difference,
-    drawn,
-    shaped,
-    small_model,
-)
+from growth_cases import SEQ_LEN, VOCAB_SIZE, difference, drawn, shaped, small_model
 from torch import Tensor
 
 from widthwise.growth.choices import NewSizes
@@ -50,10 +34,10 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 KINDS = {
     "llama": {},
-    "gqa": GQA,
-    "qwen": {**QK_NORM, "attention": {**QK_NORM["attention"], "head_dim": 2, "kv_group_size": 2}},
-    "gpt2": GPT2,
-    "reordered": REORDERED,
+    "gqa": cases.GQA,
+    "qwen": {**cases.QK_NORM, "attention": {**cases.QK_NORM["attention"], "head_dim": 2, "kv_group_size": 2}},
+    "gpt2": cases.GPT2,
+    "reordered": cases.REORDERED,
     "tied": {"tie_embeddings": True},
     "multiplied": {
         "embedding_multiplier": 3.0,
@@ -61,9 +45,9 @@ KINDS = {
         "residual": {"kind": "plain", "multiplier": 0.4},
     },
     "one_divisor": {"norm": {"scaling": "depth"}},
-    "mixture": MOE,
-    "mixture_reordered": {**MOE, **REORDERED},
-    "narrow": NARROW,
+    "mixture": cases.MOE,
+    "mixture_reordered": {**cases.MOE, **cases.REORDERED},
+    "narrow": cases.NARROW,
 }
 NOT_TURNED = {
     "gpt2": "tie_embeddings: ",
@@ -128,7 +112,7 @@ def test_what_cannot_be_turned_says_why_and_is_left_alone(kind: str) -> None:
 
 
 def test_the_covariance_is_diagonal_and_falls_after_turning_to_its_axes() -> None:
-    model = drawn(small_model(**GQA))
+    model = drawn(small_model(**cases.GQA))
     fold_gains(model)
     before = covariance(model, [TOKENS])
     reorder(model, Order(torch.linalg.eigh(before).eigenvectors.flip(-1)))
@@ -310,10 +294,10 @@ def test_what_is_lost_is_all_that_lies_behind_the_cut() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (SLOTS, "residual.kind: got hyper_connections; only in a plain residual"),
-        (HOURGLASS, "layers.0.ffn.kind: got hourglass; only one row of units whose order does not matter"),
-        (DYNAMIC, "layers.0.ffn.kind: got dynamic; only one row of units whose order does not matter"),
-        (ONE_QK_NORM, "layers.0.attention.qk_norm.over: got all_heads; without some of them it is another norm"),
+        (cases.SLOTS, "residual.kind: got hyper_connections; only in a plain residual"),
+        (cases.HOURGLASS, "layers.0.ffn.kind: got hourglass; only one row of units whose order does not matter"),
+        (cases.DYNAMIC, "layers.0.ffn.kind: got dynamic; only one row of units whose order does not matter"),
+        (cases.ONE_QK_NORM, "layers.0.attention.qk_norm.over: got all_heads; without some of them it is another norm"),
         ({"mtp": {"n_depths": 1}}, "mtp: further heads cannot be cut"),
     ],
 )
@@ -323,7 +307,7 @@ def test_what_cannot_be_cut_is_refused_with_the_reason(changes: dict, reason: st
 
 def test_a_mixture_keeps_as_many_experts_as_a_token_chooses_and_a_cut_adds_nothing() -> None:
     for changes, size, message in (
-        (MOE, {"n_experts": 1}, "layers.0.ffn.top_k: got 2; there are only n_experts = 1"),
+        (cases.MOE, {"n_experts": 1}, "layers.0.ffn.top_k: got 2; there are only n_experts = 1"),
         ({}, {"n_hidden": 11}, "layers.0.n_hidden: got 11 where there are 10"),
     ):
         config = small_model(**changes)

@@ -13,9 +13,7 @@ EXPECTED = {
         "layer 0: attention 6 -> 12 heads (head addition)",
         "layer 0: attention 2 -> 4 key-value heads (head addition)",
     ],
-    "divided_groups": [
-        "layer 0: attention 2 -> 6 key-value heads (head addition, 3 copies of each: groups divided)",
-    ],
+    "divided_groups": ["layer 0: attention 2 -> 6 key-value heads (head addition, 3 copies of each: groups divided)"],
     "keys": ["layer 1: attention queries and keys 4 -> 6 a head (attention expansion)"],
     "stream": [
         "embedding and head: width 12 -> 15 (hidden dimension expansion)",
@@ -24,7 +22,7 @@ EXPECTED = {
     "narrow_layer": ["layer 1: width 8 -> 10 (2 coordinates that wider layers had: variable width)"],
     "layers": [
         "layers 0, 4: added, width 12, 3 heads of 4, swiglu feed-forward of 10 hidden units, "
-        "silent at first (layer addition)",
+        "silent at first (layer addition)"
     ],
     "block": ["layer 1: feed-forward block 2 added, 4 hidden units, silent at first (block addition)"],
     "units_of_blocks": [f"layer 0: feed-forward block {i} 4 -> 6 hidden units (MLP expansion)" for i in (0, 1)],
@@ -34,9 +32,7 @@ EXPECTED = {
         "layer 0: experts 4 -> 2 hidden units (experts cut)",
     ],
     "shared_expert": ["layer 0: shared expert 0 -> 3 hidden units (MLP expansion)"],
-    "experts_of_a_dense_layer": [
-        "layer 1: feed-forward swiglu -> 3 experts of 10 hidden units, 2 a token (upcycling)",
-    ],
+    "experts_of_a_dense_layer": ["layer 1: feed-forward swiglu -> 3 experts of 10 hidden units, 2 a token (upcycling)"],
     "slots": ["residual: 3 -> 5 slots (virtual width)"],
     "slots_of_a_plain_stream": ["residual: plain -> 5 slots of 4 (virtual width)"],
 }

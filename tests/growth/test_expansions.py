@@ -39,6 +39,7 @@ UNNEEDED = {"keys_that_do_not_turn": {"layers.1.attention.w_k.bias.weight"}}
 """Zeros that are not needed. A bias of keys adds the same to all scores of a query where nothing turns."""
 
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5, "dynamic": False, "group_norm": "none"}
+UNMASKED, MASKED = {"mask": {"kind": "none"}}, {"mask": {"kind": "ste"}}
 BY_NETWORK = {"score": {"kind": "mlp", "d_hidden": 3}}
 GQA = {"head_dim": 2, "kv_group_size": 3, "qk_norm": {"over": "head"}}
 CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -56,14 +57,8 @@ CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"ffn": {**CHOSEN_BLOCKS, "d_hidden": 13, **BY_NETWORK}},
     ),
     "dynamic hourglass of a swiglu": ({}, {"ffn": CHOSEN_BLOCKS}),
-    "dynamic, that begins to choose": (
-        {"ffn": {**CHOSEN, "mask": {"kind": "none"}}},
-        {"ffn": {"mask": {"kind": "ste"}}},
-    ),
-    "blocks, that begin to be chosen": (
-        {"ffn": {**CHOSEN_BLOCKS, "mask": {"kind": "none"}}},
-        {"ffn": {"mask": {"kind": "ste"}}},
-    ),
+    "dynamic, that begins to choose": ({"ffn": CHOSEN | UNMASKED}, {"ffn": MASKED}),
+    "blocks, that begin to be chosen": ({"ffn": CHOSEN_BLOCKS | UNMASKED}, {"ffn": MASKED}),
     "biases of attention": ({"attention": GQA}, {"attention": {"bias": True, "out_bias": True}}),
     "biases of an mlp": ({"ffn": SILU_MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),
     "learned positions": ({"tie_embeddings": True}, {"positions": {"n_positions": 6}}),

@@ -37,10 +37,7 @@ ALL_OLD = ("layers", *GROWTHS[-5:])
 """Growths that put nothing new into old tensors."""
 
 
-@in_turn(
-    ("name", GROWTHS),
-    ("reset", ["none", "new"]),
-)
+@in_turn(("name", GROWTHS), ("reset", ["none", "new"]))
 def test_moments_of_old_entries_stay_and_new_entries_start_without_momentum(name, reset):
     """The old gradient is the pull-back of the new one, so the same must hold of their averages. Where nothing was
     scaled or copied, old entries stay bit by bit; new ones have the mean square, or none.
@@ -125,10 +122,7 @@ ADAMW = AdamWConfig(lr=0.004)
 OPTIMIZERS = {"adamw": ADAMW, "muon": MuonConfig(lr=0.02, adamw=ADAMW)}
 
 
-@in_turn(
-    ("name", ["keys_behind_norms", "slots", *ALL_OLD]),
-    ("kind", OPTIMIZERS),
-)
+@in_turn(("name", ["keys_behind_norms", "slots", *ALL_OLD]), ("kind", OPTIMIZERS))
 def test_a_grown_state_is_one_that_its_optimizer_goes_on_with(name, kind):
     plan = planned(name)
     model = drawn(plan.old)
