@@ -1,0 +1,102 @@
+"""Each tracker is written for real, offline, and read back by its own reader."""
+
+import json
+import signal
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import Listener, tiny_recipe
+
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume, train
+from widthwise.training.launch import Interrupted
+from widthwise.training.tracked import TRACKERS, tracked, values_of
+
+Points = list[tuple[int, str, Any]]
+"""(step, name, value) of everything a tracker holds, sorted."""
+
+
+def from_tensorboard(run: Path) -> Points:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tensors = pytest.importorskip("tensorboard.util.tensor_util")
+    events = accumulator.EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    found = []
+    for tag in events.Tags()["tensors"]:
+        name = tag.removesuffix("/text_summary")
+        for event in events.Tensors(tag):
+            value = tensors.make_ndarray(event.tensor_proto).reshape(-1)[0]
+            found.append((event.step, name, value.decode() if isinstance(value, bytes) else float(value)))
+    return sorted(point for point in found if point[1] != "recipe")
+
+
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """The entries of an offline file: a LevelDB log (blocks of 32 KiB, entries in parts) behind a header of 7 bytes."""
+    assert content[:4] == b":W&B"
+    offset, entry = 7, b""
+    while offset + 7 <= len(content):
+        left = 2**15 - offset % 2**15
+        n_bytes, part = struct.unpack_from("<HB", content, offset + 4)
+        if left < 7 or part == 0:
+            offset += left
+            continue
+        entry += content[offset + 7 : offset + 7 + n_bytes]
+        offset += 7 + n_bytes
+        if part in (1, 4):  # whole, or the last part
+            yield entry
+            entry = b""
+
+
+def from_wandb(run: Path) -> Points:
+    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    found = []
+    for path in sorted(run.glob("wandb/offline-run-*/run-*.wandb")):
+        for data in wandb_records(path.read_bytes()):
+            record = messages.Record()
+            record.ParseFromString(data)
+            if record.HasField("history"):
+                items = [(item.key or "/".join(item.nested_key), item.value_json) for item in record.history.item]
+                row = {key: json.loads(value) for key, value in items}
+                found += [(row["step"], key, value) for key, value in row.items() if "/" in key]
+    return sorted(found)
+
+
+READERS: Mapping[str, Callable[[Path], Points]] = {
+    "tensorboard": from_tensorboard,
+    "wandb": from_wandb,
+}
+
+
+def recorded(run: Path) -> Points:
+    """What metrics.jsonl holds, without nulls."""
+    return sorted(
+        (record["step"], name, value) for record in RunDir(run).metrics() for name, value in values_of(record).items()
+    )
+
+
+@pytest.fixture(params=READERS)
+def name(request, tmp_path, monkeypatch) -> str:
+    """A tracker that is installed, which writes below tmp_path."""
+    pytest.importorskip(TRACKERS[request.param].module, reason=f"the extra [{request.param}] is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return request.param
+
+
+def test_a_tracker_holds_what_the_records_hold_also_after_a_stop(name, tmp_path):
+    run = tmp_path / "run"
+
+    def stop(step: int) -> None:
+        if step == 6:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted), tracked(Listener(stop), [name]) as observer:
+        train(tiny_recipe("train.checkpoint_every=null", "train.norms_every=5"), run, observer)
+    with tracked(None, [name]) as observer:
+        resume(run, observer)
+    assert READERS[name](run) == recorded(run)
+    assert {event for _, event, _ in recorded(run)} > {"train/loss", "validation/loss", "norms/weight_norms/3"}
