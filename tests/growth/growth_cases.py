@@ -1,7 +1,7 @@
 """Small models of every kind, expansions and conversions of each, random ones too, and what is measured of them."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -344,94 +344,115 @@ class Grown:
         return dict(weights)
 
 
-RARELY = (False, False, True)
-MULTIPLIERS = (1.0, 0.22)
-FFN_OPTIONS: dict[str, dict[str, Sequence[Any]]] = {
-    "swiglu": {"d_ff": range(3, 13)},
-    "mlp": {"d_ff": range(3, 13), "activation": ("gelu", "gelu_tanh", "relu", "relu2", "silu"), "bias": (False, True)},
-    "hourglass": {
-        "n_blocks": (1, 2, 3),
-        "d_hidden": range(2, 7),
-        "norm": (None, None, "pre", "reordered", "shared", "none"),
-        "share_weights": RARELY,
-        "block_multiplier": MULTIPLIERS,
-    },
-    "moe": {
-        "n_experts": (2, 3, 4),
-        "top_k": (1, 2),
-        "d_expert": (2, 4, 6),
-        "n_shared_experts": (0, 0, 1),
-        "balance_coefficient": (0.0,),
-        "z_coefficient": (0.0,),
-    },
-    "dynamic": {
-        "d_ff": range(5, 13),
-        "min_fraction": (0.1, 1 / 3),
-        "start": (0.5, 0.9),
-        "mask": ({"kind": "hard"}, *({"kind": kind, "temperature": 1.5} for kind in ("ste", "soft", "linear_ramp"))),
-        "score": [{"kind": kind} for kind in ("const", "linear", "linear", "mlp", "rms_mean", "raw_mean")],
-    },
-}
-ATTENTION_OPTIONS = {
-    "rope_base": (10000.0, 100.0, None),
-    "bias": RARELY,
-    "out_bias": RARELY,
-    "qk_norm": (None, None, {"over": "head"}, {"over": "all_heads", "eps": 1e-6}),
-}
-NORM_OPTIONS = {"kind": ("rms", "rms", "layer"), "placement": ("pre", "pre", "reordered"), "eps": (1e-5, 1e-6)}
-MODEL_OPTIONS = {
-    "mtp": (None, None, None, {"n_depths": 2}, {"n_depths": 1, "share_reduce": False}),
-    "positions": (None, None, {"n_positions": N_POSITIONS}),
-    "embedding_multiplier": (1.0, 3.0),
-    "logit_multiplier": (1.0, 0.25),
-}
-
-
-def _draw(rng: Random, options: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    return {name: rng.choice(values) for name, values in options.items()}
-
-
 def random_model(rng: Random) -> ModelConfig:
     """Three layers or fewer, no wider than 24."""
     head_dim, group = rng.choice([(2, 1), (4, 1), (2, 2)])
-    quantum, n_layers = head_dim * group, rng.choice([1, 1, 2, 2, 3])
-    d_model, is_even = quantum * rng.randint(2, 12 // quantum + 1), rng.random() < 0.5
+    quantum = head_dim * group
+    n_layers = rng.choice([1, 1, 2, 2, 3])
+    is_even = rng.random() < 0.5
+    d_model = quantum * rng.randint(2, 12 // quantum + 1)
     widths = [d_model if is_even else quantum * rng.randint(1, 24 // quantum) for _ in range(n_layers)]
-    ffn, residual = rng.choice(["swiglu", *FFN_OPTIONS]), _random_residual(rng, quantum, d_model, widths)
+    residual = _random_residual(rng, quantum, d_model, widths)
     can_tie = residual["kind"] == "plain" or residual["embedding"] != "direct"
     data = {
         "vocab_size": VOCAB_SIZE,
         "d_model": d_model,
         "n_layers": n_layers,
         "shape": {"kind": "explicit", "widths": widths, "endpoints": rng.choice(["slim", "full"])},
-        "attention": {"head_dim": head_dim, "kv_group_size": group, **_draw(rng, ATTENTION_OPTIONS)},
-        "ffn": {"kind": ffn, **_draw(rng, FFN_OPTIONS[ffn])},
+        "attention": {
+            "head_dim": head_dim,
+            "kv_group_size": group,
+            "rope_base": rng.choice([10000.0, 100.0, None]),
+            "bias": rng.random() < 0.3,
+            "out_bias": rng.random() < 0.3,
+            "qk_norm": rng.choice([None, None, {"over": "head"}, {"over": "all_heads", "eps": 1e-6}]),
+        },
+        "ffn": rng.choice([_swiglu, _swiglu, _mlp, _hourglass, _moe, _dynamic])(rng),
         "residual": residual,
-        "norm": _draw(rng, NORM_OPTIONS),
-        **_draw(rng, MODEL_OPTIONS),
-        "tie_embeddings": can_tie and rng.choice(RARELY),
+        "norm": {
+            "kind": rng.choice(["rms", "rms", "layer"]),
+            "placement": rng.choice(["pre", "pre", "reordered"]),
+            "eps": rng.choice([1e-5, 1e-6]),
+        },
+        "mtp": rng.choice([None, None, None, {"n_depths": 2}, {"n_depths": 1, "share_reduce": False}]),
+        "positions": rng.choice([None, None, {"n_positions": N_POSITIONS}]),
+        "tie_embeddings": can_tie and rng.random() < 0.4,
+        "embedding_multiplier": rng.choice([1.0, 3.0]),
+        "logit_multiplier": rng.choice([1.0, 0.25]),
         "init": {"std": 0.3, "depth_scaled": False},
-        "layers": {rng.randrange(n_layers): {"attention": {"v_head_dim": 3}}} if rng.choice(RARELY) else {},
+        "layers": {rng.randrange(n_layers): {"attention": {"v_head_dim": 3}}} if rng.random() < 0.3 else {},
     }
     return parse(ModelTemplate, data, "model").resolve(SEQ_LEN)
 
 
-def _random_residual(rng: Random, quantum: int, d_model: int, widths: list[int]) -> dict[str, Any]:
+def _random_residual(rng: Random, quantum: int, d_model: int, widths: list[int]) -> dict:
+    multiplier = rng.choice([1.0, 0.22])
     if rng.random() < 0.6:
-        resizes = ("carry", "carry", "zero", "projection", "full_projection")
-        return {"kind": "plain", **_draw(rng, {"resize": resizes, "multiplier": MULTIPLIERS})}
+        return {
+            "kind": "plain",
+            "resize": rng.choice(["carry", "carry", "zero", "projection", "full_projection"]),
+            "multiplier": multiplier,
+        }
     n_owned, n_fractions = max(d_model, *widths) // quantum, d_model // quantum
     n_slots = rng.choice([None, n_owned + 1, -(-n_owned // n_fractions) * n_fractions])
     tiles = n_slots is not None and n_slots % n_fractions == 0
-    options = {
-        "dynamic": (False, True),
-        "write_init": ("tail_cyclic", "slice"),
-        "embedding": ("direct", "expand", "slot", *(["pad"] if n_slots is None else [])),
-        "reduce": ("full", "slot"),
-        "group_norm": ("none", *(["rms", "layer"] if tiles else [])),
-        "multiplier": MULTIPLIERS,
+    return {
+        "kind": "hyper_connections",
+        "slot_width": quantum,
+        "n_slots": n_slots,
+        "dynamic": rng.random() < 0.6,
+        "write_init": rng.choice(["tail_cyclic", "slice"]),
+        "embedding": rng.choice(["direct", "expand", "slot", *(["pad"] if n_slots is None else [])]),
+        "reduce": rng.choice(["full", "slot"]),
+        "group_norm": rng.choice(["none", *(["rms", "layer"] if tiles else [])]),
+        "multiplier": multiplier,
     }
-    return {"kind": "hyper_connections", "slot_width": quantum, "n_slots": n_slots, **_draw(rng, options)}
+
+
+def _swiglu(rng: Random) -> dict:
+    return {"kind": "swiglu", "d_ff": rng.randint(3, 12)}
+
+
+def _mlp(rng: Random) -> dict:
+    activation = rng.choice(["gelu", "gelu_tanh", "relu", "relu2", "silu"])
+    return {"kind": "mlp", "d_ff": rng.randint(3, 12), "activation": activation, "bias": rng.random() < 0.5}
+
+
+def _hourglass(rng: Random) -> dict:
+    return {
+        "kind": "hourglass",
+        "n_blocks": rng.randint(1, 3),
+        "d_hidden": rng.randint(2, 6),
+        "norm": rng.choice([None, None, "pre", "reordered", "shared", "none"]),
+        "share_weights": rng.random() < 0.2,
+        "block_multiplier": rng.choice([1.0, 0.22]),
+    }
+
+
+def _moe(rng: Random) -> dict:
+    n_experts = rng.randint(2, 4)
+    return {
+        "kind": "moe",
+        "n_experts": n_experts,
+        "top_k": rng.randint(1, n_experts),
+        "d_expert": rng.choice([2, 4, 6]),
+        "n_shared_experts": rng.choice([0, 0, 1]),
+        "balance_coefficient": 0.0,
+        "z_coefficient": 0.0,
+    }
+
+
+def _dynamic(rng: Random) -> dict:
+    kind = rng.choice(["hard", "ste", "soft", "linear_ramp"])
+    score = rng.choice(["const", "linear", "linear", "mlp", "rms_mean", "raw_mean"])
+    return {
+        "kind": "dynamic",
+        "d_ff": rng.randint(5, 12),
+        "min_fraction": rng.choice([0.1, 1 / 3]),
+        "start": rng.choice([0.5, 0.9]),
+        "mask": {"kind": kind} if kind == "hard" else {"kind": kind, "temperature": 1.5},
+        "score": {"kind": score},
+    }
 
 
 def _width(ffn) -> int:
