@@ -5,10 +5,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+from torch import Tensor
+
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume
 from widthwise.training.checkpoint_folder import checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import SilentObserver
@@ -27,6 +31,9 @@ TINY: dict[str, Any] = {
     "schedule": {"kind": "constant", "warmup_steps": 1},
 }
 """What the recipes of tests that train have in common, but for the model and how long it trains."""
+
+
+SAMPLES = "train.sample={prompts: ['<b>x', ''], n_tokens: 7, seed: 5}"
 
 
 def tiny_recipe(*overrides: str) -> Recipe:
@@ -92,6 +99,24 @@ def unfinished_copy(source: Path, target: Path, step: int) -> Path:
         if int(path.name.removeprefix("step_")) > step:
             shutil.rmtree(path)
     return target
+
+
+def resumed_alike(whole: Path, folder: Path, *steps: int) -> None:
+    """Copies of a finished run, as kills after these steps could have left it, end as it did when they are resumed."""
+    for step in steps:
+        run = unfinished_copy(whole, folder / f"from_{step}", step)
+        resume(run)
+        assert outcome(run) == outcome(whole), step
+
+
+def records(run: Path, event: str) -> list[dict[str, Any]]:
+    """Of its metrics, those of one kind."""
+    return [record for record in RunDir(run).metrics() if record["event"] == event]
+
+
+def weights_at(run: Path, step: int) -> dict[str, Tensor]:
+    """Of the checkpoint of a step."""
+    return load_file(run / f"checkpoints/step_{step:08d}/model.safetensors")
 
 
 class Listener(SilentObserver):

@@ -138,29 +138,22 @@ def test_two_processes_that_share_the_model_find_what_one_does(request, alone, n
 
 
 @pytest.mark.hard
-@pytest.mark.parametrize("name", ON_FOUR)
-def test_two_copies_of_a_model_each_shared_by_two_find_what_one_process_does(on_4: Launch, alone, name: str) -> None:
-    assert_same_in_fp64(on_4.runs / f"{name}, 2 shards", alone(name, dtype="float64"))
-
-
-@pytest.mark.hard
-@pytest.mark.parametrize("name", WITHOUT_COPY)
-def test_so_do_four_of_which_some_hold_nothing_of_a_parameter(on_4: Launch, alone, name: str) -> None:
-    assert on_4.found["divisions"][name][-1]["n_without_rows"] > 0
-    assert_same_in_fp64(on_4.runs / f"{name}, 4 shards", alone(name, dtype="float64"))
+@pytest.mark.parametrize(("name", "n_shards"), [(name, 2) for name in ON_FOUR] + [(name, 4) for name in WITHOUT_COPY])
+def test_four_processes_find_what_one_does(on_4: Launch, alone, name: str, n_shards: int) -> None:
+    assert_same_in_fp64(on_4.runs / f"{name}, {n_shards} shards", alone(name, dtype="float64"))
 
 
 @pytest.mark.hard
 def test_a_shared_model_begins_with_the_weights_of_one_that_is_built_whole(on_4: Launch) -> None:
-    assert on_4.found["divisions"].keys() == KINDS.keys()
-    for name, divisions in on_4.found["divisions"].items():
-        assert all(division["unequal"] == [] for division in divisions), name
+    """Also where some processes hold nothing of a parameter."""
+    divisions = on_4.found["divisions"]
+    assert divisions.keys() == KINDS.keys()
+    assert all(each["unequal"] == [] for name in KINDS for each in divisions[name])
+    assert all(divisions[name][-1]["n_without_rows"] > 0 for name in WITHOUT_COPY)
 
 
 @pytest.mark.hard
-def test_a_shared_model_differs_by_rounding_in_fp32_and_nothing_by_activation_checkpointing(
-    on_2: Launch, alone
-) -> None:
+def test_a_shared_model_differs_by_rounding_also_with_activation_checkpointing(on_2: Launch, alone) -> None:
     assert loss_difference(on_2.runs / "in fp32", alone("grown")) <= 1e-5
     assert_same_in_fp64(on_2.runs / "checkpointed", alone("further heads", dtype="float64"))
 

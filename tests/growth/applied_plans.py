@@ -12,11 +12,7 @@ def weights_of(model: Decoder) -> dict[str, torch.Tensor]:
 
 def applied(plan: GrowthPlan, model: Decoder, seed: int = 3) -> Decoder:
     new = build(plan.new, 0, dtype=model.embedding.weight.dtype)
-    parameters = dict(new.named_parameters())
-    with torch.no_grad():
-        for name, weight in plan.weights(weights_of(model), seed):
-            parameters.pop(name).copy_(weight)
-    assert not parameters
+    new.set_weights(plan.weights(weights_of(model), seed))
     return new
 
 

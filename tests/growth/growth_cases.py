@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import expansions
 import torch
@@ -65,6 +66,11 @@ REORDERED = {"norm": {"placement": "reordered"}}
 QK_NORM = {"attention": {"qk_norm": {"over": "head"}, "bias": True}}
 ONE_QK_NORM = {"attention": {"qk_norm": {"over": "all_heads"}}}
 UNGATED = {"ffn": {**HOURGLASS["ffn"], "gated": False, "activation": "relu2"}}
+SILU_MLP = {"kind": "mlp", "d_ff": 11, "activation": "silu"}
+BIASED = {"attention": {"bias": True, "out_bias": True}, "ffn": {**SILU_MLP, "bias": True}}
+BLOCKS = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 10}
+CHOSEN = {"kind": "dynamic", "d_ff": 10, "start": 0.7, "min_fraction": 0.25}
+CHOSEN_BLOCKS = {**BLOCKS, "kind": "dynamic_hourglass", "start": 0.7, "min_fraction": 0.25}
 NARROW = {"n_layers": 3, "shape": {"kind": "explicit", "widths": [16, 8, 12]}}
 
 
@@ -85,13 +91,14 @@ EXPANSIONS: dict[str, tuple] = {
     "heads_under_one_norm": (ONE_QK_NORM, expansions.add_heads, [0], 6, 6),
     "values": (GQA, expansions.widen_values, [1], 5),
     "keys": ({"attention": {"bias": True}}, expansions.widen_keys, [1], 6),
+    "divided_groups_under_one_norm": (merge(GQA, ONE_QK_NORM), expansions.add_heads, [0], 6, 6),
     "keys_behind_norms": (QK_NORM, expansions.widen_keys, [1], 12),
     "keys_that_do_not_turn": (GPT2, expansions.widen_keys, [1], 5),
     "stream": ({}, expansions.widen_stream, 3),
     "stream_tied": ({"tie_embeddings": True}, expansions.widen_stream, 3),
     "stream_of_layer_norms": (GPT2, expansions.widen_stream, 3),
     "stream_with_further_heads": ({"mtp": {"n_depths": 1}}, expansions.widen_stream, 3),
-    "stream_of_layer_norms_with_further_heads": (
+    "stream_of_layer_norms_and_heads": (
         {"mtp": {"n_depths": 1}, "norm": {"kind": "layer"}},
         expansions.widen_stream,
         3,
@@ -109,6 +116,7 @@ EXPANSIONS: dict[str, tuple] = {
     "narrow_layer_of_slots": ({**NARROW, **SLOTS}, expansions.widen_layers, {1: 12}),
     "layers": ({}, expansions.add_layers, [0, 4]),
     "layers_with_biases": (GPT2, expansions.add_layers, [2]),
+    "layers_with_biases_behind_norms": ({**BIASED, **REORDERED}, expansions.add_layers, [1]),
     "layers_behind_norms": (REORDERED, expansions.add_layers, [1]),
     "layers_of_slots": (SLOTS, expansions.add_layers, [1]),
     "layers_of_experts": (MOE, expansions.add_layers, [1]),
@@ -126,11 +134,11 @@ EXPANSIONS: dict[str, tuple] = {
 """What is laid over the small model, the expansion, and its sizes."""
 
 
-def expanded(case: str) -> tuple[ModelConfig, Expansion]:
-    """The model of a case of EXPANSIONS, and what it is to become."""
+def planned(case: str) -> GrowthPlan:
+    """The growth of a case of EXPANSIONS."""
     changes, expand, *sizes = EXPANSIONS[case]
-    config = small_model(**changes)
-    return config, expand(config, *sizes)
+    old = small_model(**changes)
+    return plan_growth(old, *expand(old, *sizes))
 
 
 def with_random_weights(config: ModelConfig, seed: int, embedding_std: float = 0.3) -> Weights:
@@ -152,6 +160,11 @@ def with_random_weights(config: ModelConfig, seed: int, embedding_std: float = 0
         drawn = torch.empty(parameter.shape, dtype=torch.float64).normal_(0.0, std, generator=generator)
         weights[name] = start.double() + drawn
     return weights
+
+
+def drawn(config: ModelConfig) -> Decoder:
+    """A model with such weights, in float64, in evaluation mode."""
+    return decoder_of(config, with_random_weights(config, seed=1), torch.float64)
 
 
 def tokens_for(seed: int, batch: int = 2) -> Tensor:
@@ -179,23 +192,12 @@ def model_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Decoder:
     return decoder_of(config, weights, torch.float64).train()
 
 
-def pulled_back(leaves: Weights, grown: Weights, gradients: Weights) -> Weights:
-    """Gradients of what `leaves` became, as gradients of the leaves."""
-    names = [name for name, weight in grown.items() if weight.requires_grad]
-    found = torch.autograd.grad(
-        [grown[name] for name in names],
-        list(leaves.values()),
-        [gradients[name] for name in names],
-    )
-    return dict(zip(leaves, found))
-
-
 def logits_of(config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     with torch.no_grad():
         return model_of(config, weights).eval()(tokens)
 
 
-def unmoved(config: ModelConfig, weights: Weights, tokens: Tensor, n_steps: int = 2) -> dict[str, Tensor]:
+def unmoved(config: ModelConfig, weights: Weights, tokens: Tensor, n_steps: int) -> dict[str, Tensor]:
     """bool, of every parameter: entries without a gradient now and after each of some steps of AdamW."""
     model = model_of(config, weights)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
@@ -210,6 +212,44 @@ def unmoved(config: ModelConfig, weights: Weights, tokens: Tensor, n_steps: int 
     return found
 
 
+def check_exact(
+    old: ModelConfig, new: ModelConfig, weights: Weights, grow: Callable[..., Any], tokens: Tensor, what: str = ""
+) -> Weights:
+    """Logits, further losses, and the gradients of the old weights, pulled back; returns what `grow` makes of them.
+
+    No gradients where auxiliary losses, which see how many experts there are, are part of the objective.
+    """
+    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    grown = dict(grow(leaves))
+    values = {name: weight.detach() for name, weight in grown.items()}
+    before, after = Measured(old, weights, tokens), Measured(new, values, tokens)
+    assert difference(before.logits, after.logits) <= 1e-12, what
+    if old.mtp is not None:
+        for losses in zip(before.further_losses, after.further_losses, strict=True):
+            assert difference(*losses) <= 1e-12, what
+    if not any(getattr(layer.ffn, "balance_coefficient", 0.0) for layer in new.layers):
+        names = [name for name, weight in grown.items() if weight.requires_grad]
+        pulled_back = torch.autograd.grad(
+            [grown[name] for name in names], list(leaves.values()), [after.gradients[name] for name in names]
+        )
+        largest = max(gradient.abs().max() for gradient in before.gradients.values())
+        for name, gradient in zip(leaves, pulled_back, strict=True):
+            assert (gradient - before.gradients[name]).abs().max() <= 1e-12 * largest, (what, name)
+    return values
+
+
+def check_alive(
+    config: ModelConfig, weights: Weights, is_new: Mapping[str, Tensor], tokens: Tensor, n_steps: int, what: str = ""
+) -> bool:
+    """So many steps move all that is new and that tokens reach. Returns whether they move any of it."""
+    never, cannot = unmoved(config, weights, tokens, n_steps), None
+    for name, entries in is_new.items():
+        if (never[name] & entries).any():
+            cannot = cannot or unreachable(config, weights, tokens)
+            assert not (never[name] & entries & ~cannot[name]).any(), (what, name)
+    return any((entries & ~never[name]).any() for name, entries in is_new.items())
+
+
 UNUSED_UNITS = ("moe", "dynamic")
 """Feed-forwards of which a token may leave units out."""
 
@@ -220,7 +260,12 @@ def unreachable(config: ModelConfig, weights: Weights, tokens: Tensor) -> dict[s
     They have no gradient even where nothing is exactly 0: rows of tokens and places that do not occur, experts and
     units that no token uses, coordinates that nobody has written or that nobody reads.
     """
-    found = unmoved(config, noisy(weights, 1e-6, seed=1), tokens, n_steps=0)
+    generator = torch.Generator().manual_seed(1)
+    noisy = {
+        name: weight + torch.empty_like(weight).normal_(0.0, 1e-6, generator=generator)
+        for name, weight in weights.items()
+    }
+    found = unmoved(config, noisy, tokens, n_steps=0)
     has_narrow_layers = len({config.stream_width, config.d_model, *config.widths}) > 1
     for name, entries in found.items():
         is_table = name in ("embedding.weight", "positions.weight")
@@ -257,14 +302,6 @@ def _unread_rows(config: ModelConfig, name: str, entries: Tensor) -> Tensor:
     n_matrices = ffn.n_experts if isinstance(ffn, MoEConfig) and "shared" not in path else 1
     found.unflatten(0, (n_matrices, -1))[:, max(config.d_model, config.final_norm_width, *later) :] = True
     return found
-
-
-def noisy(weights: Weights, std: float, seed: int) -> Weights:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: weight.detach() + torch.empty_like(weight).normal_(0.0, std, generator=generator)
-        for name, weight in weights.items()
-    }
 
 
 def difference(before: Tensor, after: Tensor) -> float:
@@ -422,10 +459,6 @@ def _width(ffn) -> int:
     return ffn.d_expert if isinstance(ffn, MoEConfig) else max(ffn.hidden_widths)
 
 
-def _n_shared(ffn) -> int:
-    return ffn.d_shared if isinstance(ffn, MoEConfig) else 0
-
-
 def _quantum(model: ModelConfig) -> int:
     return model.residual.slot_width if isinstance(model.residual, HyperConnectionsConfig) else 1
 
@@ -490,7 +523,7 @@ OPERATIONS: dict[str, Callable[[Random, ModelConfig, int], Expansion]] = {
     "duplicate_experts": lambda rng, m, i: expansions.duplicate_experts(m, [i], rng.choice([2, 3])),
     "split_experts": lambda rng, m, i: expansions.split_experts(m, [i], 2),
     "widen_shared_expert": lambda rng, m, i: expansions.widen_shared_expert(
-        m, [i], _n_shared(m.layers[i].ffn) + rng.randint(1, 4)
+        m, [i], getattr(m.layers[i].ffn, "d_shared", 0) + rng.randint(1, 4)
     ),
     "upcycle": _upcycled,
     "lengthen_positions": _longer_positions,

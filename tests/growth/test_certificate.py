@@ -5,8 +5,7 @@ from dataclasses import replace
 import expansions
 import pytest
 import torch
-from applied_plans import weights_of
-from model_cases import config, decoder, variant
+from growth_cases import SEQ_LEN, planned, small_model, with_random_weights
 
 from widthwise.growth import certificate
 from widthwise.growth.certificate import certify
@@ -14,28 +13,23 @@ from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.records.certificate import Certificate
 
-GROWTHS = {
-    "ffn": (config("uniform"), lambda c: expansions.widen_ffn(c, [1, 3], 41)),
-    "ungrouped": (variant("uniform", "gqa"), lambda c: expansions.add_heads(c, [0, 2], 10, 10)),
-    "stream_of_positions": (variant("uniform", "learned_positions"), lambda c: expansions.widen_stream(c, 6)),
-    "layers": (config("uniform"), lambda c: expansions.add_layers(c, [0, 3])),
-    "split": (variant("uniform", "moe"), lambda c: expansions.split_experts(c, [1, 2], 2)),
-    "further_heads": (variant("x", "further_heads"), lambda c: expansions.widen_stream(c, 6)),
-}
-
-
-def planned(name: str) -> GrowthPlan:
-    old, expand = GROWTHS[name]
-    return plan_growth(old, *expand(old))
+GROWTHS = (
+    "units",
+    "divided_groups",
+    "stream_of_layer_norms",
+    "layers",
+    "narrower_experts",
+    "stream_with_further_heads",
+)
 
 
 def old_weights(plan: GrowthPlan) -> dict[str, torch.Tensor]:
-    return weights_of(decoder(plan.old, dtype=torch.float32))
+    return {name: weight.float() for name, weight in with_random_weights(plan.old, seed=5).items()}
 
 
 def certified(plan: GrowthPlan, old: dict[str, torch.Tensor] | None = None, **options) -> Certificate:
     old = old or old_weights(plan)
-    return certify(plan, old, dict(plan.weights(old, 3)), seq_len=13, lr=1e-3, seed=3, **options)
+    return certify(plan, old, dict(plan.weights(old, 3)), seq_len=SEQ_LEN, lr=1e-3, seed=3, **options)
 
 
 @pytest.mark.parametrize("name", GROWTHS)
@@ -51,7 +45,7 @@ def test_a_growth_is_preserved_and_every_new_entry_learns(name):
 
 
 def test_an_entry_that_must_be_zero_and_is_not_is_found():
-    plan, name = planned("ffn"), "layers.1.ffn.w_down.weight"
+    plan, name = planned("units"), "layers.2.ffn.w_down.weight"
     rows, columns = plan.tensors[name].maps
     heard = replace(plan.tensors[name], maps=(rows, AxisMap.of(columns.n_old, columns.index)))
     found = certified(replace(plan, tensors={**plan.tensors, name: heard}))
@@ -61,10 +55,10 @@ def test_an_entry_that_must_be_zero_and_is_not_is_found():
 
 
 def test_gradients_find_what_logits_hide():
-    plan, old = planned("ffn"), old_weights(planned("ffn"))
+    plan, old = planned("units"), old_weights(planned("units"))
     for leaf in ("w_gate", "w_up"):  # two units that read the same and are heard in different ways
-        old[f"layers.1.ffn.{leaf}.weight"][1] = old[f"layers.1.ffn.{leaf}.weight"][0]
-    name = "layers.1.ffn.w_gate.weight"
+        old[f"layers.2.ffn.{leaf}.weight"][1] = old[f"layers.2.ffn.{leaf}.weight"][0]
+    name = "layers.2.ffn.w_gate.weight"
     rows, columns = plan.tensors[name].maps
     swapped = rows.index.clone()
     swapped[:2] = torch.tensor([1, 0])
@@ -78,7 +72,7 @@ def test_gradients_find_what_logits_hide():
 @pytest.mark.parametrize("coefficients", [{}, {"coefficient": 0.0}])
 def test_gradients_find_a_change_of_further_heads(coefficients):
     """Whatever their part in the objective is."""
-    old, name = config("x", mtp={"n_depths": 2, **coefficients}), "mtp.0.w_join.weight"
+    old, name = small_model(mtp={"n_depths": 2, **coefficients}), "mtp.0.w_join.weight"
     plan = plan_growth(old, *expansions.widen_stream(old, 6))
     wrong = replace(plan.tensors[name], scale=1.5)
     found = certified(replace(plan, tensors={**plan.tensors, name: wrong}))
@@ -87,12 +81,12 @@ def test_gradients_find_a_change_of_further_heads(coefficients):
 
 
 def test_stored_weights_are_those_that_are_judged():
-    plan = planned("ffn")
+    plan = planned("units")
     old = old_weights(plan)
     new = dict(plan.weights(old, 3))
     name = "layers.0.attention.w_v.weight"
     new[name] = new[name] + 0.1
-    found = certify(plan, old, new, seq_len=13, lr=1e-3, seed=3)
+    found = certify(plan, old, new, seq_len=SEQ_LEN, lr=1e-3, seed=3)
     assert found.logit_difference <= found.logit_bound
     assert found.stored_logit_difference > found.stored_logit_bound
     assert not found.is_preserved
@@ -100,21 +94,20 @@ def test_stored_weights_are_those_that_are_judged():
 
 def test_two_zeros_that_multiply_each_other_are_dead():
     """What reads must not be 0 where what writes is: 7 units with gate and down 0, whose gradients are products."""
-    old = config("uniform")
-    n_more = 7
-    plan = plan_growth(old, *expansions.widen_ffn(old, [1], old.layers[1].ffn.d_ff + n_more))
+    old = small_model()
+    plan = plan_growth(old, *expansions.widen_ffn(old, [1], 10 + 7))
     name = "layers.1.ffn.w_gate.weight"
     rows, columns = plan.tensors[name].maps
     zero = replace(plan.tensors[name], maps=(AxisMap.of(rows.n_old, rows.index, zero=True), columns))
     found = certified(replace(plan, tensors={**plan.tensors, name: zero}))
     assert found.is_preserved
-    assert found.dead == {f"layers.1.ffn.{leaf}.weight": n_more * 20 for leaf in ("w_gate", "w_up", "w_down")}
-    assert any(f"{name}: 140 of 140 had no gradient" in line for line in found.lines())
+    assert found.dead == {f"layers.1.ffn.{leaf}.weight": 7 * 12 for leaf in ("w_gate", "w_up", "w_down")}
+    assert any(f"{name}: 84 of 84 had no gradient" in line for line in found.lines())
 
 
 def test_scarce_memory_means_float32_and_says_so(monkeypatch):
     monkeypatch.setattr(certificate, "free_memory", lambda: 1000)
-    found = certified(planned("ungrouped"))
+    found = certified(planned("divided_groups"))
     assert found.dtype == "float32"
     assert found.is_preserved
     assert 1e-12 < found.logit_bound < 1e-3

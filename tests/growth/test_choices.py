@@ -3,41 +3,31 @@
 from typing import Any
 
 import pytest
-from growth_cases import shaped, small_model
+from boxes import refusal
+from growth_cases import DYNAMIC, GQA, HOURGLASS, UNSHARED, shaped, small_model
 
-from widthwise.config_io import UserError
 from widthwise.growth.choices import NewSizes
 from widthwise.growth.plan import plan_growth
 from widthwise.growth.resizing import resized
 from widthwise.yaml_io import merge
 
-DYNAMIC = {"kind": "dynamic", "d_ff": 10, "mask": {"kind": "soft", "temperature": 2.0}}
-SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5}
-WIDER_SLOTS = {**SLOTS, "slot_width": 6}
-
-
+HYPER_CONNECTIONS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5}
+LARGER_HEADS = {"d_model": 18, "head_dim": 6}
+WITH_LARGER_HEADS = {"d_model": 18, "attention": {"head_dim": 6}}
 RESIZED: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
     ({}, {"d_ff": 17}, {"ffn": {"d_ff": 17}}),
     ({}, {"d_model": 20, "n_heads": 5}, {"d_model": 20}),
     ({"attention": {"head_dim": None, "n_heads": 3}}, {"d_model": 24, "head_dim": 8}, {"d_model": 24}),
-    (
-        {"attention": {"scale": "1/head_dim"}},
-        {"d_model": 18, "head_dim": 6},
-        {"d_model": 18, "attention": {"head_dim": 6}},
-    ),
+    ({"attention": {"scale": "1/head_dim"}}, LARGER_HEADS, WITH_LARGER_HEADS),
     ({"norm": {"placement": "reordered"}}, {"d_model": 20, "n_heads": 5}, {"d_model": 20}),
     ({"mtp": {"n_depths": 1}}, {"d_model": 20, "n_heads": 5, "d_ff": 17}, {"d_model": 20, "ffn": {"d_ff": 17}}),
+    (HOURGLASS, {"d_ff": 7, "add_layers": 2}, {"ffn": {"d_hidden": 7}, "n_layers": 5}),
+    (UNSHARED, {"d_ff": 7}, {"ffn": {"d_expert": 7}}),
+    (DYNAMIC, {"d_ff": 13, "add_layers": 1}, {"ffn": {"d_ff": 13}, "n_layers": 4}),
     (
-        {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5}},
-        {"d_ff": 7, "add_layers": 2},
-        {"ffn": {"d_hidden": 7}, "n_layers": 5},
-    ),
-    ({"ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "d_expert": 5}}, {"d_ff": 7}, {"ffn": {"d_expert": 7}}),
-    ({"ffn": DYNAMIC}, {"d_ff": 13, "add_layers": 1}, {"ffn": {"d_ff": 13}, "n_layers": 4}),
-    (
-        {"residual": SLOTS, "mtp": {"n_depths": 1}},
-        {"d_model": 18, "head_dim": 6},
-        {"d_model": 18, "attention": {"head_dim": 6}, "residual": WIDER_SLOTS},
+        {"residual": HYPER_CONNECTIONS, "mtp": {"n_depths": 1}},
+        LARGER_HEADS,
+        {**WITH_LARGER_HEADS, "residual": {"slot_width": 6}},
     ),
 ]
 """A recipe, sizes, and what the recipe would have otherwise."""
@@ -53,8 +43,7 @@ def test_the_model_is_that_of_the_recipe_with_these_sizes() -> None:
 @pytest.mark.parametrize("endpoints", ["slim", "full"])
 def test_widths_of_a_shape_grow_in_proportion(endpoints: str) -> None:
     old = shaped([20, 8, 16], endpoints)
-    wanted = shaped([30, 12, 24], endpoints, d_model=18, attention={"head_dim": 6})
-    assert resized(old, NewSizes(d_model=18, head_dim=6)) == wanted
+    assert resized(old, NewSizes(**LARGER_HEADS)) == shaped([30, 12, 24], endpoints, **WITH_LARGER_HEADS)
 
 
 NARROW = {"shape": {"kind": "explicit", "widths": [20, 8, 16]}}
@@ -65,18 +54,16 @@ def test_what_is_ambiguous_is_refused() -> None:
         (
             NARROW,
             {"n_heads": 6},
-            "n_heads: got 6 for all layers, which have 2, 4, 5; name single ones, as model.layers",
+            "n_heads: got 6 for all layers, which have 2, 4, 5; name single ones",
         ),
         (
             {"layers": {1: {"ffn": {"d_ff": 11}}}},
             {"d_ff": 20},
-            "which have 10, 11; name single ones, as model.layers.0",
+            "have 10, 11; name single ones, as model.layers.0",
         ),
         (NARROW, {"d_model": 13}, "d_model: got 13; layers.0.d_model would grow"),
-        ({"attention": {"head_dim": 2, "kv_group_size": 3}}, {"n_heads": 8}, "got 8; must be whole groups of 3"),
+        (GQA, {"n_heads": 8}, "got 8; must be whole groups of 3"),
         ({}, {"head_dim": 5}, "layers.0.attention.head_dim: got 5"),
-        ({"residual": SLOTS}, {"d_model": 14}, "would grow in proportion from 4 to 4.66667"),
+        ({"residual": HYPER_CONNECTIONS}, {"d_model": 14}, "would grow in proportion from 4 to 4.66667"),
     ]:
-        with pytest.raises(UserError) as raised:
-            resized(small_model(**changes), NewSizes(**sizes))
-        assert message in str(raised.value)
+        assert message in refusal(resized, small_model(**changes), NewSizes(**sizes))

@@ -2,21 +2,20 @@
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 import safetensors.torch
 import torch
 from growth_cases import (
-    Measured,
     changed_anyhow,
+    check_alive,
+    check_exact,
     difference,
     logits_of,
-    pulled_back,
     random_growth,
     random_model,
     tokens_for,
-    unmoved,
-    unreachable,
     with_random_weights,
 )
 from thinned import hard_but
@@ -25,10 +24,7 @@ from widthwise.config_io import UserError
 from widthwise.growth.plan import plan_growth
 from widthwise.model.config import ModelConfig
 
-pytestmark = [
-    pytest.mark.usefixtures("float64"),
-    pytest.mark.filterwarnings("ignore:ffn.score ln_mean"),
-]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore:ffn.score ln_mean")]
 EMBEDDING_STDS = (0.3, 0.02, 1e-3)
 
 
@@ -41,25 +37,12 @@ def test_compositions_keep_logits_losses_gradients_and_the_way_back_and_all_that
         what = f"seed {seed}: {names}"
         weights = with_random_weights(grown.config, seed, EMBEDDING_STDS[seed // 3 % 3])
         tokens = tokens_for(seed, batch=4)
-        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-        after = grown.weights(leaves, seed)
-        values = {name: weight.detach() for name, weight in after.items()}
-        old, new = Measured(grown.config, weights, tokens), Measured(grown.now, values, tokens)
-        assert difference(old.logits, new.logits) <= 1e-12, what
-        for losses in zip(old.further_losses, new.further_losses, strict=True):
-            assert difference(*losses) <= 1e-12, what
-        largest = max(gradient.abs().max() for gradient in old.gradients.values())
-        for name, gradient in pulled_back(leaves, after, new.gradients).items():
-            assert (gradient - old.gradients[name]).abs().max() <= 1e-12 * largest, (what, name)
+        values = check_exact(grown.config, grown.now, weights, partial(grown.weights, seed=seed), tokens, what)
         back = grown.shrunk(values)
         assert set(back) == set(weights)
         if not {"duplicate_experts", "split_experts"} & set(names):  # mirrored noise and a product with 1 / n_parts
             assert all(torch.equal(back[name], weight) for name, weight in weights.items()), what
-        never, cannot = unmoved(grown.now, values, tokens, 3), None
-        for name, is_new in grown.is_new().items():
-            if (never[name] & is_new).any():
-                cannot = cannot or unreachable(grown.now, values, tokens)
-                assert not (never[name] & is_new & ~cannot[name]).any(), (what, name)
+        check_alive(grown.now, values, grown.is_new(), tokens, 3, what)
 
 
 def test_growth_follows_from_the_seed_and_commutes_with_saving():

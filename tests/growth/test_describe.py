@@ -1,107 +1,57 @@
 """A growth in words: what becomes larger and by which expansion, and which constants stay."""
 
-import expansions as grow
-from model_cases import config, variant
+from expansions import widen_ffn
+from growth_cases import planned, small_model
+from model_cases import config
 
 from widthwise.growth.describe import expansions, kept_constants
 from widthwise.growth.plan import plan_growth
 
-X, UNIFORM, GQA = config("x"), config("uniform"), variant("uniform", "gqa")
-HOURGLASS = config("uniform", ffn={"kind": "hourglass", "n_blocks": 2, "d_hidden": 5})
-EXPERTS = config("uniform", ffn={"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 6})
-SLOTS = variant("uniform", "slots")
-SILENT = "silent at first (layer addition)"
-CASES = {
-    "units": (
-        UNIFORM,
-        grow.widen_ffn(UNIFORM, [0, 1, 3], 50),
-        ["layers 0-1, 3: feed-forward 34 -> 50 hidden units (MLP expansion)"],
-    ),
-    "groups": (
-        GQA,
-        grow.add_heads(GQA, [0, 2], 12, 6),
-        [
-            "layers 0, 2: attention 10 -> 12 heads (head addition)",
-            "layers 0, 2: attention 5 -> 6 key-value heads (head addition)",
-        ],
-    ),
-    "ungrouped": (
-        GQA,
-        grow.add_heads(GQA, [4], 10, 10),
-        ["layer 4: attention 5 -> 10 key-value heads (head addition, 2 copies of each: groups divided)"],
-    ),
-    "keys": (
-        UNIFORM,
-        grow.widen_keys(UNIFORM, [2], 14),
-        ["layer 2: attention queries and keys 10 -> 14 a head (attention expansion)"],
-    ),
-    "stream": (
-        UNIFORM,
-        grow.widen_stream(UNIFORM, 6),
-        [
-            "embedding and head: width 20 -> 26 (hidden dimension expansion)",
-            "layers 0-4: width 20 -> 26 (6 new coordinates: hidden dimension expansion)",
-        ],
-    ),
-    "narrow_layer": (
-        X,
-        grow.widen_layers(X, {2: 16}),
-        ["layer 2: width 8 -> 16 (8 coordinates that wider layers had: variable width)"],
-    ),
-    "layer": (
-        UNIFORM,
-        grow.add_layers(UNIFORM, [2]),
-        [f"layer 2: added, width 20, 2 heads of 10, swiglu feed-forward of 34 hidden units, {SILENT}"],
-    ),
-    "block": (
-        HOURGLASS,
-        grow.add_block(HOURGLASS, 1, 9),
-        ["layer 1: feed-forward block 2 added, 9 hidden units, silent at first (block addition)"],
-    ),
-    "blocks_units": (
-        HOURGLASS,
-        grow.widen_ffn(HOURGLASS, [3], 8),
-        [f"layer 3: feed-forward block {i} 5 -> 8 hidden units (MLP expansion)" for i in (0, 1)],
-    ),
-    "experts": (
-        EXPERTS,
-        grow.duplicate_experts(EXPERTS, [0, 1], 3),
-        ["layers 0-1: 5 -> 15 experts, 2 -> 6 a token (experts duplicated)"],
-    ),
-    "split": (
-        EXPERTS,
-        grow.split_experts(EXPERTS, [1], 2),
-        [
-            "layer 1: 5 -> 10 experts, 2 -> 4 a token (experts cut)",
-            "layer 1: experts 6 -> 3 hidden units (experts cut)",
-        ],
-    ),
-    "shared": (
-        EXPERTS,
-        grow.widen_shared_expert(EXPERTS, [1], 7),
-        ["layer 1: shared expert 0 -> 7 hidden units (MLP expansion)"],
-    ),
-    "upcycled": (
-        UNIFORM,
-        grow.upcycle(UNIFORM, [1], 4, 2),
-        ["layer 1: feed-forward swiglu -> 4 experts of 34 hidden units, 2 a token (upcycling)"],
-    ),
-    "slots": (SLOTS, grow.add_slots(SLOTS, 12), ["residual: 5 -> 12 slots (virtual width)"]),
-    "to_slots": (UNIFORM, grow.to_slots(UNIFORM, 4, 8), ["residual: plain -> 8 slots of 4 (virtual width)"]),
-    "nothing": (UNIFORM, (UNIFORM, grow.same_layers(UNIFORM)), []),
+EXPECTED = {
+    "units": ["layers 0, 2: feed-forward 10 -> 13 hidden units (MLP expansion)"],
+    "groups": [
+        "layer 0: attention 6 -> 12 heads (head addition)",
+        "layer 0: attention 2 -> 4 key-value heads (head addition)",
+    ],
+    "divided_groups": ["layer 0: attention 2 -> 6 key-value heads (head addition, 3 copies of each: groups divided)"],
+    "keys": ["layer 1: attention queries and keys 4 -> 6 a head (attention expansion)"],
+    "stream": [
+        "embedding and head: width 12 -> 15 (hidden dimension expansion)",
+        "layers 0-2: width 12 -> 15 (3 new coordinates: hidden dimension expansion)",
+    ],
+    "narrow_layer": ["layer 1: width 8 -> 10 (2 coordinates that wider layers had: variable width)"],
+    "layers": [
+        "layers 0, 4: added, width 12, 3 heads of 4, swiglu feed-forward of 10 hidden units, "
+        "silent at first (layer addition)"
+    ],
+    "block": ["layer 1: feed-forward block 2 added, 4 hidden units, silent at first (block addition)"],
+    "units_of_blocks": [f"layer 0: feed-forward block {i} 4 -> 6 hidden units (MLP expansion)" for i in (0, 1)],
+    "more_experts": ["layer 0: 3 -> 6 experts, 2 -> 4 a token (experts duplicated)"],
+    "narrower_experts": [
+        "layer 0: 3 -> 6 experts, 2 -> 4 a token (experts cut)",
+        "layer 0: experts 4 -> 2 hidden units (experts cut)",
+    ],
+    "shared_expert": ["layer 0: shared expert 0 -> 3 hidden units (MLP expansion)"],
+    "experts_of_a_dense_layer": ["layer 1: feed-forward swiglu -> 3 experts of 10 hidden units, 2 a token (upcycling)"],
+    "slots": ["residual: 3 -> 5 slots (virtual width)"],
+    "slots_of_a_plain_stream": ["residual: plain -> 5 slots of 4 (virtual width)"],
 }
+"""By the name of the growth in `growth_cases`."""
 
 
 def test_expansions_in_words():
-    found = {name: expansions(plan_growth(old, *expansion)) for name, (old, expansion, _) in CASES.items()}
-    assert found == {name: lines for name, (_, _, lines) in CASES.items()}
+    assert {name: expansions(planned(name)) for name in EXPECTED} == EXPECTED
+    model = small_model(n_layers=5)
+    spans = plan_growth(model, *widen_ffn(model, [0, 1, 3], 50))
+    assert expansions(spans) == ["layers 0-1, 3: feed-forward 10 -> 50 hidden units (MLP expansion)"]
+    assert expansions(plan_growth(model, model)) == []
 
 
 def test_constants_that_a_recipe_would_have_otherwise_are_all_listed():
     wanted = config(
         "uniform", d_model=20, attention={"n_heads": 2}, layers={1: {"attention": {"head_dim": 14, "scale": 14**-0.5}}}
     )
-    plan = plan_growth(UNIFORM, wanted)
+    plan = plan_growth(config("uniform"), wanted)
     found = kept_constants(plan, wanted)
     assert [str(each) for each in found] == [
         "layer 1: attention.scale stays 0.316228 (the recipe would have 0.267261)",

@@ -1,24 +1,29 @@
 """Each expansion and conversion alone: exact, alive within two steps, and with no zeros but those it needs."""
 
+from functools import partial
 from typing import Any
 
 import expansions
 import pytest
 import torch
+from applied_plans import applied
 from growth_cases import (
+    BLOCKS,
+    CHOSEN,
+    CHOSEN_BLOCKS,
     EXPANSIONS,
     SEQ_LEN,
+    SILU_MLP,
     Measured,
     Weights,
+    check_alive,
+    check_exact,
     difference,
-    expanded,
+    drawn,
     logits_of,
-    model_of,
-    pulled_back,
+    planned,
     small_model,
     tokens_for,
-    unmoved,
-    unreachable,
     with_random_weights,
 )
 
@@ -34,37 +39,28 @@ UNNEEDED = {"keys_that_do_not_turn": {"layers.1.attention.w_k.bias.weight"}}
 """Zeros that are not needed. A bias of keys adds the same to all scores of a query where nothing turns."""
 
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5, "dynamic": False, "group_norm": "none"}
-HOURGLASS = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 10}
-DYNAMIC = {"kind": "dynamic", "d_ff": 10, "start": 0.7, "min_fraction": 0.25}
-DYNAMIC_HOURGLASS = {**HOURGLASS, "kind": "dynamic_hourglass", "start": 0.7, "min_fraction": 0.25}
+UNMASKED, MASKED = {"mask": {"kind": "none"}}, {"mask": {"kind": "ste"}}
 BY_NETWORK = {"score": {"kind": "mlp", "d_hidden": 3}}
 GQA = {"head_dim": 2, "kv_group_size": 3, "qk_norm": {"over": "head"}}
-MLP = {"kind": "mlp", "d_ff": 11, "activation": "silu"}
 CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "hourglass": ({}, {"ffn": HOURGLASS}),
-    "hourglass, wider, one norm": ({}, {"ffn": {**HOURGLASS, "d_hidden": 13, "norm": "shared"}}),
-    "hourglass without gates": ({"ffn": MLP}, {"ffn": {**HOURGLASS, "d_hidden": 13, "gated": False}}),
-    "hourglass behind reordered norms": ({"norm": {"placement": "reordered"}}, {"ffn": HOURGLASS}),
-    "hourglass under layer norms and slots": ({"norm": {"kind": "layer"}, "residual": SLOTS}, {"ffn": HOURGLASS}),
-    "dynamic": ({}, {"ffn": DYNAMIC}),
-    "dynamic, wider, by a network": ({}, {"ffn": {**DYNAMIC, "d_ff": 13, **BY_NETWORK}}),
-    "dynamic, by token": ({}, {"ffn": {**DYNAMIC, "score": {"kind": "token", "vocab_size": 17}}}),
-    "dynamic hourglass": ({"ffn": HOURGLASS}, {"ffn": DYNAMIC_HOURGLASS}),
+    "hourglass": ({}, {"ffn": BLOCKS}),
+    "hourglass, wider, one norm": ({}, {"ffn": {**BLOCKS, "d_hidden": 13, "norm": "shared"}}),
+    "hourglass without gates": ({"ffn": SILU_MLP}, {"ffn": {**BLOCKS, "d_hidden": 13, "gated": False}}),
+    "hourglass behind reordered norms": ({"norm": {"placement": "reordered"}}, {"ffn": BLOCKS}),
+    "hourglass under layer norms and slots": ({"norm": {"kind": "layer"}, "residual": SLOTS}, {"ffn": BLOCKS}),
+    "dynamic": ({}, {"ffn": CHOSEN}),
+    "dynamic, wider, by a network": ({}, {"ffn": {**CHOSEN, "d_ff": 13, **BY_NETWORK}}),
+    "dynamic, by token": ({}, {"ffn": {**CHOSEN, "score": {"kind": "token", "vocab_size": 17}}}),
+    "dynamic hourglass": ({"ffn": BLOCKS}, {"ffn": CHOSEN_BLOCKS}),
     "dynamic hourglass, wider, with another block": (
-        {"ffn": {**HOURGLASS, "n_blocks": 2}},
-        {"ffn": {**DYNAMIC_HOURGLASS, "d_hidden": 13, **BY_NETWORK}},
+        {"ffn": {**BLOCKS, "n_blocks": 2}},
+        {"ffn": {**CHOSEN_BLOCKS, "d_hidden": 13, **BY_NETWORK}},
     ),
-    "dynamic hourglass of a swiglu": ({}, {"ffn": DYNAMIC_HOURGLASS}),
-    "dynamic, that begins to choose": (
-        {"ffn": {**DYNAMIC, "mask": {"kind": "none"}}},
-        {"ffn": {"mask": {"kind": "ste"}}},
-    ),
-    "blocks, that begin to be chosen": (
-        {"ffn": {**DYNAMIC_HOURGLASS, "mask": {"kind": "none"}}},
-        {"ffn": {"mask": {"kind": "ste"}}},
-    ),
+    "dynamic hourglass of a swiglu": ({}, {"ffn": CHOSEN_BLOCKS}),
+    "dynamic, that begins to choose": ({"ffn": CHOSEN | UNMASKED}, {"ffn": MASKED}),
+    "blocks, that begin to be chosen": ({"ffn": CHOSEN_BLOCKS | UNMASKED}, {"ffn": MASKED}),
     "biases of attention": ({"attention": GQA}, {"attention": {"bias": True, "out_bias": True}}),
-    "biases of an mlp": ({"ffn": MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),
+    "biases of an mlp": ({"ffn": SILU_MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),
     "learned positions": ({"tie_embeddings": True}, {"positions": {"n_positions": 6}}),
     "coefficients that follow the state": ({"residual": SLOTS}, {"residual": {"dynamic": True, "n_slots": 6}}),
 }
@@ -72,38 +68,22 @@ CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 ALL_AT_ONCE = {
     "d_model": 20,
     "n_layers": 5,
-    "ffn": {**HOURGLASS, "n_blocks": 2, "d_hidden": 12},
+    "ffn": {**BLOCKS, "n_blocks": 2, "d_hidden": 12},
     "attention": {"bias": True, "out_bias": True},
     "positions": {"n_positions": 7},
     "mtp": {"n_depths": 2, "coefficient": 0.0},
 }
 
 
-def check_exact(plan: GrowthPlan, weights: Weights, fresh: Constant | None = None) -> None:
-    """Logits, further losses, and the gradients of the old weights."""
-    leaves, tokens = {name: weight.clone().requires_grad_() for name, weight in weights.items()}, tokens_for(1)
-    new = dict(plan.weights(leaves, 2, fresh))
-    before = Measured(plan.old, weights, tokens)
-    after = Measured(plan.new, {name: weight.detach() for name, weight in new.items()}, tokens)
-    assert difference(before.logits, after.logits) <= 1e-12
-    if plan.old.mtp is not None:
-        for losses in zip(before.further_losses, after.further_losses, strict=True):
-            assert difference(*losses) <= 1e-12
-    if any(layer.ffn.kind == "moe" for layer in plan.new.layers):
-        return  # its auxiliary losses are part of the objective, and see how many experts there are
-    largest = max(gradient.abs().max() for gradient in before.gradients.values())
-    for name, gradient in pulled_back(leaves, new, after.gradients).items():
-        assert (gradient - before.gradients[name]).abs().max() <= 1e-12 * largest, name
+def check(plan: GrowthPlan, weights: Weights, fresh: Constant | None = None) -> Weights:
+    """The growth is exact; returns the new weights."""
+    return check_exact(plan.old, plan.new, weights, partial(plan.weights, seed=2, fresh=fresh), tokens_for(1))
 
 
-def check_alive(plan: GrowthPlan, new: Weights) -> None:
-    """Two steps move all that is new and that tokens reach."""
-    tokens, is_new = tokens_for(2, batch=6), plan.is_new()
-    never, cannot = unmoved(plan.new, new, tokens, 2), unreachable(plan.new, new, tokens)
-    for name, entries in is_new.items():
-        assert not (never[name] & entries & ~cannot[name]).any(), name
-    if any(entries.any() for entries in is_new.values()):
-        assert any((entries & ~cannot[name]).any() for name, entries in is_new.items())
+def check_new_entries(plan: GrowthPlan, new: Weights) -> None:
+    """Two steps move all that is new."""
+    is_new = plan.is_new()
+    assert check_alive(plan.new, new, is_new, tokens_for(2, batch=6), 2) == any(each.any() for each in is_new.values())
 
 
 def unneeded_zeros(plan: GrowthPlan, weights: Weights, new: Weights) -> set[str]:
@@ -124,15 +104,14 @@ def unneeded_zeros(plan: GrowthPlan, weights: Weights, new: Weights) -> set[str]
 
 @pytest.mark.parametrize("case", EXPANSIONS)
 def test_an_expansion_is_exact_and_alive_and_needs_its_zeros(case):
-    config, expansion = expanded(case)
-    plan, weights = plan_growth(config, *expansion), with_random_weights(config, 1)
-    new, tokens = dict(plan.weights(weights, 2)), tokens_for(1)[:, :-1]
-    check_exact(plan, weights)
-    check_alive(plan, new)
+    plan = planned(case)
+    weights = with_random_weights(plan.old, 1)
+    new, tokens = check(plan, weights), tokens_for(1)[:, :-1]
+    check_new_entries(plan, new)
     large = dict(plan.weights(weights, 2, Constant(1e3)))
     # What a layer norm makes of a mean is 0 up to rounding, and so are sums in another order, times a thousand.
     tolerance = 1e-8 if "layer_norms" in case else 1e-11
-    assert difference(logits_of(config, weights, tokens), logits_of(plan.new, large, tokens)) <= tolerance
+    assert difference(logits_of(plan.old, weights, tokens), logits_of(plan.new, large, tokens)) <= tolerance
     assert unneeded_zeros(plan, weights, new) == UNNEEDED.get(case, set())
 
 
@@ -140,22 +119,21 @@ def test_an_expansion_is_exact_and_alive_and_needs_its_zeros(case):
 def test_a_conversion_is_exact_whatever_is_free_and_alive(base, changes):
     old = small_model(**base)
     plan, weights = plan_growth(old, small_model(**merge(base, changes))), with_random_weights(old, seed=1)
-    check_exact(plan, weights)
-    check_exact(plan, weights, Constant(0.4))
-    check_alive(plan, dict(plan.weights(weights)))
+    check(plan, weights, Constant(0.4))
+    check_new_entries(plan, check(plan, weights))
 
 
 def test_all_at_once_is_exact_too():
     plan = plan_growth(small_model(), small_model(**ALL_AT_ONCE))
-    check_exact(plan, with_random_weights(plan.old, seed=1))
+    check(plan, with_random_weights(plan.old, seed=1))
 
 
 def test_an_hourglass_has_the_weights_and_the_moments_of_the_swiglu():
     old = small_model()
-    plan, weights = plan_growth(old, small_model(ffn={**HOURGLASS, "n_blocks": 1})), with_random_weights(old, seed=4)
+    plan, weights = plan_growth(old, small_model(ffn={**BLOCKS, "n_blocks": 1})), with_random_weights(old, seed=4)
     assert not any(is_new.any() for is_new in plan.is_new().values())
     assert all(torch.equal(weight, weights[name]) for name, weight in plan.shrunk(dict(plan.weights(weights))).items())
-    plan = plan_growth(old, small_model(ffn=HOURGLASS, attention={"bias": True}))
+    plan = plan_growth(old, small_model(ffn=BLOCKS, attention={"bias": True}))
     state = {name: {"exp_avg": each, "step": torch.tensor(7.0)} for name, each in weights.items()}
     grown = dict(grown_states(plan, state))
     moved = grown["layers.2.ffn.blocks.0.w_gate.weight"]
@@ -166,9 +144,9 @@ def test_an_hourglass_has_the_weights_and_the_moments_of_the_swiglu():
 
 @pytest.mark.parametrize("case", ["wider_groups", "divided_groups", "values", "keys_behind_norms"])
 def test_decoding_with_a_cache_goes_on_as_before(case):
-    config, expansion = expanded(case)
-    plan, weights = plan_growth(config, *expansion), with_random_weights(config, 1)
-    old, new = model_of(config, weights).eval(), model_of(plan.new, dict(plan.weights(weights, 2))).eval()
+    plan = planned(case)
+    old = drawn(plan.old)
+    new = applied(plan, old)
     prompts, greedy = [[1, 2, 3], [5]], SamplingConfig(temperature=0.0)
     assert generate(old, prompts, 9, greedy) == generate(new, prompts, 9, greedy)
     tokens, cache = tokens_for(4), new.new_cache(2, SEQ_LEN + 1)

@@ -4,8 +4,7 @@ import expansions
 import pytest
 import torch
 from applied_plans import weights_of
-from growth_cases import logits_of, shaped, small_model, tokens_for, with_random_weights
-from thinned import every_pair
+from growth_cases import shaped, small_model, with_random_weights
 from torch import Tensor
 
 from widthwise.growth.correspondence import AxisMap
@@ -107,18 +106,3 @@ def test_added_layers_are_drawn_as_those_of_an_untrained_model(placement):
         size, usual = (float(weights[name].square().mean().sqrt()) for weights in (new, untrained))
         is_silent = name.removeprefix("layers.2.").removesuffix(".weight") in silent
         assert size == pytest.approx(0 if is_silent else usual, rel=0.1), name
-
-
-@pytest.mark.usefixtures("float64")
-@every_pair(
-    ("kind", ["rms", "layer"]),
-    ("placement", ["pre", "reordered"]),
-    ("fresh", [None, Constant(1e3)]),
-)
-def test_added_layers_are_silent_whatever_their_biases_are(kind, placement, fresh):
-    biased = {"attention": {"bias": True, "out_bias": True}, "ffn": {"kind": "mlp", "d_ff": 10, "bias": True}}
-    config = small_model(norm={"kind": kind, "placement": placement}, **biased)
-    plan = plan_growth(config, *expansions.add_layers(config, [1]))
-    weights, tokens = with_random_weights(config, 0), tokens_for(0)[:, :-1]
-    new = dict(plan.weights(weights, fresh=fresh))
-    assert torch.equal(logits_of(config, weights, tokens), logits_of(plan.new, new, tokens))

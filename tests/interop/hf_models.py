@@ -100,12 +100,15 @@ def hf_logits(model: Any) -> Tensor:
     return model.double().eval()(tokens()).logits
 
 
+def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-5, what: str = "") -> None:
+    """Relative to the largest, if that is more than 1."""
+    atol = tolerance * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=lambda message: f"{what}: {message}")
+
+
 @torch.no_grad()
 def own_logits(config: ModelConfig, weights: dict[str, Tensor]) -> Tensor:
     """In fp64."""
     model = build(config, seed=0, dtype=torch.float64)
-    parameters = dict(model.named_parameters())
-    assert parameters.keys() == weights.keys()
-    for key, parameter in parameters.items():
-        parameter.copy_(weights[key])
+    model.set_weights(weights.items())
     return model.eval()(tokens())

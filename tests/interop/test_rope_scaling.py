@@ -6,7 +6,6 @@ import pytest
 import torch
 from hf_models import LINEAR_RULE, LLAMA3_RULE, transformers
 
-from widthwise.config_io import UserError
 from widthwise.interop.architecture import Fields, read_rope, write_rope
 from widthwise.kernels.rotary import Rope
 
@@ -80,8 +79,3 @@ def test_a_ladder_that_goes_on_is_a_larger_base() -> None:
 
 def test_one_pair_needs_no_base() -> None:
     assert write_rope(Rope(2, 777.0, (1.0,)), N_POSITIONS)["rope_parameters"] == RULES["default"]
-
-
-def test_a_base_is_above_zero() -> None:
-    with pytest.raises(UserError, match=r"rope_theta: got -1.0; allowed: a number above 0"):
-        rope({"rope_theta": -1.0})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import VOCAB_SIZE
+from hf_models import VOCAB_SIZE, assert_close
 from ranks import said_by_script
 from widthwise_models import GROUPED, MODELS, NAMES, config_of, left_padded, loaded, own_model, prompts, written
 
@@ -55,7 +55,7 @@ def test_two_processes_make_what_one_makes(tmp_path: Path) -> None:
 def _check(name: str, found: dict[str, Any], alone: Any, batch: dict[str, torch.Tensor]) -> None:
     is_real = batch["attention_mask"].bool()
     with torch.no_grad():
-        _assert_close(f"{name} logits", found["logits"][is_real], alone(**batch).logits[is_real])
+        assert_close(found["logits"][is_real], alone(**batch).logits[is_real], what=f"{name} logits")
     text = alone.generate(**batch, max_new_tokens=N_NEW, do_sample=False, pad_token_id=0)
     for shared in found["texts"]:
         assert torch.equal(shared, text[:, -N_NEW:]), name
@@ -63,11 +63,6 @@ def _check(name: str, found: dict[str, Any], alone: Any, batch: dict[str, torch.
     gradients = {key: weight.grad for key, weight in alone.named_parameters() if weight.grad is not None}
     assert found["gradients"].keys() == gradients.keys(), name
     for key, gradient in gradients.items():
-        _assert_close(f"{name} {key}", found["gradients"][key], gradient)
+        assert_close(found["gradients"][key], gradient, what=f"{name} {key}")
     assert found["n_weights"] < 0.95 * sum(weight.numel() for weight in alone.parameters()), name
     assert (found["heads"] == "colwise") == name.startswith("even"), name
-
-
-def _assert_close(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    atol = 1e-5 * max(1.0, float(expected.abs().max()))
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=lambda message: f"{what}: {message}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hf_models import VOCAB_SIZE
-from widthwise_models import N_POSITIONS, models, own_model, prompts, sized, written
+from widthwise_models import N_POSITIONS, keep_constants, models, own_model, prompts, sized, written
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.model.config import ModelConfig
@@ -46,17 +46,6 @@ def _config(name: str) -> ModelConfig:
     return sized(name, HEAD_DIM, 4 * HEAD_DIM, **INSTEAD.get(name, {}))
 
 
-def _grown(config: ModelConfig) -> ModelConfig:
-    """With constants that a layer keeps when it grows."""
-    grown = to_data(config)
-    for layer in grown["layers"]:
-        layer["attention_norm"]["norm_dim"] -= 5
-        layer["ffn_norm"] |= {"stat_width": layer["d_model"] - 3, "eps": 2e-4}
-        layer["attention"] |= {"scale": 0.3, "rope_frequencies": [0.7**i for i in range(16)]}
-        layer["attention"]["qk_norm"] |= {"q_norm_dim": 20, "k_norm_dim": 25}
-    return parse(ModelConfig, grown)
-
-
 def _engine(model: Decoder, folder: Path, **options: Any) -> Any:
     usual = {"dtype": "float32", "max_num_seqs": 4, "gpu_memory_utilization": 0.3, "enforce_eager": True}
     path = written(model, folder / "model")
@@ -92,7 +81,10 @@ def test_the_engine_says_what_our_decoding_says(name: str, tmp_path: Path) -> No
 
 
 def test_constants_of_a_grown_model_are_kept(tmp_path: Path) -> None:
-    model = own_model(_grown(_config("slim_grouped")))
+    grown = to_data(_config("slim_grouped"))
+    for layer in grown["layers"]:
+        keep_constants(layer)
+    model = own_model(parse(ModelConfig, grown))
     _assert_same(model, _engine(model, tmp_path), prompts())
 
 

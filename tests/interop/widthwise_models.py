@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import VOCAB_SIZE
+from hf_models import VOCAB_SIZE, assert_close
 from torch import Tensor
 
 from widthwise.config_io import parse, to_data
@@ -65,10 +65,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "positions": {"n_positions": N_POSITIONS},
         },
         "hourglass": {**shaped, **ffn("hourglass", n_blocks=3, ratio=0.6, block_multiplier=0.8)},
-        "hourglass_shared": {
-            **shaped,
-            **ffn("hourglass", n_blocks=2, ratio=0.6, share_weights=True, norm="reordered"),
-        },
+        "hourglass_shared": {**shaped, **ffn("hourglass", n_blocks=2, ratio=0.6, share_weights=True, norm="reordered")},
         "hourglass_gelu": {**shaped, **ffn("hourglass", n_blocks=2, activation="gelu")},
         "hourglass_ungated": {**shaped, **ffn("hourglass", n_blocks=2, **ungated)},
         "hourglass_one_norm": ffn("hourglass", n_blocks=2, norm="shared"),
@@ -79,10 +76,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
         "slots_expanded": {**slots(2, embedding="expand"), "tie_embeddings": True},
         "slots_in_turn": slots(6, embedding="copies", reduce="sum", **in_turn),
         "dynamic": {**shaped, **ffn("dynamic", ratio=1.5)},
-        "dynamic_sliced": {
-            **shaped,
-            **ffn("dynamic", execution="sliced", score={"kind": "mlp"}, mask=hard),
-        },
+        "dynamic_sliced": {**shaped, **ffn("dynamic", execution="sliced", score={"kind": "mlp"}, mask=hard)},
         "dynamic_soft": ffn("dynamic", score=by_token, mask={"kind": "soft", "learn_temperature": True}),
         "mtp": {**shaped, "mtp": {"n_depths": 2}},
     }
@@ -93,12 +87,18 @@ MODELS = models(HEAD_DIM)
 X, GROUPED = MODELS["slim"]["shape"], MODELS["slim_grouped"]["attention"]
 
 
-def _frozen(layer: dict[str, Any]) -> None:
-    """The constants that a layer keeps when it grows."""
+def keep_constants(layer: dict[str, Any]) -> None:
+    """Those that a layer keeps when it grows."""
+    head_dim = layer["attention"]["head_dim"]
     layer["attention_norm"]["norm_dim"] -= 5
     layer["ffn_norm"] |= {"stat_width": layer["d_model"] - 3, "eps": 2e-4}
-    layer["attention"] |= {"v_head_dim": 10, "scale": 0.3, "rope_frequencies": [1.0, 0.11, 0.02]}
-    layer["attention"]["qk_norm"] |= {"q_norm_dim": 4, "k_norm_dim": 5}
+    layer["attention"] |= {"scale": 0.3, "rope_frequencies": [0.7**i for i in range(head_dim // 2)]}
+    layer["attention"]["qk_norm"] |= {"q_norm_dim": head_dim - 2, "k_norm_dim": head_dim - 1}
+
+
+def _frozen(layer: dict[str, Any]) -> None:
+    keep_constants(layer)
+    layer["attention"]["v_head_dim"] = 10
 
 
 def _inserted(layer: dict[str, Any]) -> None:
@@ -171,6 +171,15 @@ def left_padded(texts: list[list[int]]) -> dict[str, Tensor]:
         "input_ids": torch.tensor([[0] * (longest - len(text)) + text for text in texts]),
         "attention_mask": torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts]),
     }
+
+
+def check_padded(ours: Decoder, theirs: Any, tolerance: float = 1e-5) -> Any:
+    """Logits of texts of three lengths in one batch; returns what transformers found, with its cache."""
+    batch = left_padded(prompts())
+    is_real = batch["attention_mask"].bool()
+    found = theirs(**batch, use_cache=True)
+    assert_close(found.logits[is_real], ours(batch["input_ids"], is_real=is_real)[is_real], tolerance)
+    return found
 
 
 def standalone(model: Decoder, folder: Path) -> Path:

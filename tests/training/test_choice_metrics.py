@@ -1,6 +1,7 @@
 import pytest
 import torch
-from tiny_runs import Listener, tiny_recipe
+from one_step import DYNAMIC, INPUTS, TARGETS
+from tiny_runs import Listener, records, tiny_recipe
 
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
@@ -9,8 +10,6 @@ from widthwise.training import train_state
 from widthwise.training.step_statistics import ChoiceMeans, choice_record, dead_scores
 
 MIXTURE = "0: {ffn: {kind: moe, n_experts: 5, top_k: 2, d_expert: 7}}"
-DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
-TOKENS = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
 
 
 def mixed_model():
@@ -22,14 +21,13 @@ def mixed_model():
 def test_a_record_holds_one_number_a_layer_averaged_over_micro_batches():
     model, means = mixed_model(), ChoiceMeans()
     found = []
-    for rows in TOKENS.split([4, 2]):
-        choices = model.loss(rows[:, :-1], rows[:, 1:]).choices
-        found.append(choices)
-        means.add(choices, len(rows))
+    for rows in (slice(4), slice(4, 6)):
+        found.append(model.loss(INPUTS[rows], TARGETS[rows]).choices)
+        means.add(found[-1], len(INPUTS[rows]))
     record = means.record()
     first, second = found
-    for key, name in (("balance_loss", "balance_loss"), ("router_z_loss", "router_z_loss")):
-        expected = (4 * first[0][name] + 2 * second[0][name]) / 6
+    for key in ("balance_loss", "router_z_loss"):
+        expected = (4 * first[0][key] + 2 * second[0][key]) / 6
         assert record[key] == [pytest.approx(expected.item()), None, None]
     load = (4 * first[0]["expert_load"] + 2 * second[0]["expert_load"]) / 6
     assert record["expert_load_max"] == [pytest.approx(load.max().item()), None, None]
@@ -37,24 +35,17 @@ def test_a_record_holds_one_number_a_layer_averaged_over_micro_batches():
     assert record["width_fraction"] == [None, pytest.approx(width.item()), None]
 
 
-def test_a_model_that_chooses_nothing_adds_no_keys(tmp_path):
-    train(tiny_recipe(), tmp_path / "run")
-    keys = {key for record in RunDir(tmp_path / "run").metrics() for key in record}
-    assert not keys & {
-        "width_fraction",
-        "width_price",
-        "score_grad_norm",
-        "balance_loss",
-        "expert_load_max",
-    }
-    result = RunDir(tmp_path / "run").result()
+def test_a_model_that_chooses_nothing_adds_no_keys(finished):
+    keys = {key for record in RunDir(finished).metrics() for key in record}
+    assert not keys & {"width_fraction", "width_price", "score_grad_norm", "balance_loss", "expert_load_max"}
+    result = RunDir(finished).result()
     assert not result.keys() & {"token_widths", "expert_loads"}
     assert result.best_step is None
 
 
 def test_the_norm_of_a_scores_gradient_is_that_of_its_parameters_and_bias():
     model = mixed_model()
-    found = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    found = model.loss(INPUTS, TARGETS)
     found.objective.backward()
     means = ChoiceMeans()
     means.add(found.choices, 6)
@@ -78,12 +69,10 @@ def test_a_dead_score_is_named_once(tmp_path):
 
 def test_training_records_and_result_of_a_mixture(tmp_path):
     train(tiny_recipe(f"model.layers={{{MIXTURE}}}"), tmp_path / "run")
-    run = RunDir(tmp_path / "run")
-    for record in run.metrics():
-        if record["event"] == "train":
-            assert 1 / 5 <= record["expert_load_max"][0] <= 1
-            assert record["expert_load_max"][1:] == [None, None]
-    loads = run.result()["expert_loads"]
+    for record in records(tmp_path / "run", "train"):
+        assert 1 / 5 <= record["expert_load_max"][0] <= 1
+        assert record["expert_load_max"][1:] == [None, None]
+    loads = RunDir(tmp_path / "run").result()["expert_loads"]
     assert sum(loads[0]) == pytest.approx(1)
     assert loads[1:] == [None, None]
     assert len(loads[0]) == 5

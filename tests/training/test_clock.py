@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from tiny_runs import outcome, records, tiny_recipe, unfinished_copy
 
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
@@ -22,11 +22,8 @@ def test_measured_times_are_those_of_a_clock_that_nobody_sets(finished: Path, tm
         train(tiny_recipe(), tmp_path / "run")
     longest = time.perf_counter() - began
     assert outcome(tmp_path / "run") == outcome(finished)
-    result = RunDir(tmp_path / "run").result()
-    assert result is not None
-    assert result.wall_seconds is not None
-    steps = [record["step_seconds"] for record in RunDir(tmp_path / "run").metrics() if record["event"] == "train"]
-    assert 0 < 9 * min(steps) < result.wall_seconds < longest
+    steps = [record["step_seconds"] for record in records(tmp_path / "run", "train")]
+    assert 0 < 9 * min(steps) < RunDir(tmp_path / "run").result().wall_seconds < longest
 
 
 def test_the_newest_checkpoint_is_that_of_the_last_step_whatever_its_time(tmp_path: Path) -> None:

@@ -1,16 +1,15 @@
 """New and old entries that learn at rates of their own."""
 
 import copy
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from growing_runs import APART
-from safetensors.torch import load_file
-from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from boxes import refusal
+from growing_runs import APART, MUON, UNIFORM
+from one_step import INPUTS, TARGETS
+from tiny_runs import resumed_alike, tiny_recipe, unfinished_copy, weights_at
 
-from widthwise.config_io import UserError
 from widthwise.model.decoder import build
 from widthwise.recipe.growth_events import Pace
 from widthwise.recipe.optimizers import set_lr
@@ -20,36 +19,25 @@ from widthwise.runs.conversion import carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import RunCheckpoint
-from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
 from widthwise.training.growth_step import EntryRates
 
+ADAMW = "optimizer={kind: adamw, lr: 0.01}"
 WIDER = "growth=[{at_step: 2, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}}]"
-OPTIMIZERS = ["optimizer={kind: adamw, lr: 0.01}", "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"]
 
 
-def weights_at(run: Path, step: int) -> dict[str, torch.Tensor]:
-    path = next(path for path in checkpoint_paths(run / "checkpoints") if step_of(path) == step)
-    return load_file(path / "model.safetensors")
-
-
-@pytest.mark.parametrize(("overrides", "done"), [(OPTIMIZERS[0], 1), (OPTIMIZERS[1], 1), (OPTIMIZERS[1], 3)])
+@pytest.mark.parametrize(("overrides", "done"), [(ADAMW, 1), (MUON, 1), (MUON, 3)])
 def test_an_entry_moves_as_it_would_if_its_rate_were_that_of_all(overrides: str, done: int) -> None:
     """After two steps of the optimizer, so that it has moments. The weights decay."""
-    recipe = tiny_recipe("model.shape={kind: uniform}", overrides, WIDER)
+    recipe = tiny_recipe(UNIFORM, overrides, WIDER)
     plan, pace = recipe.phases[1].growth.plan, Pace(after_step=10, steps=4, of="new", freeze_steps=2)
     model = build(plan.new, seed=1)
     optimizer = recipe.optimizer.build(model)
 
-    def gradients(model) -> None:
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(257, (2, 18), generator=generator)
-        model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
-
-    for _ in range(2):
-        gradients(model)
-        optimizer.step()
-        optimizer.zero_grad()
-    gradients(model)
+    for n_before in range(3):
+        if n_before:
+            optimizer.step()
+            optimizer.zero_grad()
+        model.loss(INPUTS, TARGETS).objective.backward()
     found = {}
     for factor in {0.0, 1.0, done / 4}:
         other = copy.deepcopy(model)
@@ -115,27 +103,17 @@ def test_a_run_that_was_grown_learns_apart_and_resumes_to_the_bit(apart: Path, t
     for step, stays in ((6, True), (7, False)):
         now = weights_at(tmp_path / "grown", step)["layers.1.ffn.w_up.weight"][:64]
         assert torch.equal(now, old["layers.1.ffn.w_up.weight"]) == stays
-    for step in (5, 7):
-        run = unfinished_copy(tmp_path / "grown", tmp_path / f"from_{step}", step)
-        resume(run)
-        assert outcome(run) == outcome(tmp_path / "grown")
+    resumed_alike(tmp_path / "grown", tmp_path, 5, 7)
 
 
 def test_growths_whose_entries_would_have_rates_of_two_growths_are_refused() -> None:
-    deeper = "at_step: 4, model: {n_layers: 5}"
-    for events, message in (
-        (("at_step: 5, model: {}, freeze_steps: 5",), "growth.0: freeze_steps: got 5; the run has only 4 more steps"),
-        (
-            ("at_step: 2, model: {}, freeze_steps: 3", deeper),
-            "growth.1: comes after step 4; new and old entries of the growth after step 2 learn at rates of their own "
-            "until step 5",
-        ),
-        (("at_step: 2, model: {}, rewarmup_of: new, rewarmup_steps: 3", deeper), "growth.1: comes after step 4;"),
-        (("at_step: 2, model: {}, freeze_steps: 2, rewarmup_steps: 0", deeper), None),
-    ):
-        recipe = tiny_recipe("model.shape={kind: uniform}", f"growth=[{', '.join(f'{{{each}}}' for each in events)}]")
-        if message is None:
-            recipe.check()
-        else:
-            with pytest.raises(UserError, match=re.escape(message)):
-                recipe.check()
+    def check(first: str, *others: str) -> None:
+        tiny_recipe(UNIFORM, f"growth=[{', '.join((first, *others))}]").check()
+
+    deeper = "{at_step: 4, model: {n_layers: 5}}"
+    check("{at_step: 2, model: {}, freeze_steps: 2, rewarmup_steps: 0}", deeper)
+    last = "{at_step: 5, model: {}, freeze_steps: 5}"
+    assert "growth.0: freeze_steps: got 5; the run has only 4 more steps" in refusal(check, last)
+    apart = "growth.1: comes after step 4; new and old entries of the growth after step 2 learn at rates of their own"
+    for options in ("freeze_steps: 3", "rewarmup_of: new, rewarmup_steps: 3"):
+        assert f"{apart} until step 5" in refusal(check, f"{{at_step: 2, model: {{}}, {options}}}", deeper)

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from growing_runs import BUDGET, DEEPER, DYNAMIC, GROWING, TWICE, UNIFORM
-from safetensors.torch import load_file
+from growing_runs import BUDGET, DEEPER, DYNAMIC, GROWING, MUON, TWICE, UNIFORM
+from one_step import INPUTS, TARGETS
 from thinned import hard_but
-from tiny_runs import Listener, outcome, step_config, tiny_recipe, unfinished_copy, without_measurements
+from tiny_runs import Listener, outcome, records, resumed_alike, step_config, tiny_recipe, unfinished_copy, weights_at
 
 from widthwise.model.compiling import compile_layers
-from widthwise.model.decoder import build
+from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.objective import WidthBudgetConfig
+from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
@@ -32,26 +33,31 @@ def grown_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+ModelAndOptimizer = tuple[Decoder, torch.optim.Optimizer]
 FEW = ("muon, bf16", "dynamic", "slots", "experts", "apart", "reset")
 """Kinds of growth that `make test` trains; `make test-hard` trains all."""
 
 
-def grow(model, optimizer, growth, config, seed):
+def stepped(recipe: Recipe, n_steps: int) -> ModelAndOptimizer:
+    """The first model of a run and its optimizer, after some steps."""
+    model = build(recipe.explicit_model, seed=1)
+    optimizer = recipe.optimizer.build(model)
+    for _ in range(n_steps):
+        model.loss(INPUTS, TARGETS).objective.backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def grow(recipe: Recipe, smaller: ModelAndOptimizer, seed: int = 3) -> ModelAndOptimizer:
     """The larger model and its optimizer."""
-    larger = assembled(growth.plan.new, step_config(), ALONE)
-    grown = larger, config.build(larger)
-    growth_step.grow((model, optimizer), grown, growth, seed)
+    larger = assembled(recipe.final_model, step_config(), ALONE)
+    grown = larger, recipe.optimizer_of(recipe.phases[1]).build(larger)
+    growth_step.grow(smaller, grown, recipe.phases[1].growth, seed)
     return grown
 
 
-def records(path: Path, event: str) -> list[dict]:
-    return [record for record in RunDir(path).metrics() if record["event"] == event]
-
-
 @pytest.mark.parametrize("kind", hard_but(FEW, GROWING))
-def test_growth_keeps_the_held_out_loss_and_a_resumed_run_is_bitwise_the_uninterrupted_one(
-    kind: str, tmp_path: Path
-) -> None:
+def test_growth_keeps_the_held_out_loss_and_is_resumed_bitwise(kind: str, tmp_path: Path) -> None:
     train(tiny_recipe(*GROWING[kind]), tmp_path / "whole")
     growths = records(tmp_path / "whole", "growth")
     assert len(growths) in (1, 2)
@@ -59,10 +65,7 @@ def test_growth_keeps_the_held_out_loss_and_a_resumed_run_is_bitwise_the_uninter
         # Sums of fp32 products in another order; in bf16 they are rounded to 8 bits, and tend to agree bitwise.
         assert record["loss_after"] == pytest.approx(record["loss_before"], abs=1e-6)
         assert record["params_after"] > record["params_before"]
-    for step in (4, 6):
-        run = unfinished_copy(tmp_path / "whole", tmp_path / str(step), step)
-        resume(run)
-        assert outcome(run) == outcome(tmp_path / "whole")
+    resumed_alike(tmp_path / "whole", tmp_path, 4, 6)
 
 
 def test_a_kill_around_a_growth_leaves_one_record_of_it(grown_twice: Path, tmp_path: Path) -> None:
@@ -76,23 +79,18 @@ def test_a_kill_around_a_growth_leaves_one_record_of_it(grown_twice: Path, tmp_p
         assert outcome(run) == outcome(grown_twice)
 
 
-def test_what_follows_a_growth_is_that_of_its_step_and_before_it_nothing_differs(finished: Path, grown_twice) -> None:
-    small, grown = (
-        [without_measurements(record) for record in RunDir(path).metrics()] for path in (finished, grown_twice)
-    )
-    assert [record for record in grown if record["step"] <= 4 and record["event"] == "train"] == [
-        record for record in small if record["step"] <= 4
-    ]
+def test_before_a_growth_nothing_differs(finished: Path, grown_twice: Path) -> None:
+    small, grown = (outcome(path)["metrics"] for path in (finished, grown_twice))
+    before = [record for record in small if record["step"] <= 4]
+    assert before == [record for record in grown if record["step"] <= 4 and record["event"] == "train"]
 
 
 def test_the_larger_model_learns(tmp_path: Path) -> None:
     deeper = "growth=[{at_step: 10, model: {n_layers: 5}, rewarmup_steps: 3}]"
     result = train(tiny_recipe(UNIFORM, deeper, "train.steps=40", "train.checkpoint_every=null"), tmp_path / "run")
     assert result["val_loss"] < result["growth"][0]["loss_before"] - 0.3
-    model = load_trained(tmp_path / "run").model
-    added = [model.layers[i] for i, source in enumerate((None, 0, 1, 2, None)) if source is None]
-    assert all(layer.attention.w_o.weight.abs().max() > 0 for layer in added)
-    assert all(layer.ffn.w_down.weight.abs().max() > 0 for layer in added)
+    layers = load_trained(tmp_path / "run").model.layers
+    assert all(matrix.weight.any() for i in (0, 4) for matrix in (layers[i].attention.w_o, layers[i].ffn.w_down))
 
 
 def test_the_result_holds_the_last_model_and_the_compute_of_all(grown_twice: Path) -> None:
@@ -119,36 +117,25 @@ def test_naive_growth_changes_the_loss(tmp_path: Path) -> None:
     assert abs(losses["false"][1] - losses["false"][0]) > 1e-3
 
 
-def test_seeds_draw_other_entries_and_one_seed_the_same(tmp_path: Path) -> None:
+def test_seeds_draw_other_entries_and_one_seed_the_same() -> None:
     recipe = tiny_recipe(UNIFORM, "growth=[{at_step: 4, model: {ffn: {kind: swiglu, ratio: 5}}}]")
-    growth = recipe.phases[1].growth
-    model = build(recipe.explicit_model, seed=1)
-    optimizer = recipe.optimizer.build(model)
-
-    def gate(seed: int) -> torch.Tensor:
-        return grow(model, optimizer, growth, recipe.optimizer, seed)[0].layers[0].ffn.w_gate.weight.detach()
-
-    n_old = recipe.explicit_model.layers[0].ffn.d_ff
-    assert torch.equal(gate(3), gate(3))
-    assert torch.equal(gate(3)[:n_old], gate(4)[:n_old])
-    assert not torch.equal(gate(3)[n_old:], gate(4)[n_old:])
+    smaller, is_new = stepped(recipe, 0), recipe.phases[1].growth.plan.is_new()["layers.0.ffn.w_gate.weight"]
+    first, again, other = (grow(recipe, smaller, seed)[0].layers[0].ffn.w_gate.weight for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert torch.equal(first != other, is_new)
 
 
-@pytest.mark.parametrize("optimizer", ["{kind: adamw, lr: 0.01}", "{kind: muon, lr: 0.02, adamw: {lr: 0.01}}"])
+@pytest.mark.parametrize("optimizer", ["optimizer={kind: adamw, lr: 0.01}", MUON])
 def test_old_entries_keep_their_moments_bit_for_bit(optimizer: str) -> None:
     """Rows are counted by hand: the first d_ff rows of w_gate are the old ones, an added layer starts without state."""
     growth = "growth=[{at_step: 4, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}, layers: [0, null, 1, null, 2]}]"
-    recipe = tiny_recipe(UNIFORM, f"optimizer={optimizer}", growth)
-    model = build(recipe.explicit_model, seed=1)
-    before = recipe.optimizer.build(model)
-    for _ in range(3):
-        model.loss(torch.randint(257, (2, 17)), torch.randint(257, (2, 17))).objective.backward()
-        before.step()
+    recipe = tiny_recipe(UNIFORM, optimizer, growth)
+    model, before = stepped(recipe, 3)
     old = {
         name: {part: value.clone() for part, value in each.items()}
         for name, each in state_by_name(model, before).items()
     }
-    grown, after = grow(model, before, recipe.phases[1].growth, recipe.optimizer_of(recipe.phases[1]), 3)
+    grown, after = grow(recipe, (model, before))
     new = state_by_name(grown, after)
     places = [{part.data_ptr() for parts in each.state.values() for part in parts.values()} for each in (before, after)]
     assert not places[0] & places[1]
@@ -162,24 +149,13 @@ def test_old_entries_keep_their_moments_bit_for_bit(optimizer: str) -> None:
                 assert torch.equal(found[:d_ff] if name.startswith("ffn") and found.dim() else found, value)
     assert all(name in new for name in ("embedding.weight", "head.weight"))
     assert not [name for name in new if name.startswith(("layers.1.", "layers.3."))]
-    rows = new["layers.0.ffn.w_gate.weight"]
-    if "exp_avg" in rows:
-        assert (rows["exp_avg"][d_ff:] == 0).all()
-        mean = old["layers.0.ffn.w_gate.weight"]["exp_avg_sq"].double().mean()
-        assert rows["exp_avg_sq"][d_ff:].double() == pytest.approx(
-            float(mean) * torch.ones(5 * 16 - d_ff, 16), rel=1e-6
-        )
 
 
 @pytest.mark.parametrize("reset", ["none", "new", "all"])
 def test_the_optimizer_forgets_what_the_event_says(reset: str) -> None:
     growth = f"growth=[{{at_step: 4, model: {{ffn: {{kind: swiglu, ratio: 5}}}}, reset: {reset}}}]"
     recipe = tiny_recipe(UNIFORM, growth)
-    model = build(recipe.explicit_model, seed=1)
-    before = recipe.optimizer.build(model)
-    model.loss(torch.randint(257, (2, 17)), torch.randint(257, (2, 17))).objective.backward()
-    before.step()
-    state = state_by_name(*grow(model, before, recipe.phases[1].growth, recipe.optimizer, 3))
+    state = state_by_name(*grow(recipe, stepped(recipe, 1)))
     if reset == "all":
         assert state == {}
     else:
@@ -223,22 +199,18 @@ def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert compiled == [3, 5]
 
 
-PLAIN = "model.ffn={kind: dynamic, min_fraction: 0.25, ratio: 9.0, mask: {kind: none}}"
 AFTERWARDS = (
+    "model.ffn={kind: dynamic, min_fraction: 0.25, ratio: 9.0, mask: {kind: none}}",
     "growth=[{at_step: 4, model: {ffn: {mask: {kind: ste}}}, freeze_steps: 5, rewarmup_steps: 0}]",
     "train.width_budget={target: 0.3, damping: 5.0}",
 )
 CHOICE = ("ffn.score.v.weight", "ffn.score.log_gain.weight", "ffn.bias.weight")
 
 
-def weights_of(run, step):
-    return load_file(run / f"checkpoints/step_{step:08d}/model.safetensors")
-
-
 def test_only_the_scores_of_a_trained_model_learn_what_width_costs(tmp_path):
     run = tmp_path / "run"
-    result = train(tiny_recipe(PLAIN, *AFTERWARDS), run)
-    before, after = weights_of(run, 4), weights_of(run, 9)
+    result = train(tiny_recipe(*AFTERWARDS), run)
+    before, after = weights_at(run, 4), weights_at(run, 9)
     assert {name for name in after if name not in before} == {f"layers.{i}.{name}" for i in range(3) for name in CHOICE}
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
     (growth,) = result.growth

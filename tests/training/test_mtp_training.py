@@ -1,44 +1,27 @@
 """Further heads from the step to the result."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from tiny_runs import step_config, tiny_recipe
+from boxes import refusal
+from growing_runs import SLOTS
+from tiny_runs import tiny_recipe
 from torch.nn.functional import cross_entropy
 
-from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
 from widthwise.model.decoder import build
 from widthwise.model.generate import generate_drafted
+from widthwise.recipe.inspection import inspect_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
-from widthwise.training.objective import Objective
 from widthwise.training.step_statistics import MTPLosses
-from widthwise.training.train_state import optimizer_step
 from widthwise.training.validation import validate
 
-BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
 MTP = "model.mtp={n_depths: 2, coefficient: 0.5, final_coefficient: 0.1}"
-SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
-
-
-def step(model, micro_batch_size):
-    recipe = tiny_recipe().optimizer
-    config = step_config(micro_batch_size, z_loss=0.01)
-    return optimizer_step(model, recipe.build(model), BATCH, Objective(config, model.config, BATCH.device), config)
-
-
-@pytest.mark.parametrize(("overrides", "micro_batch_size"), [((), 4), ((SLOTS,), 1)], ids=["plain", "slots"])
-def test_accumulation_over_any_split_equals_one_batch_with_further_heads(float64, micro_batch_size, overrides):
-    whole, split = (build(tiny_recipe(MTP, *overrides).explicit_model, seed=1, dtype=torch.float64) for _ in range(2))
-    expected, found = step(whole, 6), step(split, micro_batch_size)
-    assert found.mtp_losses.means() == pytest.approx(expected.mtp_losses.means(), rel=1e-12)
-    assert found.loss.item() == pytest.approx(expected.loss.item(), rel=1e-12)
-    for ours, truth in zip(split.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, truth.grad, rtol=1e-9, atol=1e-13)
 
 
 def test_means_weigh_every_asked_position_alike():
@@ -96,8 +79,16 @@ def test_the_heads_learn_and_draft(tmp_path):
     assert counts.n_accepted > 0
 
 
-def test_more_depths_than_a_row_can_ask_are_refused():
-    recipe = tiny_recipe("model.mtp={n_depths: 5}", "seq_len=5")
-    with pytest.raises(UserError, match=r"model\.mtp\.n_depths: got 5; must be less than seq_len = 5"):
-        recipe.check()
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.mtp={n_depths: 5}", "seq_len=5"], "model.mtp.n_depths: got 5; must be less than seq_len = 5"),
+        (["model.positions={n_positions: 16}"], "seq_len: got 17; must be at most model.positions.n_positions = 16"),
+    ],
+)
+def test_rows_too_short_for_the_heads_or_too_long_for_the_positions_are_refused(overrides, message):
+    for recipe in (tiny_recipe(*overrides), tiny_recipe(*overrides).resolved()):
+        for checked in (recipe.check, partial(inspect_recipe, recipe)):
+            assert message in refusal(checked)
+    tiny_recipe("model.positions={n_positions: 17}").check()
     tiny_recipe("model.mtp={n_depths: 4}", "seq_len=5").check()

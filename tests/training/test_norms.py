@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from growing_runs import GROWING
+from growing_runs import SLOTS, UNIFORM
+from one_step import INPUTS, TARGETS, UNCLIPPED, step
 from thinned import every_pair
-from tiny_runs import outcome, step_config, tiny_recipe
+from tiny_runs import outcome, tiny_recipe
 from torch._dynamo.utils import counters
 
 from widthwise.model.compiling import compile_layers
@@ -16,29 +17,20 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training import train_state as train_state_module
-from widthwise.training.objective import Objective
 from widthwise.training.step_statistics import LayerWatch, norms_record
-from widthwise.training.train_state import optimizer_step
 
-BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
 MODELS = {
     "x": (),
-    "slots": ("model.shape={kind: uniform}", "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"),
+    "slots": (UNIFORM, SLOTS),
     "experts": ("model.ffn={kind: moe, n_experts: 4, top_k: 2, d_expert: 16}",),
     "further heads": ("model.mtp={}",),
 }
 
 
-@every_pair(
-    ("micro_batch_size", [2, 6]),
-    ("again", ["none", "layer"]),
-    ("name", MODELS),
-)
+@every_pair(("micro_batch_size", [2, 6]), ("again", ["none", "layer"]), ("name", MODELS))
 def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: str, micro_batch_size: int) -> None:
     """The outputs are seen here by hooks on one pass of the whole batch without gradients."""
-    recipe = tiny_recipe(*MODELS[name])
-    config = step_config(micro_batch_size, batch_size=6, max_grad_norm=1e9)
-    model = build(recipe.explicit_model, seed=1, dtype=torch.float64)
+    model = build(tiny_recipe(*MODELS[name]).explicit_model, seed=1, dtype=torch.float64)
     model.recompute = RECOMPUTE[again]
     outputs: list[float] = []
 
@@ -48,19 +40,19 @@ def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: st
 
     hooks = [layer.register_forward_hook(see) for layer in model.layers]
     with torch.no_grad():
-        model.loss(BATCH[:, :-1], BATCH[:, 1:])
+        model.loss(INPUTS, TARGETS)
     for hook in hooks:
         hook.remove()
     weights = [norm(list(layer.parameters())) for layer in model.layers]
     before = [[parameter.detach().clone() for parameter in layer.parameters()] for layer in model.layers]
     usual = model.recompute
     with LayerWatch(model) as watch:
-        objective = Objective(config, model.config, BATCH.device)
-        found = optimizer_step(model, recipe.optimizer.build(model), BATCH, objective, config, watch=watch)
+        found = step(model, micro_batch_size, options={"watch": watch}, batch_size=6, max_grad_norm=UNCLIPPED)
     assert model.recompute is usual
     assert found.norms is not None
     record = norms_record(found.norms)
-    assert record["grad_norms"] == pytest.approx([norm(grads(layer)) for layer in model.layers], rel=1e-12)
+    gradients = [[each.grad for each in layer.parameters() if each.grad is not None] for layer in model.layers]
+    assert record["grad_norms"] == pytest.approx(list(map(norm, gradients)), rel=1e-12)
     assert record["weight_norms"] == pytest.approx(weights, rel=1e-12)
     moved = [
         norm([now - then for now, then in zip(layer.parameters(), own, strict=True)])
@@ -71,33 +63,8 @@ def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: st
     assert record["output_rms"] == pytest.approx(outputs, rel=1e-12)
 
 
-def grads(layer: torch.nn.Module) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
-
-
 def norm(tensors: list[torch.Tensor]) -> float:
     return float(torch.cat([tensor.detach().flatten() for tensor in tensors]).norm())
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        GROWING["dynamic"],
-        GROWING["slots"],
-        ("train.activation_checkpointing=selective", "train.precision=bf16"),
-    ],
-    ids=["dynamic, grows", "slots, grows", "selective"],
-)
-def test_they_change_no_bit_of_the_run(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    train(tiny_recipe(*overrides), tmp_path / "without")
-    train(tiny_recipe(*overrides, "train.norms_every=2"), tmp_path / "with")
-    found = outcome(tmp_path / "with")
-    norms = [record for record in found["metrics"] if record["event"] == "norms"]
-    assert [record["step"] for record in norms] == [2, 4, 6, 8]
-    recipe = tiny_recipe(*overrides)
-    assert [len(record["grad_norms"]) for record in norms] == [recipe.model_at(n).n_layers for n in (2, 4, 6, 8)]
-    found["metrics"] = [record for record in found["metrics"] if record["event"] != "norms"]
-    assert found == outcome(tmp_path / "without")
 
 
 @pytest.mark.hard

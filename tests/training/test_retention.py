@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 import ranks
-from tiny_runs import Listener, outcome, tiny_recipe
+from tiny_runs import Listener, outcome, records, tiny_recipe
 
 from widthwise.config_io import UserError
-from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.training.checkpoint_folder import Retention, checkpoint_paths, step_of
 
@@ -22,7 +21,7 @@ def kept_steps(path: Path) -> list[int]:
 
 
 def best_of(path: Path, among: set[int]) -> int:
-    losses = {each["step"]: each["loss"] for each in RunDir(path).metrics() if each["event"] == "validation"}
+    losses = {each["step"]: each["loss"] for each in records(path, "validation")}
     return min(among & losses.keys(), key=lambda step: losses[step])
 
 

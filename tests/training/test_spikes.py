@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 from ranks import said_by_script
 from spikes_on_two import CASES, spoil, trained
-from tiny_runs import outcome, tiny_recipe, unfinished_copy, without_measurements
+from tiny_runs import outcome, records, resumed_alike, tiny_recipe, without_measurements
 
 from widthwise.recipe.train_section import SkipSpike
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.result import loss_curve_warnings
-from widthwise.runs.train import resume, train
+from widthwise.runs.train import train
 
 SKIP = "train.on_spike={kind: skip, factor: 4, window_steps: 3, max_skipped: 2}"
-
-
-def records(path: Path, event: str) -> list[dict]:
-    return [record for record in RunDir(path).metrics() if record["event"] == event]
 
 
 def test_a_spike_makes_no_update_and_leaves_all_else_as_it_was(tmp_path: Path, monkeypatch) -> None:
@@ -54,9 +50,7 @@ def test_a_run_that_skips_is_resumed_bitwise(tmp_path: Path, monkeypatch) -> Non
     priced = ("model.ffn={kind: dynamic, ratio: 4}", "train.width_budget={kind: lagrangian, target: 0.6}")
     train(tiny_recipe(SKIP, *priced), tmp_path / "whole")
     assert [record["step"] for record in records(tmp_path / "whole", "skipped")] == [4, 7, 8]
-    for step in (3, 7):
-        resume(unfinished_copy(tmp_path / "whole", tmp_path / str(step), step))
-        assert outcome(tmp_path / str(step)) == outcome(tmp_path / "whole")
+    resumed_alike(tmp_path / "whole", tmp_path, 3, 7)
 
 
 def test_the_first_step_or_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch) -> None:
@@ -67,11 +61,6 @@ def test_the_first_step_or_too_many_in_a_row_stop_the_run(tmp_path: Path, monkey
     spoil(monkeypatch, dict.fromkeys((2, 4, 5, 6, 7), math.nan))
     with pytest.raises(RunFailed, match=r"stopped at step 7 of 9: 3 steps in a row without an update \(train.on_spike"):
         train(tiny_recipe(SKIP, "train.checkpoint_every=null"), tmp_path / "run")
-
-
-def test_without_a_spike_looking_changes_nothing(finished: Path, tmp_path: Path) -> None:
-    train(tiny_recipe(SKIP, "train.on_spike.factor=1000"), tmp_path / "looking")
-    assert outcome(tmp_path / "looking") == outcome(finished)
 
 
 def test_norms_are_compared_with_the_median_of_a_full_window() -> None:
@@ -100,9 +89,10 @@ def test_a_spike_and_a_better_validation_before_cast_doubt_on_the_last_loss(tmp_
         ([], [], []),
     ):
         found = [
-            {"event": "train", "step": 10 * place, "loss": loss} for place, loss in enumerate(train_losses, start=1)
+            {"event": event, "step": spacing * place, "loss": loss}
+            for event, spacing, losses in (("train", 10, train_losses), ("validation", 1, validations))
+            for place, loss in enumerate(losses, start=1)
         ]
-        found += [{"event": "validation", "step": step, "loss": loss} for step, loss in enumerate(validations, start=1)]
         assert loss_curve_warnings(found) == doubts
     wild = ("optimizer.lr=3", "train.log_every=1", "train.validate_every=1", "train.max_loss_rise=1000")
     result = train(tiny_recipe(*wild), tmp_path / "run")

@@ -1,19 +1,15 @@
 import pytest
 import torch
+from dynamic_models import model_of
+from one_step import CPU, DYNAMIC, UNCLIPPED, objective_of, step
 from tiny_runs import step_config, tiny_recipe
 
 from widthwise.config_io import UserError, parse
-from widthwise.model.decoder import build
 from widthwise.recipe.objective import WidthBudgetConfig
-from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
-from widthwise.training.objective import Objective, WidthBudget
-from widthwise.training.train_state import optimizer_step
-
-DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
-CPU = torch.device("cpu")
+from widthwise.training.objective import WidthBudget
 
 
 def budget_of(recipe, **settings):
@@ -66,54 +62,36 @@ def test_damping_adds_to_the_price_while_the_mean_is_above_the_target():
         assert sum(float(fraction.grad.sum()) for fraction in fractions) == pytest.approx(price, abs=1e-9)
 
 
-BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
+def step_of(budget, mask="ste"):
+    model = model_of(f"model.ffn={{kind: dynamic, min_fraction: 0.25, mask: {{kind: {mask}}}}}").double()
+    changes = {"max_grad_norm": UNCLIPPED, "width_budget": budget}
+    objective = objective_of(model, step_config(**changes))
+    objective.load_state([0.4] if budget else [])
+    return model, step(model, objective=objective, **changes)
 
 
-def step_of(budget, micro_batch_size, mask="ste"):
-    recipe = tiny_recipe(f"model.ffn={{kind: dynamic, min_fraction: 0.25, mask: {{kind: {mask}}}}}")
-    model = build(recipe.explicit_model, seed=1, dtype=torch.float64)
-    with torch.no_grad():
-        for layer in model.layers:
-            layer.ffn.score.v.weight.normal_(generator=torch.Generator().manual_seed(2))
-    config = step_config(micro_batch_size, max_grad_norm=1e9, width_budget=budget and budget[0])
-    objective = Objective(config, model.config, CPU)
-    objective.load_state(budget[1] if budget else [])
-    return model, optimizer_step(model, AdamWConfig(lr=0.01).build(model), BATCH, objective, config)
-
-
-PRICED = (WidthBudgetConfig(target=0.5, damping=0.0), [0.4])
-"""A budget, and the price it starts from."""
-
-
-@pytest.mark.parametrize("micro_batch_size", [1, 4])
-def test_a_linear_term_does_not_depend_on_micro_batches(float64, micro_batch_size):
-    (whole, _), (split, _) = step_of(PRICED, 6), step_of(PRICED, micro_batch_size)
-    for (name, one), other in zip(whole.named_parameters(), split.parameters()):
-        torch.testing.assert_close(other.grad, one.grad, rtol=1e-9, atol=1e-13, msg=name)
+BUDGET = WidthBudgetConfig(target=0.5, damping=0.0)
 
 
 def test_the_budget_is_not_part_of_the_reported_loss_but_of_the_gradient():
-    (model, with_budget), (plain, without) = step_of(PRICED, 6), step_of(None, 6)
+    (model, with_budget), (plain, without) = step_of(BUDGET), step_of(None)
     assert with_budget.loss == without.loss
     assert model.layers[0].ffn.bias.weight.grad != plain.layers[0].ffn.bias.weight.grad
 
 
 def test_a_hard_mask_leaves_the_budget_its_gradient():
-    model, _ = step_of(PRICED, 6, mask="hard")
-    plain, _ = step_of(None, 6, mask="hard")
+    (model, _), (plain, _) = step_of(BUDGET, mask="hard"), step_of(None, mask="hard")
     assert all(layer.ffn.bias.weight.grad > 0 for layer in model.layers)
     assert all(not layer.ffn.bias.weight.grad for layer in plain.layers)
 
 
 def test_a_budget_that_cannot_work_is_refused_before_anything_is_written(tmp_path):
-    for overrides, message in (
-        (["train.width_budget={target: 0.5}"], "no layer of the model chooses its width"),
-        (
-            ["train.width_budget={target: 0.5}", "model.ffn={kind: dynamic, mask: {kind: none}}"],
-            "no layer of the model chooses its width",
-        ),
-        ([DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.25}"], r"target: got 0.25; must be above 0.25"),
+    without_choice = "no layer of the model chooses its width"
+    for ffn, target, message in (
+        ("model.ffn={kind: swiglu}", 0.5, without_choice),
+        ("model.ffn={kind: dynamic, mask: {kind: none}}", 0.5, without_choice),
+        (DYNAMIC, 0.25, "target: got 0.25; must be above 0.25"),
     ):
-        with pytest.raises(UserError, match=f"train.width_budget.*{message}"):
-            train(tiny_recipe(*overrides), tmp_path / "run")
+        with pytest.raises(UserError, match=rf"train\.width_budget.*{message}"):
+            train(tiny_recipe(ffn, f"train.width_budget={{target: {target}}}"), tmp_path / "run")
     assert not RunDir(tmp_path / "run").exists
