@@ -3,6 +3,7 @@
 import json
 import signal
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,5 +99,8 @@ def test_a_tracker_holds_what_the_records_hold_also_after_a_stop(name, tmp_path)
         train(tiny_recipe("train.checkpoint_every=null", "train.norms_every=5"), run, observer)
     with tracked(None, [name]) as observer:
         resume(run, observer)
+    latest = time.monotonic() + 20
+    while READERS[name](run) != recorded(run) and time.monotonic() < latest:
+        time.sleep(0.1)  # a program's own process may still be writing
     assert READERS[name](run) == recorded(run)
     assert {event for _, event, _ in recorded(run)} > {"train/loss", "validation/loss", "norms/weight_norms/3"}
