@@ -26,6 +26,7 @@ from widthwise.records.outcome import Outcome, Variant
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 F6, MORE, HALF = "found_6m", "found_6m_more_seeds", "found_6m_half_rate"
+LONGER, TOGETHER, F12, F12_HALF = "found_6m_longer", "found_6m_together", "found_12m", "found_12m_half_rate"
 UNSEEN = ("persuasion.loss", "mill_on_the_floss.loss", "origin_of_species.loss", "bartleby.loss", "networkx.loss")
 E6, E1, SWEEP, FFN, VIRTUAL = "evidence_6m", "evidence_1m", "sweep_shapes", "compare_ffn", "compare_virtual_width"
 GROWTH, RESIZING, HEADS = "compare_growth_2x", "variable_width_table_4_small", "x_heads_d64"
@@ -101,6 +102,10 @@ def tokens(folder: str, name: str, form: str = ".2f") -> str:
     return ci(variant(folder, name).at_equal_loss["val_loss"].tokens_ratio, form)
 
 
+def mean_tokens(folder: str, name: str) -> str:
+    return f"{variant(folder, name).at_equal_loss['val_loss'].tokens_ratio.mean:.2f}"
+
+
 def detail(folder: str, table: str, line: str, column: str) -> float:
     """Return the number of a cell of details.csv, or its share in brackets. table: a part of the name of the table."""
     cells = csv.reader((RESULTS / folder / "details.csv").open())
@@ -148,6 +153,7 @@ def findings() -> Iterator[str]:
         inside_the_models,
         discovered_shapes,
         mean_of_searches,
+        head_start,
     ):
         yield from section()
     for section in (hourglass, dynamic_width, virtual_width, two_questions, growth):
@@ -200,6 +206,32 @@ def five_seeds() -> Estimate:
     return seed_interval([each for folder in (F6, MORE) for each in minus(folder, "mean").per_seed])
 
 
+def head_start() -> Iterator[str]:
+    found, quarters = variant(LONGER, "mean"), (1, 2, 4, 8, 12, 16)
+    for course, form in ((found.gap, "+.3f"), (found.tokens_ratio, ".2f")):
+        means = dict(zip(course["val_loss"].tokens, course["val_loss"].mean))
+        yield row(*(f"{means[at]:{form}}" for n in quarters if (at := n * 61 * 4096) in means))
+    yield listed(seeds_of(minus(LONGER, "mean")))
+    yield listed(seeds_of(minus(LONGER, "mean", of="networkx.loss")))
+    yield f"{listed(seeds_of(minus(F12, 'mean')))}, with {mean_tokens(F12, 'mean')} of the tokens"
+    whole, half = ([per_seed(folder, name)[0] for name in ("uniform", "mean")] for folder in (F12, F12_HALF))
+    yield f"{half[0]:.3f} rather than {whole[0]:.3f}"
+    yield f"{half[1]:.3f} rather than {whole[1]:.3f}"
+    yield f"{min(whole[1], half[1]) - min(whole[0], half[0]):+.3f} apart"
+    for name in ("mean", "virtual-2-3", "mean-virtual-2-3", "dynamic", "mean-dynamic"):
+        seeds = " and ".join(seeds_of(minus(TOGETHER, name)))
+        costs = (ratio(TOGETHER, name, of) for of in ("flops", "kv_bytes", "activation_bytes"))
+        yield row(seeds, mean_tokens(TOGETHER, name), *costs)
+    gains = {
+        name: per_seed(TOGETHER, name)
+        for name in ("uniform", "mean", "virtual-2-3", "mean-virtual-2-3", "mean-dynamic")
+    }
+    pairs = list(zip(*gains.values()))
+    yield " and ".join(f"{both - min(found, virtual):+.3f}" for _, found, virtual, both, _ in pairs)
+    yield " and ".join(f"{found + virtual - 2 * uniform:+.3f}" for uniform, found, virtual, _, _ in pairs)
+    yield " and ".join(f"{chosen - found:+.3f}" for _, found, _, _, chosen in pairs)
+
+
 def sizes_and_tokens() -> Iterator[str]:
     folders, names = (f"{E1}_short", E1, f"{E6}_short", E6), ("grown", "virtual-2-3", "hourglass")
     yield f"whose losses are {listed(loss(folder, 'uniform') for folder in folders)}:"
@@ -217,7 +249,7 @@ def sizes_and_tokens() -> Iterator[str]:
     saved = [f"{100 * (1 - by_line(folder, 'grown')):.0f}" for folder in folders]
     yield "saves {} and then {} percent of the tokens at 1.0M parameters, and {} and then {} percent".format(*saved)
     yield f"gives {listed(f'{by_line(E1, name):.2f}' for name in names)} of the tokens for the grown shape,"
-    yield listed(tokens(E1, name).partition(" ")[0] for name in names)
+    yield listed(mean_tokens(E1, name) for name in names)
 
 
 def variable_width() -> Iterator[str]:
