@@ -219,17 +219,13 @@ def head_start() -> Iterator[str]:
     yield f"{half[1]:.3f} rather than {whole[1]:.3f}"
     yield f"{min(whole[1], half[1]) - min(whole[0], half[0]):+.3f} apart"
     for name in ("mean", "virtual-2-3", "mean-virtual-2-3", "dynamic", "mean-dynamic"):
-        seeds = " and ".join(seeds_of(minus(TOGETHER, name)))
         costs = (ratio(TOGETHER, name, of) for of in ("flops", "kv_bytes", "activation_bytes"))
-        yield row(seeds, mean_tokens(TOGETHER, name), *costs)
-    gains = {
-        name: per_seed(TOGETHER, name)
-        for name in ("uniform", "mean", "virtual-2-3", "mean-virtual-2-3", "mean-dynamic")
-    }
-    pairs = list(zip(*gains.values()))
-    yield " and ".join(f"{both - min(found, virtual):+.3f}" for _, found, virtual, both, _ in pairs)
-    yield " and ".join(f"{found + virtual - 2 * uniform:+.3f}" for uniform, found, virtual, _, _ in pairs)
-    yield " and ".join(f"{chosen - found:+.3f}" for _, found, _, _, chosen in pairs)
+        yield row(listed(seeds_of(minus(TOGETHER, name))), mean_tokens(TOGETHER, name), *costs)
+    combined = ("mean", "virtual-2-3", "mean-virtual-2-3", "mean-dynamic")
+    seeds = list(zip(*(minus(TOGETHER, name).per_seed for name in combined)))
+    yield listed(f"{both - min(shape, virtual):+.3f}" for shape, virtual, both, _ in seeds)
+    yield listed(f"{shape + virtual:+.3f}" for shape, virtual, _, _ in seeds)
+    yield listed(f"{chosen - shape:+.3f}" for shape, _, _, chosen in seeds)
 
 
 def sizes_and_tokens() -> Iterator[str]:

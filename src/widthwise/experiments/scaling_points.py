@@ -108,7 +108,7 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
         raise UserError(f"fit: found no finished model; {'; '.join(left_out)}")
     if baseline is not None:
         check_one_of("--baseline", baseline, groups)
-    if baseline is None and len(baselines) == 1:
+    elif len(baselines) == 1:
         baseline = next((name for name in groups if name in baselines), None)
     curves = (CurveGroup(name, tuple(sorted(own, key=lambda point: point.x))) for name, own in groups.items())
     return FitData(axes, tuple(curves), baseline, tuple(left_out))

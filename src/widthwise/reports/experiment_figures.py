@@ -94,16 +94,17 @@ def part_figure(variants: Sequence[Variant]) -> Figure:
 
 def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     """Return costs relative to the baseline, one row per quantity. None where there is only the baseline."""
+    pairs = outcome.compared
     rows: list[dict[str, Any]] = [
         {"name": clean(variant.name), "quantity": each.bare_title, "ratio": value}
         for each in QUANTITIES
         if each.has_ratio and not each.is_loss
-        for variant, other in outcome.compared
+        for variant, other in pairs
         if (value := each.ratio(variant, other)) is not None
     ]
     if not rows:
         return None
-    own = {variant.name: looks[variant.name] for variant, _ in outcome.compared}
+    own = {variant.name: looks[variant.name] for variant, _ in pairs}
     baseline = shorten(outcome.baseline_words or "", 30)
     points = charts.chart(rows).mark_point()
     points = points.encode(

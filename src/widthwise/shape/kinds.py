@@ -200,8 +200,8 @@ class CurveShape(DrawnShape):
 
 
 class FoundShape(DrawnShape):
-    """The mean of twelve searches at 0.66M parameters, on books and on Python source: a head start, which long training
-    uses up; see docs/findings.md.
+    """The mean of twelve searches at 0.66M parameters, on books and on Python source: a head start in training; see
+    docs/findings.md.
 
     Hidden units in the first quarter of the depth, heads in the last one, the stream narrowest behind the first layer.
     """
