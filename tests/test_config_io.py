@@ -236,6 +236,17 @@ def of_fields(config: type[Config]) -> dict[str, str]:
     return {name: text for name, text in attribute_docs(config).items() if name in config.model_fields}
 
 
+@pytest.mark.parametrize(
+    ("section", "data", "expected"),
+    [
+        (ModelTemplate, {"ngrams": {"max_n": 3}}, r"ngrams: unknown key; embeddings of n-grams were removed; .* mtp"),
+    ],
+)
+def test_what_was_removed_is_refused_with_what_to_use(section, data, expected):
+    with pytest.raises(UserError, match=rf"^recipe: {expected}[^;]*$"):
+        parse(section, data)
+
+
 def test_a_field_declared_anew_leaves_the_docstring_of_the_base_and_a_class_without_source_has_none():
     assert of_fields(Derived) == {"kept": "A field of the base.", "own": "Two\nlines."}
     namespace = {"Config": Config}

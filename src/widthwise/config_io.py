@@ -92,7 +92,7 @@ class Config(pydantic.BaseModel):
         unknown = [key for key in data if key not in cls.model_fields]
         if unknown:
             hint = nearest_hint(str(unknown[0]), cls.model_fields)
-            if "kind" not in data or hint.startswith("did you mean"):
+            if "kind" not in data or not hint.startswith("allowed: "):
                 raise _unknown_key(unknown[0], hint)
             # Often the key belongs to the kind that its section had before an override named another.
             more = ", ..." if any(field.is_required() for field in cls.model_fields.values()) else ""
@@ -181,8 +181,16 @@ def _unknown_key(key: Any, hint: str, of: str = "", replacement: str = "") -> Py
     return PydanticCustomError("unknown_key", "{text}", context)
 
 
+REMOVED = {
+    "ngrams": "embeddings of n-grams were removed; a larger vocab_size or mtp is the nearest",
+}
+"""Keys, options and kinds that earlier commits had, with what to use instead."""
+
+
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:
-    """ "did you mean 'd_ff'?" where a valid name is near, else the list of valid names."""
+    """ "did you mean 'd_ff'?" where a valid name is near, else the list of valid names; REMOVED comes first."""
+    if name in REMOVED:
+        return REMOVED[name]
     names = [str(item) for item in allowed]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(sorted(names))}"

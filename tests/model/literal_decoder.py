@@ -196,24 +196,9 @@ def sublayers(layer, sizes):
     )
 
 
-def ngrams(model: Decoder, text: Tensor, i: int) -> Tensor:
-    """The rows of the n-grams that end in token i; before the text stands a token that is in no vocabulary."""
-    total = 0
-    for n, table in enumerate(model.ngrams.tables, start=2):
-        found = [int(text[i - j]) if i >= j else model.config.vocab_size for j in range(n)]
-        number = sum(token * 1_103_515_245**j for j, token in enumerate(found)) % (2**31 - 1)
-        total = total + table.weight[number % len(table.weight)]
-    return total
-
-
 def rows(model: Decoder, tokens: Tensor) -> Tensor:
     """What enters the stream: rows of the tables, times the multiplier, and those of the positions."""
-    found = model.embedding.weight[tokens]
-    if model.ngrams is not None:
-        found = found + torch.stack(
-            [torch.stack([ngrams(model, text, i) for i in range(len(text))]) for text in tokens]
-        )
-    found = found * model.config.embedding_multiplier
+    found = model.embedding.weight[tokens] * model.config.embedding_multiplier
     return found if model.positions is None else found + model.positions.weight[: tokens.shape[1]]
 
 

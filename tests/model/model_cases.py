@@ -70,7 +70,6 @@ VARIANTS = {
     "layer_norm_hourglass": {"norm": {"kind": "layer"}, "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5}},
     "layer_norm_moe": {"norm": {"kind": "layer"}, "ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "ratio": 0.5}},
     "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "d_ff": 11}},
-    "ngrams": {"ngrams": {"max_n": 4, "n_rows": 23}},
     "learned_positions": {"positions": {"n_positions": 19}, "tie_embeddings": True},
     "gpt2": {
         "attention": {"rope_base": None, "bias": True, "out_bias": True},
@@ -160,7 +159,7 @@ CASES = [*zip(cycle(("x", "zigzag", "diamond")), VARIANTS), *(("uniform", name) 
 
 _OF_EVERY_KIND = {
     "gqa", "qk_norm_with_divisors", "biases", "values_of_other_sizes_unrotated", "frequencies",
-    "layer_norm_reordered", "layer_norm_moe", "scaled_by_depth_hourglass", "released_recipe", "gpt2", "ngrams",
+    "layer_norm_reordered", "layer_norm_moe", "scaled_by_depth_hourglass", "released_recipe", "gpt2",
     "hourglass_shared_weights", "moe_reordered", "dynamic", "one_layer_changed", "further_heads", "slots_tied",
     "slots_static_padded", "slots_mixed_at_both_ends", "slots_layer_norm_mlp", "slots_further_heads",
     "slots_dynamic", "wide_attention", "hourglass_ungated", "2_of_4_layer_norm", "2_of_6_in_turn",

@@ -50,7 +50,6 @@ def test_cached_decoding_equals_the_full_forward_in_pieces_of_any_length(shape, 
         ("slots_mixed_at_both_ends", [2, 6]),
         ("learned_positions", [7]),
         ("gpt2", [7, 1, 1]),
-        ("ngrams", [2, 1, 3, 1, 2]),
         ("slots_layer_norm_mlp", [4, 5]),
     ],
 )

@@ -19,7 +19,7 @@ LENGTHS = [[4, 1, 8], [13], [7, 6]]
 """Tokens of the documents in each row; the last document goes on behind the row."""
 TOLD = Boundaries(EOS, masks=True, resets=True)
 KINDS = (
-    "qk_norm_all_heads", "values_of_other_sizes", "unrotated", "frequencies", "learned_positions", "ngrams", "gpt2",
+    "qk_norm_all_heads", "values_of_other_sizes", "unrotated", "frequencies", "learned_positions", "gpt2",
     "hourglass", "moe", "dynamic", "reordered",
     "further_heads", "slots_layer_norm_mlp", "slots_further_heads", "2_of_3",
 )  # fmt: skip

@@ -185,8 +185,6 @@ def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
     yield "embedding.weight", c
     if model.positions is not None:
         yield "positions.weight", c
-    for i in range(model.n_tokens_before):
-        yield f"ngrams.tables.{i}.weight", c
     for i, layer in enumerate(model.layers):
         for part in ("attention", "ffn"):
             name, sublayer = f"layers.{i}.{part}", layer.get_submodule(part)

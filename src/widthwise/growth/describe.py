@@ -41,8 +41,6 @@ def expansions(plan: GrowthPlan) -> list[str]:
     n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
     if n_after != n_before:
         lines.append(f"learned positions: {n_before} -> {n_after}" + ("" if n_before else ", 0 at first"))
-    if new.ngrams is not None and old.ngrams is None:
-        lines.append(f"n-grams of up to {new.ngrams.max_n} tokens: tables of {new.ngrams.n_rows} rows, 0 at first")
     if new.mtp is not None and old.mtp is None:
         n = new.mtp.n_depths
         lines.append(f"further heads: {n} added, which the model does not read (multi-token prediction)")

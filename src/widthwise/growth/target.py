@@ -50,8 +50,6 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
     must_stay(("tie_embeddings",), old, wanted)
     may_be_added("positions", old.positions, wanted.positions)
-    if old.ngrams is not None:
-        must_stay(("ngrams",), old, wanted)  # other rows would be other n-grams; where there were none, new ones are 0
     may_be_added("mtp", old.mtp, wanted.mtp)
     # Of norms that are scaled by depth a kept layer keeps its factor, though another number of layers may come before.
     before, after = (

@@ -81,8 +81,6 @@ class Widthwise(Architecture):
 
     def check(self, config: ModelConfig) -> None:
         """Raise UserError for components that `modeling_widthwise` lacks, such as those of a plugin."""
-        if config.ngrams is not None:
-            raise UserError("ngrams: cannot be exported; no format has embeddings of n-grams yet")
         kinds = [("residual.kind", config.residual.kind, RESIDUALS)]
         kinds += [(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS) for name, layer in config.named_layers()]
         for path, kind, known in kinds:

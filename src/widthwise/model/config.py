@@ -7,7 +7,7 @@ import pydantic
 
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
+from widthwise.model.input_tables import LearnedPositionsConfig
 from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
@@ -43,8 +43,6 @@ class ModelConfig(Config):
     """Coordinates the final norm covers: d_model, or the last layer's width as in the paper's release."""
     mtp: MTPConfig | None = None
     """Further heads that predict later tokens."""
-    ngrams: NGramsConfig | None = None
-    """Hashed n-grams, added to the embedding; null: none."""
     positions: LearnedPositionsConfig | None = None
     """Learned positions, added to the embedding; null: none, rotary positions alone."""
     tie_embeddings: bool = False
@@ -135,8 +133,6 @@ class ModelConfig(Config):
         residual, d_model = self.residual, self.d_model
         n_columns = residual.embedding_width(d_model)
         embedding = vector(self.vocab_size * n_columns) + residual.entry_cost(d_model)
-        if self.ngrams is not None:
-            embedding += self.ngrams.cost(n_columns)
         if self.positions is not None:
             embedding += self.positions.cost(n_columns)
         head = self.head_cost.shared() if self.tie_embeddings else self.head_cost
@@ -255,7 +251,7 @@ def part_of(name: str) -> str:
     first, *inside = name.split(".")
     if first in ("head", "mtp"):
         return first
-    if first in ("embedding", "ngrams", "positions", "entry"):
+    if first in ("embedding", "positions", "entry"):
         return "embedding"
     if first == "exit":
         return "norm" if inside[0] == "norm" else "residual"

@@ -154,7 +154,6 @@ class KVCache:
         self.has_padding = False
         device = tensor_options.get("device")
         self.is_real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=device)
-        self.tokens = torch.zeros(batch_size, capacity, dtype=torch.long, device=device)
 
     def check_room(self, batch_size: int, n_tokens: int) -> None:
         """Raises ValueError where that many more tokens of that many texts do not fit."""
@@ -166,14 +165,6 @@ class KVCache:
     def seen(self) -> Tensor | None:
         """bool (B, length): which of the tokens seen so far are real; None: all, which is known without a look."""
         return self.is_real[:, : self.length] if self.has_padding and self.length else None
-
-    def last_tokens(self, n: int) -> Tensor:
-        """integers (B, n): the last n tokens that were remembered, or as many as there are."""
-        return self.tokens[:, max(0, self.length - n) : self.length]
-
-    def remember(self, tokens: Tensor) -> None:
-        """Keeps the ids of the tokens just written, integers (B, n_tokens), before they are counted as seen."""
-        self.tokens[:, self.length : self.length + tokens.shape[1]] = tokens
 
     def advance(self, n_tokens: int, is_real: Tensor | None = None) -> None:
         """Counts the tokens just written as seen. is_real: bool (B, n_tokens), False on padding; None: all are real."""
@@ -189,7 +180,6 @@ class KVCache:
         for own, layer in zip(self.layers, found.layers):
             for before, after in ((own.keys, layer.keys), (own.values, layer.values)):
                 after.narrow(2, 0, self.length).copy_(before.narrow(2, 0, self.length).repeat_interleave(counts, dim=0))
-        found.remember(self.last_tokens(self.length).repeat_interleave(counts, dim=0))
         found.advance(self.length, self.seen if self.seen is None else self.seen.repeat_interleave(counts, dim=0))
         return found
 

@@ -14,7 +14,7 @@ from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import CacheShape, Choices, KVCache, PassContext, all_real, padding_documents
 from widthwise.model.initial_weights import initial_weights
-from widthwise.model.input_tables_module import LearnedPositions, NGrams
+from widthwise.model.input_tables_module import LearnedPositions
 from widthwise.model.layer import LayerConfig
 from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
@@ -54,7 +54,6 @@ class Decoder(nn.Module):
         residual, d_model = config.residual, config.d_model
         n_columns = residual.embedding_width(d_model)
         self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
-        self.ngrams = None if config.ngrams is None else NGrams(config.ngrams, config.vocab_size, n_columns)
         self.positions = None if config.positions is None else LearnedPositions(config.positions, n_columns)
         self.entry = residual.build_entry(d_model)
         layers = enumerate(zip(config.layers, config.widths_before))
@@ -94,28 +93,12 @@ class Decoder(nn.Module):
         for parameter, weight in initial_weights(self, seed):
             put(parameter, weight)
 
-    @property
-    def n_tokens_before(self) -> int:
-        """Number of earlier tokens that the embedding of a token depends on."""
-        return 0 if self.ngrams is None else self.ngrams.config.max_n - 1
-
-    def embed(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        before: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Stream:
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
 
-        positions: integers (B or 1, T), None: from 0 on. They matter to learned positions only. before: integers (B,
-        P), the last tokens before these, n_tokens_before of them or all there are; documents: integers (B, S), of the
-        last S >= P + T tokens, None: all are of one. These two matter to n-grams only.
+        positions: integers (B or 1, T), None: from 0 on. They matter to learned positions only.
         """
-        rows = self.embedding(tokens)
-        if self.ngrams is not None:
-            rows = rows + self.ngrams(tokens, before, documents)
-        rows = rows * self.config.embedding_multiplier
+        rows = self.embedding(tokens) * self.config.embedding_multiplier
         if self.positions is not None:
             places = torch.arange(tokens.shape[1], device=tokens.device)[None] if positions is None else positions
             rows = rows + self.positions(places)
@@ -143,11 +126,9 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.check_room(*tokens.shape)
         context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
-        before = None if cache is None else cache.last_tokens(self.n_tokens_before)
-        entered = self.embed(tokens, context.positions, before, context.documents)
+        entered = self.embed(tokens, context.positions)
         stream, _ = self._run_layers(entered, context, cache, see)
         if cache is not None:
-            cache.remember(tokens)
             cache.advance(tokens.shape[1], is_real)
         return stream
 
@@ -190,7 +171,7 @@ class Decoder(nn.Module):
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
-        entered = self.embed(tokens, context.positions, documents=context.documents)
+        entered = self.embed(tokens, context.positions)
         aims, distances = () if teacher is None else teacher.states, list[Tensor]()
 
         def compare(layer: int, stream: Stream) -> None:
@@ -239,17 +220,17 @@ class Decoder(nn.Module):
         """The stream in the form that further heads read, (B, T, n_slots, slot_width)."""
         return self.config.residual.to_slots(stream, self.config.d_model)
 
-    def mtp_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache, before: Tensor | None = None) -> Tensor:
+    def mtp_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache) -> Tensor:
         """The slots of depth k for tokens that continue the cache of the depths, which is not advanced.
 
         slots: (B, T, n_slots, slot_width) of depth k - 1, where depth 0 is the model; tokens: integers (B, T), k places
-        after those positions; before: see `embed`.
+        after those positions.
         """
         assert self.config.mtp is not None
         context = self._context(tokens, (self.config.mtp.layer,), cache)
         first = cache.length + k
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
-        later = self.slots(self.embed(tokens, places, before))
+        later = self.slots(self.embed(tokens, places))
         found, _ = self.depths[k - 1](slots, later, context, cache.layers[k - 1])
         return found
 

@@ -202,8 +202,7 @@ class Drafter:
         kept = slots if self._slots is None else torch.cat((self._slots, slots), dim=1)
         slots = kept
         for k in range(1, n_drafts + 1):
-            before = tokens[:, max(0, start + k - model.n_tokens_before) : start + k]
-            slots = model.mtp_slots(k, slots, tokens[:, start + k : stop + k], self._cache, before)
+            slots = model.mtp_slots(k, slots, tokens[:, start + k : stop + k], self._cache)
             logits = model.logits(model.depths[k - 1].hidden(slots[:, -1:]))
             tokens[:, stop + k] = logits[:, -1].argmax(dim=-1)
         n_certain = max(0, n_known - len(model.depths) - start)

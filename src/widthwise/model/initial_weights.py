@@ -55,8 +55,7 @@ def initial_weights(model: "Decoder", seed: int) -> Iterator[tuple[nn.Parameter,
     One at a time, so that no process needs room for them all. The model may still be without memory.
     """
     config, init = model.config, model.config.init
-    tables = () if model.ngrams is None else model.ngrams.tables
-    ends = (model.embedding, None if config.tie_embeddings else model.head, model.positions, *tables)
+    ends = (model.embedding, None if config.tie_embeddings else model.head, model.positions)
     stds = [(module, init.std) for module in ends if module is not None]
     widths = {layer: own.d_model for own, layer in zip(config.layers, model.layers)}
     for part in (*model.layers, model.entry, model.exit, *model.mtp):

@@ -13,7 +13,7 @@ from widthwise.model.attention import AttentionTemplate
 from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
-from widthwise.model.input_tables import LearnedPositionsConfig, NGramsConfig
+from widthwise.model.input_tables import LearnedPositionsConfig
 from widthwise.model.layer import LayerConfig, MTPConfig, MTPOptions
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormKind, Placement
 from widthwise.model.residual import ResidualTemplate
@@ -65,8 +65,6 @@ class ModelTemplate(Config):
     norm: NormTemplate = NormTemplate()
     mtp: MTPOptions | None = None
     """Further heads for later tokens, each with a layer of width d_model."""
-    ngrams: NGramsConfig | None = None
-    """Embeddings of hashed n-grams, added to those of the tokens."""
     positions: LearnedPositionsConfig | None = None
     """Learned positions, added to the embedding."""
     tie_embeddings: bool = False
