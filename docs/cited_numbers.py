@@ -377,7 +377,7 @@ def hourglass() -> Iterator[str]:
 
 
 def dynamic_width() -> Iterator[str]:
-    narrow, blocks = "distilled_narrow", "dynamic_hourglass_small"
+    narrow = "distilled_narrow"
     yield from (d(FFN, "dynamic"), asked(FFN, "dynamic"))
     yield from (mean(FFN, f"dynamic-{control}", "dynamic", form=".3f") for control in ("const", "random"))
     for name in ("distilled", "only_distilled", "alone"):
@@ -398,12 +398,6 @@ def dynamic_width() -> Iterator[str]:
     correlations = [layer["correlation"]["spearman"] for each in oracles for layer in each["layers"]]
     yield f"lie between {min(correlations):.2f} and {max(correlations):.2f} by layer."
     yield from (f"{trained['chosen'] - trained['oracle']:.2f}", f"{afterwards['shuffled'] - afterwards['chosen']:.3f}")
-    yield f"| learned choice, with {asked(blocks, 'dynamic')} of the blocks, against |"
-    for other in (None, "two_blocks", "random"):
-        estimate = minus(blocks, "dynamic", other)
-        yield row(ci(estimate), ", ".join(seeds_of(estimate)))
-    yield f"passes {of_layers(blocks)[0]} of its blocks and the last four a third,"
-    yield f"{detail(blocks, '', 'share of the variance between tokens', 'dynamic'):.2f} of the variance"
 
 
 def virtual_width() -> Iterator[str]:
@@ -545,7 +539,7 @@ GIVEN = {
         the paper has 0.40 of the tokens · 3.131 + 5.821 N^-0.629 · by more than 0.006 ·
         slope -0.00685, intercept 1.6212 and R² 0.9986 · 77.6% of the FLOPs for its 77.8% ·
         85.07% of the width for its 85.1% · it is 74.4% · budget 0.6 · peak width, 1.5; · 0.75 of the depth and 0.3 of ·
-        of 0.2, 0.4 and 0.8, · four blocks at 0.4 · two blocks (0.50) · numbers of blocks (0.50) · std 0.06 ·
+        of 0.2, 0.4 and 0.8, · four blocks at 0.4 · std 0.06 ·
         std 0.042 · an effect of 0.02 · (0.14 instead of 0.5) · spent 0.5832 · 0.6071 (FLOPs) · 0.6071429 · spent 0.6 ·
         left 0.2 to 1.1 percent · equal within 0.01 percent · 0.002 is the best of three""",
     "docs/results.md": """

@@ -237,14 +237,18 @@ def of_fields(config: type[Config]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("section", "data", "expected"),
+    ("change", "expected"),
     [
-        (ModelTemplate, {"ngrams": {"max_n": 3}}, r"ngrams: unknown key; embeddings of n-grams were removed; .* mtp"),
+        ("model.ngrams={max_n: 3}", "model.ngrams: unknown key; embeddings of n-grams were removed; .* mtp"),
+        (
+            "model.ffn={kind: dynamic_hourglass}",
+            "model.ffn.kind: got 'dynamic_hourglass', .* was removed; use hourglass",
+        ),
     ],
 )
-def test_what_was_removed_is_refused_with_what_to_use(section, data, expected):
-    with pytest.raises(UserError, match=rf"^recipe: {expected}[^;]*$"):
-        parse(section, data)
+def test_what_was_removed_is_refused_with_what_to_use(change, expected):
+    with pytest.raises(UserError, match=expected):
+        tiny_recipe(change)
 
 
 def test_a_field_declared_anew_leaves_the_docstring_of_the_base_and_a_class_without_source_has_none():

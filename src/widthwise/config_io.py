@@ -183,6 +183,7 @@ def _unknown_key(key: Any, hint: str, of: str = "", replacement: str = "") -> Py
 
 REMOVED = {
     "ngrams": "embeddings of n-grams were removed; a larger vocab_size or mtp is the nearest",
+    "dynamic_hourglass": "feed-forward dynamic_hourglass was removed; use hourglass with fewer blocks, or dynamic",
 }
 """Keys, options and kinds that earlier commits had, with what to use instead."""
 

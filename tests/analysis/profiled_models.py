@@ -16,7 +16,6 @@ from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import parse
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
 from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
@@ -48,10 +47,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "virtual_hourglass": {"residual": {**SLOTS, "n_slots": 6}, "ffn": {**HOURGLASS, "n_blocks": 2}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 3, "n_shared_experts": 2}},
     "dynamic": {"ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5, "execution": "sliced"}},
-    "dynamic_hourglass": {"ffn": {**HOURGLASS, "kind": "dynamic_hourglass", "min_fraction": 0.1, "start": 0.8}},
-    "soft_dynamic_hourglass": {
-        "ffn": {**HOURGLASS, "kind": "dynamic_hourglass", "norm": "shared", "mask": {"kind": "soft"}}
-    },
     "virtual": {"residual": {**SLOTS, "n_slots": 6}},
     "virtual_padded": {"residual": {**SLOTS, "n_slots": 6, "embedding": "pad"}},
 }
@@ -235,8 +230,8 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
 def literal_blocks(ffn: Hourglass, x: Tensor, context: Any) -> list[tuple[Tensor, Tensor]]:
     """Of each block its activations, and what it and the blocks before it add to the stream x, (B, T, d_model)."""
     found, h = [], ffn.norm(x)
-    for block, mask in zip(ffn.blocks, literal_block_masks(ffn, x, context)):
-        activations, update = gated(block, block.norm.before(h)) * mask, block(h, context)[0] * mask
+    for block in ffn.blocks:
+        activations, update = gated(block, block.norm.before(h)), block(h, context)[0]
         h = torch.cat((h[..., : update.shape[-1]] + update, h[..., update.shape[-1] :]), dim=-1)
         found.append((activations, h - ffn.norm(x)))
     return found
@@ -245,18 +240,6 @@ def literal_blocks(ffn: Hourglass, x: Tensor, context: Any) -> list[tuple[Tensor
 def literal_block_sums(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
     """What is added behind each block but the last of an hourglass."""
     return [added for _, added in literal_blocks(ffn, x, context)[:-1]] if isinstance(ffn, Hourglass) else []
-
-
-def literal_block_masks(ffn: Hourglass, x: Tensor, context: Any) -> list[Tensor]:
-    """For every block (B, T, 1), or ones: how much of its update tokens take."""
-    if not isinstance(ffn, DynamicHourglass):
-        return [torch.ones(1)] * len(ffn.blocks)
-    config, read = ffn.config, ffn.blocks[0].norm.before(ffn.norm(x))
-    level = torch.sigmoid(ffn.score(ffn.score.source(read, x, context)) + ffn.bias())
-    width = config.n_blocks * (config.min_fraction + (1 - config.min_fraction) * level)[..., None]
-    if config.mask.kind == "soft":
-        return [torch.sigmoid(width - (k + 0.5)) for k in range(config.n_blocks)]  # of temperature 1
-    return [(width > k + 0.5).to(x.dtype) for k in range(config.n_blocks)]
 
 
 def _routed(ffn: MoE, x: Tensor) -> Tensor:

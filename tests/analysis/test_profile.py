@@ -147,7 +147,7 @@ def test_compiled_layers_show_the_same_and_stay_compiled():
     assert_compiled_layers_show_the_same(model_of("uniform"), windows_of(2), summary)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "moe", "dynamic_hourglass"])
+@pytest.mark.parametrize("name", ["dynamic", "moe"])
 def test_the_model_is_left_as_it_was_even_after_an_error(name, monkeypatch):
     model = model_of(name, torch.float32)
     profile = Profile(DecoderSubject(model), OPTIONS)

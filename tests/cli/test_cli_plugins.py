@@ -69,7 +69,7 @@ def test_a_run_is_refused_where_its_plugin_is_missing(run: str, refused, monkeyp
     uninstall()
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(INSTALLED)])
     before = sorted(Path().rglob("*"))
-    message = "ffn.kind: got 'leaky', which is not registered; allowed: dynamic, dynamic_hourglass, hourglass"
+    message = "ffn.kind: got 'leaky', which is not registered; allowed: dynamic, hourglass, "
     for arguments in (("resume", run), ("train", "gated.yaml", "--out", "other")):
         assert message in refused(*arguments)
     assert sorted(Path().rglob("*")) == before

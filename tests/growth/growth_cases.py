@@ -70,7 +70,6 @@ SILU_MLP = {"kind": "mlp", "d_ff": 11, "activation": "silu"}
 BIASED = {"attention": {"bias": True, "out_bias": True}, "ffn": {**SILU_MLP, "bias": True}}
 BLOCKS = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 10}
 CHOSEN = {"kind": "dynamic", "d_ff": 10, "start": 0.7, "min_fraction": 0.25}
-CHOSEN_BLOCKS = {**BLOCKS, "kind": "dynamic_hourglass", "start": 0.7, "min_fraction": 0.25}
 NARROW = {"n_layers": 3, "shape": {"kind": "explicit", "widths": [16, 8, 12]}}
 
 

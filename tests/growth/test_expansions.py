@@ -10,7 +10,6 @@ from applied_plans import applied
 from growth_cases import (
     BLOCKS,
     CHOSEN,
-    CHOSEN_BLOCKS,
     EXPANSIONS,
     SEQ_LEN,
     SILU_MLP,
@@ -51,14 +50,7 @@ CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dynamic": ({}, {"ffn": CHOSEN}),
     "dynamic, wider, by a network": ({}, {"ffn": {**CHOSEN, "d_ff": 13, **BY_NETWORK}}),
     "dynamic, by token": ({}, {"ffn": {**CHOSEN, "score": {"kind": "token", "vocab_size": 17}}}),
-    "dynamic hourglass": ({"ffn": BLOCKS}, {"ffn": CHOSEN_BLOCKS}),
-    "dynamic hourglass, wider, with another block": (
-        {"ffn": {**BLOCKS, "n_blocks": 2}},
-        {"ffn": {**CHOSEN_BLOCKS, "d_hidden": 13, **BY_NETWORK}},
-    ),
-    "dynamic hourglass of a swiglu": ({}, {"ffn": CHOSEN_BLOCKS}),
     "dynamic, that begins to choose": ({"ffn": CHOSEN | UNMASKED}, {"ffn": MASKED}),
-    "blocks, that begin to be chosen": ({"ffn": CHOSEN_BLOCKS | UNMASKED}, {"ffn": MASKED}),
     "biases of attention": ({"attention": GQA}, {"attention": {"bias": True, "out_bias": True}}),
     "biases of an mlp": ({"ffn": SILU_MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),
     "learned positions": ({"tie_embeddings": True}, {"positions": {"n_positions": 6}}),

@@ -57,16 +57,6 @@ OPTIONS = {
         {"d_ff": 7, "score": {"kind": "const"}, "mask": {"kind": "soft"}},
         {"multiple_of": 8, "mask": {"kind": "none"}},
     ],
-    "dynamic_hourglass": [  # with random weights some tokens pass every block, or it would have no gradient
-        {"min_fraction": 0.85},
-        {"ratio": 0.5, "multiple_of": 8, "mask": {"kind": "soft"}, "min_fraction": 0.0, "start": 0.6},
-        {"d_hidden": 7, "n_blocks": 1, "score": {"kind": "mlp"}, "min_fraction": 0.0},
-        {"d_hidden": 7, "n_blocks": 3, "share_weights": True, "score": {"kind": "rms_mean"}, "min_fraction": 0.8},
-        {"d_hidden": 7, "n_blocks": 2, "norm": "shared", "mask": {"kind": "linear_ramp"}, "start": 0.5},
-        {"d_hidden": 57, "n_blocks": 2, "gated": False, "activation": "relu", "norm": "none", "min_fraction": 0.8},
-        {"d_hidden": 7, "n_blocks": 2, "activation": "gelu_tanh", "mask": {"kind": "anneal"}},
-        {"d_hidden": 7, "n_blocks": 3, "block_multiplier": 0.5, "mask": {"kind": "none"}},
-    ],
 }
 NORMS_AND_SIZES = [
     *(("pre", "rms", 63, 41), ("reordered", "rms", 63, 63), ("pre", "layer", 63, 41), ("reordered", "layer", 63, 41)),

@@ -16,7 +16,6 @@ from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import FeedForward
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
 from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.moe_module import MoE
 from widthwise.model.ffn.width_choice_module import WidthChoosing
@@ -81,8 +80,6 @@ def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Itera
             see(block, activations)
 
     with ExitStack() as stack:
-        if isinstance(ffn, DynamicHourglass):
-            see = stack.enter_context(_times_masks(ffn, see))
         for name, module in ffn.named_modules():
             if isinstance(module, MoE):
                 stack.enter_context(module.w_router.register_forward_hook(partial(see_router, module)))
@@ -115,21 +112,6 @@ def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _times_masks(ffn: DynamicHourglass, see: Callable[[int, Tensor], None]) -> Iterator[Callable[[int, Tensor], None]]:
-    """Yield a `see` for all units of the blocks, which calls `see` with the units that a token leaves out set to 0."""
-    units: list[tuple[int, Tensor]] = []
-
-    def leave(module: Any, args: Any, output: Any) -> None:
-        masks = ffn.block_masks(output[1]["width_fraction"], args[1].progress).flatten(0, 1)
-        for block, activations in units:
-            see(block, activations * masks[:, block, None])
-        units.clear()
-
-    with ffn.register_forward_hook(leave):
-        yield lambda block, activations: units.append((block, activations))
-
-
-@contextmanager
 def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> Iterator[None]:
     """Call see(block, stream) in a pass of the layer, for each block of an hourglass but the last, from 0 on.
 
@@ -147,21 +129,16 @@ def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> It
         outputs.append(output)
 
     def leave(module: Any, args: Any, output: Any) -> None:
-        x, context = args
-        masks = torch.ones(len(ffn.stack), device=x.device)
-        if isinstance(ffn, DynamicHourglass):
-            masks = ffn.block_masks(output[1]["width_fraction"], context.progress)
-        stream, total = before.pop(), torch.zeros_like(x)
+        stream, x = before.pop(), args[0]
+        total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
         for place, block in enumerate(ffn.stack[:-1]):
-            total = total + masks[..., place, None] * block.norm.after(outputs[place])
+            total = total + block.norm.after(outputs[place])
             # Each from a read of its own, because a write may use up what its read kept.
             see(place, site.write(read(stream)[1], total[..., : ffn.d_out]))
         outputs.clear()
 
     with ExitStack() as stack:
         stack.enter_context(watched_reads(site, before.append))
-        if isinstance(ffn, DynamicHourglass):
-            stack.enter_context(ffn.unskipped())
         for down in {block.w_down for block in ffn.stack}:  # blocks can share it
             stack.enter_context(down.register_forward_hook(see_down))
         stack.enter_context(ffn.register_forward_hook(leave))

@@ -100,11 +100,6 @@ class NormSite:
         stream = Cost(activation_elements=d_read)
         return self.config.cost(d_write, is_read=False) + stream if place.is_after else stream
 
-    @property
-    def keeps_update(self) -> bool:
-        """True if the norm makes autograd keep the sublayer's update, which nothing else reads."""
-        return PLACEMENTS[self.placement].is_after and self.config.keeps_output
-
     def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
         """The site of a part of that sublayer that writes d_part coordinates and has its norm at `placement`.
 

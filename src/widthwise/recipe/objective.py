@@ -43,8 +43,8 @@ class WidthBudgetConfig(Config):
         """Raises UserError where the model has no width to choose, or cannot be as narrow as the target."""
         if not chooses_width(model):
             raise UserError(
-                "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' and "
-                "'dynamic_hourglass' do, with a mask and min_fraction below 1"
+                "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' do, "
+                "with a mask and min_fraction below 1"
             )
         layers = dynamic_layers(model)
         least = sum(map(mul, flops_shares(layers), (layer.narrowest for layer in layers)))
@@ -88,8 +88,8 @@ class NestedConfig(Config):
         layers = dynamic_layers(model)
         if not layers or forced_fractions(layers, self.n_widths)[0] == 1:
             raise UserError(
-                "train.nested: no layer of the model has more than one width; only ffn.kind 'dynamic' and "
-                "'dynamic_hourglass' with min_fraction below 1 do"
+                "train.nested: no layer of the model has more than one width; only ffn.kind 'dynamic' with "
+                "min_fraction below 1 has"
             )
 
 

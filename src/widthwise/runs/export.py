@@ -20,7 +20,6 @@ from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.decoder import blueprint
 from widthwise.model.ffn.dynamic import DynamicConfig
-from widthwise.model.ffn.dynamic_hourglass import DynamicHourglassConfig
 from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.mlp import MLPConfig
@@ -180,7 +179,6 @@ FEED_FORWARDS: Mapping[type[FFNConfig], str] = {
     MLPConfig: "plain feed-forwards",
     HourglassConfig: "hourglass feed-forwards",
     DynamicConfig: "dynamic-width feed-forwards, which choose for each token how much of their width it uses",
-    DynamicHourglassConfig: "hourglass feed-forwards, which choose for each token how many of their blocks it passes",
     MoEConfig: "mixtures of experts as feed-forwards (MoE)",
 }
 

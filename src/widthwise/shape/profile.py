@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.ffn.hourglass import StackTemplate
+from widthwise.model.ffn.hourglass import HourglassTemplate
 from widthwise.model.ffn.interface import FFNTemplate, HiddenWidthTemplate
 from widthwise.model.layer import LayerConfig
 from widthwise.records.discovery import LayerSizes
@@ -63,7 +63,7 @@ def with_blocks(ffns: Sequence[FFNTemplate], factors: np.ndarray) -> list[FFNTem
     """
     found = list[FFNTemplate]()
     for ffn, factor in zip(ffns, factors, strict=True):
-        if not isinstance(ffn, StackTemplate):
+        if not isinstance(ffn, HourglassTemplate):
             raise ValueError(f"shape.blocks: feed-forward kind {ffn.kind!r} has no blocks for a curve")
         found.append(ffn.model_copy(update={"n_blocks": max(1, round(ffn.n_blocks * float(factor)))}))
     return found

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from widthwise.model.ffn import dynamic, dynamic_hourglass, hourglass, mlp, moe, swiglu  # noqa: F401  (imported to be registered)
+from widthwise.model.ffn import dynamic, hourglass, mlp, moe, swiglu  # noqa: F401  (imported to be registered)
 from widthwise.model.ffn.interface import FEED_FORWARDS, FFNConfig, register_ffn
 from widthwise.model.ffn.interface import FFNTemplate as _FFNTemplate
 

@@ -27,7 +27,6 @@ class DynamicConfig(WidthChoosingConfig):
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
-    counted_by, units_are, unchosen = "d_ff", "units", SwiGLUConfig
     module = "widthwise.model.ffn.dynamic_module:DynamicWidth"
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width

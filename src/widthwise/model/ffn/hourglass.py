@@ -3,7 +3,6 @@
 Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471, equations 3 to 5.
 """
 
-from abc import ABC
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import ClassVar, Literal, Self
@@ -56,9 +55,11 @@ class BlockOptions(Config):
         return recomputed + Cost(activation_elements=(N_KEPT[self.activation] - 1) * d_hidden)
 
 
-class StackConfig(BlockOptions, FFNConfig, ABC):
-    """One layer's stack of blocks."""
+class HourglassConfig(BlockOptions, FFNConfig):
+    """n_blocks times h = h + block(norm(h)); the update is the sum of what the blocks add."""
 
+    module = "widthwise.model.ffn.hourglass_module:Hourglass"
+    kind: Literal["hourglass"] = "hourglass"
     kept = KEPT_OF_BLOCKS
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     n_blocks: NBlocks
@@ -149,22 +150,16 @@ class StackConfig(BlockOptions, FFNConfig, ABC):
                 yield f"feed-forward block {place} {before} -> {after} hidden units (MLP expansion)"
 
 
-class HourglassConfig(StackConfig):
-    """n_blocks times h = h + block(norm(h)); the update is the sum of what the blocks add."""
-
-    module = "widthwise.model.ffn.hourglass_module:Hourglass"
-    kind: Literal["hourglass"] = "hourglass"
-
-
 def _with_shared_weights(costs: list[Cost]) -> Cost:
     """The sum of the blocks' costs, with their common parameters counted once."""
     total = sum(costs, Cost())
     return total + vector(costs[0].params - total.params)
 
 
-class StackTemplate(BlockOptions, HiddenWidthTemplate, ABC):
-    """A stack of blocks for a layer of any width; usually d_hidden = 0.4 d_model."""
+class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
+    """An hourglass for a layer of any width; usually d_hidden = 0.4 d_model."""
 
+    kind: Literal["hourglass"] = "hourglass"
     hidden_key = "d_hidden"
     usual_ratio = 0.4
     n_blocks: NBlocks = 4
@@ -178,12 +173,6 @@ class StackTemplate(BlockOptions, HiddenWidthTemplate, ABC):
         if self.share_weights:
             return _with_shared_weights([inner] * self.n_blocks)
         return sum([inner] * (self.n_blocks - 1), last)
-
-
-class HourglassTemplate(StackTemplate):
-    """An hourglass for a layer of any width."""
-
-    kind: Literal["hourglass"] = "hourglass"
 
     def at_width(self, d_model: int) -> HourglassConfig:
         d_hidden = self.whole_hidden(d_model)

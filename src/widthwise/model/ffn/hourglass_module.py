@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from widthwise.model.axes import Linear
 from widthwise.model.context import Choices, FeedForward, PassContext
-from widthwise.model.ffn.hourglass import BlockOptions, StackConfig
+from widthwise.model.ffn.hourglass import BlockOptions, HourglassConfig
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
 from widthwise.model.ffn.swiglu import SwiGLUConfig
@@ -40,7 +40,7 @@ def build_block(form: BlockOptions, d_model: int, d_hidden: int, d_out: int, nor
 class Hourglass(FeedForward):
     """Adds up its blocks' updates itself; the layer adds their sum to the stream once."""
 
-    def __init__(self, config: StackConfig, d_model: int, d_out: int, norm: NormSite):
+    def __init__(self, config: HourglassConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
         shared, own = config.norm_sites(d_model, d_out, norm)

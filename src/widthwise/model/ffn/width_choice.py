@@ -1,7 +1,6 @@
 """Choice of a token's width, in feed-forwards where the score of a token says how many units it uses.
 
-A width, a centre or a temperature is measured in units: hidden units of a `dynamic` feed-forward, blocks of a
-`dynamic_hourglass`.
+A width, a centre or a temperature is measured in hidden units.
 """
 
 import warnings
@@ -16,6 +15,7 @@ from pydantic import Field
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.width_mask import AnyWidthMask, StraightThroughMaskConfig
 from widthwise.model.kinds import must_stay
 from widthwise.sizes import VocabSize, Width
@@ -183,18 +183,11 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
     """One layer's feed-forward with that choice."""
 
     active_at_start = ("score", "bias", "mask")
-    counted_by: ClassVar[str]
-    """The field that says how many units there are."""
-    units_are: ClassVar[str]
-    """Name of the units in sentences."""
-    unchosen: ClassVar[type[FFNConfig]]
-    """The feed-forward that computes the same where every token uses all units."""
 
     @pydantic.model_validator(mode="after")
     def _check_mask(self) -> Self:
         if self.mask != self.mask.at_width(self.full_width):
-            name = self.counted_by
-            raise ValueError(f"mask.temperature: is required where {name} is given for one layer; {name} / 32 is usual")
+            raise ValueError("mask.temperature: is required where d_ff is given for one layer; d_ff / 32 is usual")
         return self
 
     @property
@@ -225,8 +218,8 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
         return self.mask.has_width and not old.mask.has_width
 
     def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
-        start = f"every token with all {self.units_are} at first (conversion)"
-        if isinstance(old, self.unchosen):
+        start = "every token with all units at first (conversion)"
+        if isinstance(old, SwiGLUConfig):
             yield f"feed-forward {old.kind} -> {self.kind}, {start}"
         elif isinstance(old, WidthChoosingConfig) and self.begins_to_choose(old):
             yield f"mask {old.mask.kind} -> {self.mask.kind}, {start}"
