@@ -184,6 +184,8 @@ def _unknown_key(key: Any, hint: str, of: str = "", replacement: str = "") -> Py
 REMOVED = {
     "ngrams": "embeddings of n-grams were removed; a larger vocab_size or mtp is the nearest",
     "dynamic_hourglass": "feed-forward dynamic_hourglass was removed; use hourglass with fewer blocks, or dynamic",
+    "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
+    "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
 }
 """Keys, options and kinds that earlier commits had, with what to use instead."""
 

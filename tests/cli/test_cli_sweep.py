@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from widthwise.run_dir import RunDir
-
 TINY = ("model.d_model=16", "model.n_layers=2", "train.steps=2", "train.validation_tokens=48")
 
 
@@ -66,21 +64,11 @@ def test_when_all_points_fail_the_exit_code_says_so(sweep, widthwise, answer, tm
 SEARCH = ("--over", "optimizer.lr=0.002", "--seed", 3, "--sampler", "random", "--trials", 1)
 
 
-def test_the_password_of_a_storage_is_not_shown(sweep, widthwise, tmp_path: Path) -> None:
-    storage = "postgresql://u:hush@127.0.0.1:1/d?connect_timeout=2"
-    code, out, error = widthwise(*sweep, *SEARCH, "--out", tmp_path / "out", "--storage", storage)
-    assert code == 2
-    assert error.splitlines()[-1].startswith("error: --storage: postgresql+psycopg://u:***@127.0.0.1:1/d: ")
-    assert "hush" not in out + error
-
-
-def test_the_storage_can_be_named_by_the_environment(sweep, succeeds, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("WIDTHWISE_STORAGE", f"sqlite:///{tmp_path / 'mine.db'}")
-    succeeds(*sweep, *SEARCH, "--out", tmp_path / "out")
-    assert (tmp_path / "mine.db").is_file()
-    assert RunDir(tmp_path / "out" / "runs" / "0.002-seed3").result()
-    _, error = succeeds(*sweep, "--over", "optimizer.lr=0.002", "--seed", 3, "--out", tmp_path / "out")
-    assert "this sweep chooses no points" in error
+@pytest.mark.parametrize("option", ["--storage", "--study"])
+def test_an_option_that_was_removed_is_refused_with_what_to_use(sweep, refused, option: str) -> None:
+    assert refused(*sweep, *SEARCH, option, "x").startswith(
+        f"error: {option}: was removed; a search keeps its study in"
+    )
 
 
 @pytest.fixture

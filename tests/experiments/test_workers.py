@@ -3,19 +3,20 @@
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
-import postgres_server
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from ranks import command_in, launched, said_by_script
 from tiny_sweeps import recipe_file
 
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.running import run_experiment
+from widthwise.experiments.study import STUDY_FILE
 from widthwise.experiments.sweep import read_sweep
 from widthwise.run_dir import RunDir
 
@@ -41,17 +42,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe_file(tmp_path_factory.mktemp("recipe"), compare=compare)
 
 
-@pytest.fixture
-def postgres() -> Iterator[str]:
-    """The address of a database on a real PostgreSQL server."""
-    if reason := postgres_server.missing():
-        pytest.skip(reason)
-    with postgres_server.running_server() as url:
-        yield url
-
-
-def run_workers(recipe: Path, folder: Path, *kill_after: str, storage: str = "none") -> list[int]:
-    (said,) = said_by_script(1, SCRIPT, recipe, folder, storage, *kill_after, folder=recipe.parent)
+def run_workers(recipe: Path, folder: Path, *kill_after: str) -> list[int]:
+    (said,) = said_by_script(1, SCRIPT, recipe, folder, *kill_after, folder=recipe.parent)
     return json.loads(said.splitlines()[-1])
 
 
@@ -99,21 +91,18 @@ def test_after_many_kills_every_run_is_there_once_and_as_if_nothing_had_been(tmp
     check_as_alone(tmp_path / "shared", read_sweep(path))
 
 
-def test_workers_of_a_search_choose_every_point_once(tmp_path: Path, postgres: str) -> None:
-    """On an empty database and on a file; the point of the one that is killed is taken over with its values."""
+def test_workers_of_a_search_choose_every_point_once(tmp_path: Path) -> None:
+    """The point of the one that is killed is taken over with its values."""
     section = {
         "over": {"optimizer.lr": {"low": 0.001, "high": 0.1, "log": True}},
         "seeds": [4],
         "search": {"sampler": "random", "n_trials": 4},
     }
-    path = recipe_file(tmp_path, section)
-    for name, storage in (("file", "none"), ("database", postgres)):
-        folder = tmp_path / name
-        assert run_workers(path, folder, "6,0", storage=storage) == [signal.SIGKILL, 0]
-        check_as_alone(folder, read_sweep(path))
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        assert not [path for path in files if b"secret" in path.read_bytes()]  # the password of the server
-    trials = optuna.load_study(study_name="tiny", storage=postgres).trials
+    path, folder = recipe_file(tmp_path, section), tmp_path / "shared"
+    assert run_workers(path, folder, "6,0") == [signal.SIGKILL, 0]
+    check_as_alone(folder, read_sweep(path))
+    storage = JournalStorage(JournalFileBackend(str(folder / STUDY_FILE)))
+    trials = optuna.load_study(study_name="tiny", storage=storage).trials
     assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 4}
 
 

@@ -1,9 +1,9 @@
 """Workers of one experiment in processes of their own, some of which are killed; run by test_workers.py.
 
-workers.py RECIPE FOLDER STORAGE KILL...    workers of the sweep or comparison of a recipe: each KILL is one, killed
-                                            with SIGKILL after so many training steps, 0: not killed, and behind its
-                                            first step it waits for the end of those that are; those of "6,0" begin at
-                                            once, the next KILL after their end. STORAGE: of a search, or "none"
+workers.py RECIPE FOLDER KILL...    workers of the sweep or comparison of a recipe: each KILL is one, killed with
+                                    SIGKILL after so many training steps, 0: not killed, and behind its first step it
+                                    waits for the end of those that are; those of "6,0" begin at once, the next KILL
+                                    after their end
 
 Prints a line of JSON: the signal that ended each, 0 for none. They are forked so that importing torch is paid once.
 """
@@ -52,15 +52,15 @@ class Survivor(SilentObserver):
 Work = Callable[[Observer], object]
 
 
-def work_of(recipe: Path, folder: Path, storage: str) -> Work:
+def work_of(recipe: Path, folder: Path) -> Work:
     """What a worker of the recipe's experiment does; its corpus is made here, for all of them."""
     if "compare" in read_recipe(recipe):
         comparison = read_plan([recipe])
         open_data(comparison.reference.data)
         return lambda observer: run_experiment(comparison, folder, "widthwise compare", observer)
-    sweep, url = read_sweep(recipe), None if storage == "none" else storage
+    sweep = read_sweep(recipe)
     open_data(sweep.reference.data)
-    return lambda observer: run_experiment(sweep, folder, "widthwise sweep", observer, storage_url=url)
+    return lambda observer: run_experiment(sweep, folder, "widthwise sweep", observer)
 
 
 def worker(work: Work, n_steps: int, pipe: tuple[int, int]) -> int:
@@ -87,9 +87,9 @@ def exit_signal(process: int) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # a killed process loses nothing that it has handed to the system
-    shared = work_of(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    shared = work_of(Path(sys.argv[1]), Path(sys.argv[2]))
     signals = []
-    for together in sys.argv[4:]:
+    for together in sys.argv[3:]:
         ends = os.pipe()
         workers = [worker(shared, int(n_steps), ends) for n_steps in together.split(",")]
         os.close(ends[1])

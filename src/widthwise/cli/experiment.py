@@ -151,13 +151,10 @@ def run_and_report(
     as_json: bool,
     training: TrainingOptions,
     waits: bool = True,
-    storage: str | None = None,
-    study: str | None = None,
 ) -> None:
     """Train the runs of an experiment, show their progress, and print the result.
 
-    waits: until others have finished the runs they hold. storage, study: as `sweep` takes them. Raises RunFailed where
-    all points failed.
+    waits: until others have finished the runs they hold. Raises RunFailed where all points failed.
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
@@ -179,9 +176,7 @@ def run_and_report(
         for line in (*plan.tuning_lines, amount, *plan.adjustment_lines):
             observer.message(line)
         try:
-            found = run_experiment(
-                plan, folder, command_line(), observer, at_a_time, waits, storage_url=storage, study_name=study
-            )
+            found = run_experiment(plan, folder, command_line(), observer, at_a_time, waits)
         except HeldElsewhere as left:
             observer.message(str(left))
             return

@@ -12,7 +12,7 @@ from widthwise.cli import convert, data, design, experiment, look, paper, plan, 
 from widthwise.cli.options import Command, with_options
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.terminal import remark, say
-from widthwise.config_io import UserError
+from widthwise.config_io import REMOVED, UserError
 from widthwise.reports.formats import printable
 from widthwise.run_dir import RunFailed
 from widthwise.training.launch import Interrupted, is_silent, n_launched
@@ -82,7 +82,10 @@ def main() -> None:
         _leave(error, 2)
     except typer.TyperException as error:
         # A mistake in the arguments; without a message the help has been printed in its place.
+        option = getattr(error, "option_name", None)
         message = error.format_message().replace("Value error, ", "")
+        if option in REMOVED:
+            message = f"{option}: {REMOVED[option]}"
         _leave(UserError(message), 2) if message else sys.exit(2)
     except RunFailed as error:
         _leave(error, 1)

@@ -18,7 +18,7 @@ from widthwise.cli.experiment import (
 )
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import shown_progress
-from widthwise.cli.terminal import progress_console, remark, say_result
+from widthwise.cli.terminal import progress_console, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import clean
@@ -42,10 +42,6 @@ class SearchOptions(Config):
     """Sampler of the points; default: grid, or tpe with --trials."""
     trials: PositiveInt | None = None
     """Points of a search, not counting the baseline."""
-    storage: Annotated[str | None, typer.Option(envvar="WIDTHWISE_STORAGE", show_envvar=True)] = None
-    """Database for the study, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the folder."""
-    study: str | None = None
-    """Name of the study in the database; default: RECIPE."""
 
 
 class LadderOptions(Config):
@@ -135,13 +131,11 @@ def sweep(
             return
     else:
         plan = read_sweep(recipe, overrides or (), changes)
-    if (search.storage or search.study) and plan.space is None:
-        remark("--storage and --study are of a search; this sweep chooses no points, and needs neither")
     if options.dry_run:
         show_workload(plan, as_json)
         return
     folder = options.out or Path("runs") / plan.title
-    run_and_report(plan, folder, as_json, training, not training.worker, search.storage, search.study)
+    run_and_report(plan, folder, as_json, training, not training.worker)
 
 
 class FitOptions(Config):

@@ -13,7 +13,7 @@ from widthwise.experiments.equal_loss import validations_of
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.outcome import SeedRuns, check_same_data, variant_of, windows
 from widthwise.experiments.statistics import fit_trend, paired_mean, verdict
-from widthwise.experiments.study import Study
+from widthwise.experiments.study import STUDY_FILE, Study
 from widthwise.experiments.sweep import SweepConfig
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Trend, Variant
@@ -72,7 +72,7 @@ class Findings:
         states = [point.state for point in points]
         search = self._plan.section.search if isinstance(self._plan.section, SweepConfig) else None
         return StudyRecord(
-            storage="" if self._study is None else self._study.storage,
+            storage="" if self._study is None else STUDY_FILE,
             sampler="grid" if search is None else search.sampler,
             n_points=self._plan.n_points,
             n_finished=states.count("finished"),

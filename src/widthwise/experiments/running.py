@@ -17,7 +17,7 @@ from widthwise.experiments.findings import Findings
 from widthwise.experiments.jobs import Jobs, ProcessGroup, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
 from widthwise.experiments.scheduler import RunWork, Schedule, train_all
-from widthwise.experiments.study import StorageAway, Study
+from widthwise.experiments.study import Study
 from widthwise.experiments.tuning import TUNING
 from widthwise.files import missing_folders, remove_unused, write_first
 from widthwise.recipe.recipe import Recipe, saved_recipe
@@ -46,16 +46,13 @@ def run_experiment(
     observer: Observer | None = None,
     jobs: Jobs | None = None,
     waits: bool = True,
-    storage_url: str | None = None,
-    study_name: str | None = None,
 ) -> Outcome:
     """Train the runs that have not finished, and write outcome.json: of a sweep after each point.
 
     command: how it is repeated, for the report; this process's command line where not given. jobs: how many runs are
     trained here at a time. Several processes, also on other machines, may call this for one folder: they divide the
     runs. waits: for the runs of others; else HeldElsewhere is raised if some are left when there is nothing more to
-    begin. storage_url, study_name: of a search, a database that Optuna can use and the study in it; default: a file in
-    the folder.
+    begin.
 
     Returns the record. A run that fails stops a comparison, and is kept with the reason in a sweep; finished runs are
     not repeated. Raises UserError for a mistake, also if finished runs saw different data from the present, as after an
@@ -85,7 +82,7 @@ def run_experiment(
     def work() -> Outcome:
         if at_a_time.n > 1 or plan.axes is not None or plan.tune is not None:
             group.check_data(plan.reference, shown)
-        study = None if plan.space is None else ending.enter_context(Study(plan, folder, storage_url, study_name))
+        study = None if plan.space is None else ending.enter_context(Study(plan, folder))
         settled = plan.settled(choose)
         if plan.tune is not None:
             _write_planned(settled, folder, command)
@@ -234,7 +231,7 @@ class _ExperimentSchedule(Schedule):
         self.write()
 
     def failed(self, run: Run, error: BaseException) -> None:
-        is_of_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, (StorageAway, RankLocalError))
+        is_of_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, RankLocalError)
         # A finished run that is refused is one of another recipe, whose result would stand for this point's.
         if self._plan.axes is None or not is_of_point or RunDir(run.path).has_result:
             raise error
