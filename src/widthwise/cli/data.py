@@ -197,5 +197,10 @@ def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
             f"note: only {splits.held_out.n_tokens:,} tokens are held out; hold out more (--held-out), or cut the text "
             "into smaller documents (--document-bytes)"
         )
+    if splits.held_out.n_bytes != splits.held_out.n_token_bytes and not as_json:
+        say(
+            f"note: the tokenizer changes the text: held-out tokens decode to {splits.held_out.n_token_bytes:,} bytes, "
+            f"their text has {splits.held_out.n_bytes:,}; bits per byte count the bytes of the text"
+        )
     if (kept := manifest.held_out_from) is not None and not as_json:
         say(f"held out: {', '.join(kept.sources)}; documents left out of training as equal to one: {kept.n_left_out:,}")

@@ -94,6 +94,11 @@ class PreparedData:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
 
+    @property
+    def bytes_per_token_byte(self) -> float:
+        """Bytes of held-out text for each byte of its decoded tokens."""
+        return self.manifest.splits.held_out.bytes_per_token_byte
+
     def check_tokenizer(self, own: Tokenizer) -> None:
         """Raises UserError if the tokenizer of a run is not the one that made the data."""
         if self.tokenizer.id != own.id:
@@ -259,7 +264,7 @@ def adopt(
         )
 
     def fill(folder: Path) -> None:
-        splits = Splits(**{name: _checked(tokens, known, progress) for name, tokens in files.items()})
+        splits = Splits(**{name: counted(tokens, known, progress) for name, tokens in files.items()})
         for name, tokens in files.items():
             for path_of in (bin_path, idx_path):
                 _bring(path_of(tokens.prefix), path_of(folder / name), progress)
@@ -277,7 +282,7 @@ def adopt(
     return assemble(out, fill)
 
 
-def _checked(tokens: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
+def counted(tokens: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
     """The counts of a token file, after reading all of it."""
     if tokens.n_tokens == 0:
         raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens")
