@@ -19,6 +19,8 @@ from widthwise.config_io import Config, UserError, refusing
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
+MAX_POINTER_BYTES, LFS_POINTER = 1024, b"version https://git-lfs"
+"""Size and beginning of the text that Git LFS has in place of a file."""
 HASHED_BYTES_AT_ONCE = 2**22
 HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 """This host, part of the name of a process: machines and containers that share a folder number their own."""
@@ -33,18 +35,41 @@ def reading(path: Path, most: int | None = None) -> Iterator[None]:
 
 
 def check_plain_file(path: Path, most: int | None = None) -> None:
-    """Raises UserError for a folder, a pipe or device, from which reading may never end, and more than `most` bytes."""
-    if path.exists() and not path.is_file():
+    """Raises UserError for what is no plain file, for more than `most` bytes, and for a pointer of Git LFS.
+
+    From a folder, a pipe or a device reading may never end; nor from a file of the kernel, such as /proc/kmsg, which
+    has 0 bytes and holds some.
+    """
+    if not path.exists():
+        return  # opening it says why
+    if not path.is_file():
         raise UserError(f"{path}: is not a plain file")
-    if most is not None and (n_bytes := path.stat().st_size) > most:
+    n_bytes = path.stat().st_size
+    if most is not None and n_bytes > most:
         raise UserError(f"{path}: has {n_bytes:,} bytes; allowed: up to {most:,}")
+    if n_bytes > MAX_POINTER_BYTES:
+        return
+    with refusing(f"{path}: cannot be read", OSError), open(path, "rb", buffering=0, opener=_without_waiting) as file:
+        beginning = file.read(len(LFS_POINTER))
+        n_bytes = os.fstat(file.fileno()).st_size  # it may have grown
+    if beginning != b"" and n_bytes == 0:
+        raise UserError(f"{path}: is not a plain file")
+    if beginning == LFS_POINTER:
+        raise UserError(f"{path}: is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """The text of a file. Raises UserError where it is missing, unreadable or not UTF-8, and as `check_plain_file`."""
+    """The text of a file, without a byte order mark.
+
+    Raises UserError where it is missing, unreadable or not UTF-8, and as `check_plain_file`.
+    """
     try:
         with reading(Path(path), most):
-            return Path(path).read_text(encoding="utf-8")
+            return Path(path).read_text(encoding="utf-8-sig")
     except UserError:
         raise
     except UnicodeDecodeError:
@@ -107,6 +132,8 @@ def _inside(name: str) -> str:
     return name
 
 
+PathText = Annotated[str, pydantic.Field(min_length=1)]
+"""A path as it was written. An empty one would mean the working folder."""
 PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
 """The name of another file in a manifest: a path that stays inside the manifest's own folder."""
 
