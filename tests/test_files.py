@@ -72,6 +72,17 @@ class TestWriteAtomic:
         write_atomic(tmp_path / "file", "x")
         assert order == ["fsync", "replace", "fsync"]
 
+    @pytest.mark.parametrize("write", [write_atomic, write_first])
+    def test_what_killed_processes_left_of_the_file_is_removed_and_nothing_else(self, tmp_path, write):
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        (tmp_path / f".file.{files.HOST}-{gone.pid}.0a1b2c3d").write_text("half")
+        others = {f".other.{files.HOST}-{gone.pid}.0a1b2c3d", f".file.{files.HOST}-{os.getpid()}.0a1b2c3d", ".file.x"}
+        for name in others:
+            (tmp_path / name).write_text("x")
+        write(tmp_path / "file", "whole")
+        assert {*os.listdir(tmp_path)} == others | {"file"}
+
 
 class TestNewFolder:
     def test_it_appears_whole(self, tmp_path):

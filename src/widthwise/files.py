@@ -139,7 +139,16 @@ PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
 
 
 def _temporary(path: Path) -> Path:
-    """The path at which a file or folder is written before it gets its name; nobody else writes there."""
+    """The path at which a file or folder is written before it gets its name; nobody else writes there.
+
+    Temporaries of the same name that killed processes of this host left are removed.
+    """
+    for leftover in leftovers(path.parent):
+        if leftover.is_ours and leftover.name == path.name:
+            if leftover.path.is_dir():
+                shutil.rmtree(leftover.path, ignore_errors=True)
+            else:
+                leftover.path.unlink(missing_ok=True)
     return path.with_name(f".{path.name}.{HOST}-{os.getpid()}.{secrets.token_hex(4)}")
 
 
@@ -173,21 +182,28 @@ def _is_alive(process: int) -> bool:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Writes a file that survives a power cut, whole or not at all. Raises UserError where it cannot."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = _temporary(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        with _written(path, content) as temporary:
             os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)  # there is none after the rename
-        fsync_folder(path.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); nothing written before is lost") from None
+
+
+@contextmanager
+def _written(path: Path, content: str | bytes) -> Iterator[Path]:
+    """A temporary file with this content, on disk, to which the block gives its name."""
+    data = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)  # there is none after a rename
+    fsync_folder(path.parent)
 
 
 def write_first(path: Path, content: str) -> str:
@@ -195,14 +211,9 @@ def write_first(path: Path, content: str) -> str:
 
     Raises UserError where it cannot be written.
     """
-    temporary = _temporary(path)
     if not path.exists():
-        write_atomic(temporary, content)
-        try:
-            with writing(path), suppress(FileExistsError):
-                os.link(temporary, path)  # a rename would replace what another has just written
-        finally:
-            temporary.unlink(missing_ok=True)
+        with writing(path), _written(path, content) as temporary, suppress(FileExistsError):
+            os.link(temporary, path)  # a rename would replace what another has just written
     return read_text(path)
 
 
@@ -237,13 +248,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises UserError where `folder` is not free, and for an OSError of the block.
     """
     check_free(folder)
-    for path, name, is_ours in leftovers(folder.parent):
-        if is_ours and name == folder.name:
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.is_dir():
+    partial = _temporary(folder)
+    for path, _, is_ours in leftovers(folder.parent):
+        if path.is_dir():
             sure = "it can" if is_ours else "unless one is at work on it on another host, it can"
             warnings.warn(f"{path}: was left by a process that was killed; {sure} be deleted", stacklevel=3)
-    partial = _temporary(folder)
     try:
         partial.mkdir(parents=True)
         yield partial
