@@ -14,7 +14,16 @@ import pytest
 
 from widthwise import files
 from widthwise.config_io import UserError
-from widthwise.files import FileRecord, PathInside, new_folder, parse_json, read_json, write_atomic, write_first
+from widthwise.files import (
+    FileRecord,
+    PathInside,
+    new_folder,
+    parse_json,
+    read_json,
+    read_text,
+    write_atomic,
+    write_first,
+)
 
 
 class TestWriteAtomic:
@@ -62,6 +71,17 @@ class TestWriteAtomic:
             monkeypatch.setattr(os, name, lambda *a, name=name, real=real: order.append(name) or real(*a))
         write_atomic(tmp_path / "file", "x")
         assert order == ["fsync", "replace", "fsync"]
+
+    @pytest.mark.parametrize("write", [write_atomic, write_first])
+    def test_what_killed_processes_left_of_the_file_is_removed_and_nothing_else(self, tmp_path, write):
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        (tmp_path / f".file.{files.HOST}-{gone.pid}.0a1b2c3d").write_text("half")
+        others = {f".other.{files.HOST}-{gone.pid}.0a1b2c3d", f".file.{files.HOST}-{os.getpid()}.0a1b2c3d", ".file.x"}
+        for name in others:
+            (tmp_path / name).write_text("x")
+        write(tmp_path / "file", "whole")
+        assert {*os.listdir(tmp_path)} == others | {"file"}
 
 
 class TestNewFolder:
@@ -121,6 +141,17 @@ def test_json_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     for said in ("bad.json", "none.json", "long: has 12 bytes; allowed: up to 10", "pipe: is not a plain file"):
         with pytest.raises(UserError, match=said):
             read_json(tmp_path / said.partition(":")[0])
+
+
+def test_what_is_no_plain_file_or_stands_for_one_is_refused_and_a_mark_is_dropped(tmp_path):
+    (tmp_path / "pointer").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    (tmp_path / "of_the_kernel").symlink_to("/proc/self/status")  # 0 bytes by its size, and plain
+    for name, message in (("of_the_kernel", "is not a plain file"), ("pointer", "is a pointer of Git LFS")):
+        with pytest.raises(UserError, match=f"{name}: {message}"):
+            read_text(tmp_path / name)
+    for text in ("", "é", "version https://git-lf"):
+        (tmp_path / "file").write_bytes(b"\xef\xbb\xbf" * (text == "é") + text.encode())
+        assert read_text(tmp_path / "file") == text
 
 
 def test_whole_numbers_beyond_all_floats_read_as_infinity():

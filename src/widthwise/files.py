@@ -19,6 +19,8 @@ from widthwise.config_io import Config, UserError, refusing
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
+MAX_POINTER_BYTES, LFS_POINTER = 1024, b"version https://git-lfs"
+"""Size and beginning of the text that Git LFS has in place of a file."""
 HASHED_BYTES_AT_ONCE = 2**22
 HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 """This host, part of the name of a process: machines and containers that share a folder number their own."""
@@ -33,18 +35,41 @@ def reading(path: Path, most: int | None = None) -> Iterator[None]:
 
 
 def check_plain_file(path: Path, most: int | None = None) -> None:
-    """Raises UserError for a folder, a pipe or device, from which reading may never end, and more than `most` bytes."""
-    if path.exists() and not path.is_file():
+    """Raises UserError for what is no plain file, for more than `most` bytes, and for a pointer of Git LFS.
+
+    From a folder, a pipe or a device reading may never end; nor from a file of the kernel, such as /proc/kmsg, which
+    has 0 bytes and holds some.
+    """
+    if not path.exists():
+        return  # opening it says why
+    if not path.is_file():
         raise UserError(f"{path}: is not a plain file")
-    if most is not None and (n_bytes := path.stat().st_size) > most:
+    n_bytes = path.stat().st_size
+    if most is not None and n_bytes > most:
         raise UserError(f"{path}: has {n_bytes:,} bytes; allowed: up to {most:,}")
+    if n_bytes > MAX_POINTER_BYTES:
+        return
+    with refusing(f"{path}: cannot be read", OSError), open(path, "rb", buffering=0, opener=_without_waiting) as file:
+        beginning = file.read(len(LFS_POINTER))
+        n_bytes = os.fstat(file.fileno()).st_size  # it may have grown
+    if beginning != b"" and n_bytes == 0:
+        raise UserError(f"{path}: is not a plain file")
+    if beginning == LFS_POINTER:
+        raise UserError(f"{path}: is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """The text of a file. Raises UserError where it is missing, unreadable or not UTF-8, and as `check_plain_file`."""
+    """The text of a file, without a byte order mark.
+
+    Raises UserError where it is missing, unreadable or not UTF-8, and as `check_plain_file`.
+    """
     try:
         with reading(Path(path), most):
-            return Path(path).read_text(encoding="utf-8")
+            return Path(path).read_text(encoding="utf-8-sig")
     except UserError:
         raise
     except UnicodeDecodeError:
@@ -107,12 +132,23 @@ def _inside(name: str) -> str:
     return name
 
 
+PathText = Annotated[str, pydantic.Field(min_length=1)]
+"""A path as it was written. An empty one would mean the working folder."""
 PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
 """The name of another file in a manifest: a path that stays inside the manifest's own folder."""
 
 
 def _temporary(path: Path) -> Path:
-    """The path at which a file or folder is written before it gets its name; nobody else writes there."""
+    """The path at which a file or folder is written before it gets its name; nobody else writes there.
+
+    Temporaries of the same name that killed processes of this host left are removed.
+    """
+    for leftover in leftovers(path.parent):
+        if leftover.is_ours and leftover.name == path.name:
+            if leftover.path.is_dir():
+                shutil.rmtree(leftover.path, ignore_errors=True)
+            else:
+                leftover.path.unlink(missing_ok=True)
     return path.with_name(f".{path.name}.{HOST}-{os.getpid()}.{secrets.token_hex(4)}")
 
 
@@ -146,21 +182,28 @@ def _is_alive(process: int) -> bool:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Writes a file that survives a power cut, whole or not at all. Raises UserError where it cannot."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = _temporary(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        with _written(path, content) as temporary:
             os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)  # there is none after the rename
-        fsync_folder(path.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); nothing written before is lost") from None
+
+
+@contextmanager
+def _written(path: Path, content: str | bytes) -> Iterator[Path]:
+    """A temporary file with this content, on disk, to which the block gives its name."""
+    data = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)  # there is none after a rename
+    fsync_folder(path.parent)
 
 
 def write_first(path: Path, content: str) -> str:
@@ -168,14 +211,9 @@ def write_first(path: Path, content: str) -> str:
 
     Raises UserError where it cannot be written.
     """
-    temporary = _temporary(path)
     if not path.exists():
-        write_atomic(temporary, content)
-        try:
-            with writing(path), suppress(FileExistsError):
-                os.link(temporary, path)  # a rename would replace what another has just written
-        finally:
-            temporary.unlink(missing_ok=True)
+        with writing(path), _written(path, content) as temporary, suppress(FileExistsError):
+            os.link(temporary, path)  # a rename would replace what another has just written
     return read_text(path)
 
 
@@ -210,13 +248,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises UserError where `folder` is not free, and for an OSError of the block.
     """
     check_free(folder)
-    for path, name, is_ours in leftovers(folder.parent):
-        if is_ours and name == folder.name:
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.is_dir():
+    partial = _temporary(folder)
+    for path, _, is_ours in leftovers(folder.parent):
+        if path.is_dir():
             sure = "it can" if is_ours else "unless one is at work on it on another host, it can"
             warnings.warn(f"{path}: was left by a process that was killed; {sure} be deleted", stacklevel=3)
-    partial = _temporary(folder)
     try:
         partial.mkdir(parents=True)
         yield partial

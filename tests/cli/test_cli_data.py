@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 from widthwise.data.prepared import PreparedData
 
@@ -26,6 +27,17 @@ def test_table_and_json_show_the_manifest(tmp_path, succeeds):
     for split in (manifest.splits.train, manifest.splits.held_out):
         assert f"{split.n_tokens:,}" in table
         assert f"{split.n_bytes / split.n_tokens:.3f}" in table
+
+
+def test_a_tokenizer_that_changes_the_text_is_noted(tmp_path, books, succeeds):
+    prepare = ("data", "prepare", books, "--held-out-from", books / "3.txt", "--out")
+    said, _ = succeeds(*prepare, tmp_path / "same", "--tokenizer", "bpe-262")
+    assert "changes the text" not in said
+    tokenizer = Tokenizer.from_file(str(tmp_path / "same/tokenizer.json"))
+    tokenizer.normalizer = normalizers.Replace("book", "b")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    said, _ = succeeds(*prepare, tmp_path / "other", "--tokenizer", tmp_path / "tokenizer.json")
+    assert "held-out tokens decode to 30 bytes, their text has 60" in " ".join(said.split())
 
 
 def test_every_option_reaches_the_preparation(tmp_path, succeeds):

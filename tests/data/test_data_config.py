@@ -42,6 +42,7 @@ def test_all_defaults_are_written_out_and_a_path_takes_the_place_of_the_corpus()
 def test_mistakes_are_refused_by_their_path():
     for data, message in (
         ({"corpus": "synthetic", "path": "x"}, "give one"),
+        ({"path": ""}, r"path: got ''.* at least 1 character"),
         ({"corpus": "syntetic"}, "did you mean 'synthetic'"),
         ({"tokenizer": "gpt"}, "allowed: bytes, bpe-N"),
         ({"held_out": 1.0}, "less than 1"),

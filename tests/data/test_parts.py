@@ -206,6 +206,20 @@ def test_a_mistake_in_a_file_that_a_worker_reads_is_the_users_and_leaves_no_fold
     assert not (tmp_path / "out").exists()
 
 
+def test_the_error_that_ends_a_worker_is_shown_and_the_parts_go_once_the_folder_is_there(source, tmp_path):
+    parts, plan = tmp_path / ".out.parts", make_plan(source, max_parts=1, tokenizer="bytes", held_out=0.3)
+    (parts / "parts/00000/lock").mkdir(parents=True)  # where a file is locked
+    with pytest.raises(UserError, match=r"workers: one of them failed \(\w+Error: .*lock.*\)"):
+        prepare_with_workers(plan, tmp_path / "out", 1)
+    assert parts.exists()
+    prepare(source, tmp_path / "out", tokenizer="bytes", held_out=0.3)
+    assert not parts.exists()
+    parts.mkdir()  # of a process that was killed before it removed them
+    with pytest.raises(UserError, match="already holds a prepared corpus"):
+        prepare_with_workers(plan, tmp_path / "out", 1)
+    assert not parts.exists()
+
+
 PREPARE = """
 import sys
 from widthwise.config_io import UserError

@@ -8,6 +8,7 @@ from source_folders import in_manifest
 
 from widthwise.config_io import UserError
 from widthwise.data.prepared import PreparedData
+from widthwise.data.shards import write_tokens
 from widthwise.files import FileRecord
 
 
@@ -27,6 +28,14 @@ def test_a_copied_folder_is_complete_in_itself_and_verify_tells_how_far_it_is(fo
     assert seen[-1] == ("checking the tokens", n_token_bytes, n_token_bytes)
 
 
+def empty(folder: Path) -> None:
+    write_tokens(folder / "train", 257, [])
+    names = ("train.bin", "train.idx")
+    records = {name: FileRecord.of(folder / name).model_dump() for name in names}
+    in_manifest(lambda said: said["files"].update(records))(folder)
+    in_manifest(lambda said: said["splits"].update(train=dict.fromkeys(said["splits"]["train"], 0)))(folder)
+
+
 def cut(folder: Path) -> None:
     (folder / "train.bin").write_bytes((folder / "train.bin").read_bytes()[:-1])
 
@@ -35,6 +44,7 @@ def cut(folder: Path) -> None:
     ("change", "message"),
     [
         (lambda folder: (folder / "manifest.json").unlink(), "its preparation never finished"),
+        (empty, r"train\.bin: holds no tokens; prepare the text again"),
         (cut, r"train\.bin: has \d+ bytes; its manifest promises"),
         (lambda folder: (folder / "held_out.idx").unlink(), r"held_out\.idx: cannot be read"),
         (in_manifest(lambda said: said["splits"]["train"].update(n_tokens=7)), r"train: holds \(documents, tokens\)"),

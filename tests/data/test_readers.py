@@ -29,23 +29,16 @@ def texts_of(source, **options) -> list[str]:
     return [document.text for document in read_documents(source, **options)]
 
 
-def test_a_text_file_is_one_document_byte_for_byte(tmp_path):
-    for ending in (".txt", ".md", ".py"):
-        path = tmp_path / f"a{ending}"
-        path.write_bytes("x\r\né".encode())
-        assert list(read_documents(path)) == [Document(f"a{ending}", "x\r\né")]
-
-
-def test_json_lines_plain_and_compressed_hold_the_same(tmp_path):
-    content = jsonl(TEXTS, "content")
-    packed = {
-        "a.jsonl": content,
-        "a.jsonl.gz": compressed("gz", content),
-        "a.jsonl.zst": compressed("zst", content[:20]) + compressed("zst", content[20:]),
-    }
-    for name, data in packed.items():
-        (tmp_path / name).write_bytes(data)
-        assert texts_of(tmp_path / name, field="content") == TEXTS
+@pytest.mark.parametrize("ending", [".txt", ".md", ".PY", ".jsonl", ".json"])
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst", ".GZ"])
+def test_text_is_one_document_and_json_lines_are_several_compressed_or_not_without_a_mark(tmp_path, ending, packed):
+    texts = TEXTS if ending.startswith(".json") else ["x\r\né\ufeff"]
+    content = "\ufeff".encode() + (jsonl(texts, "content") if texts is TEXTS else texts[0].encode())
+    if packed:
+        content = b"".join(compressed(packed[1:].lower(), part) for part in (content[:20], content[20:]))
+    path = tmp_path / f"a{ending}{packed}"
+    path.write_bytes(content)
+    assert texts_of(path, field="content") == texts
 
 
 def test_parquet_gives_its_text_column(tmp_path):
@@ -59,14 +52,43 @@ def test_parquet_gives_its_text_column(tmp_path):
         texts_of(path, field="body")
     with pytest.raises(UserError, match=r"a\.parquet: row 1: field 'n' holds int"):
         texts_of(path, field="n")
+    broken = pyarrow.array([b"ok", b"\xff"]).view(pyarrow.string())
+    for name, write in (("b.parquet", parquet.write_table), ("b.arrow", write_arrow)):
+        write(pyarrow.table({"text": broken}), tmp_path / name)
+        with pytest.raises(UserError, match=rf"{name}: row 2: field 'text' is not UTF-8 text"):
+            texts_of(tmp_path / name)
 
 
-def test_a_folder_is_read_recursively_in_order_of_paths(tmp_path):
-    for name in ("b.txt", "a/z.md", "a.txt", "picture.png", ".hidden/x.txt"):
+def write_arrow(table, path):
+    from pyarrow import ipc
+
+    with ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table, max_chunksize=3)
+
+
+def test_a_saved_dataset_is_read_by_split(tmp_path):
+    datasets, pyarrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+    saved = datasets.Dataset.from_dict({"n": [1, 2, 3, 4], "text": TEXTS})
+    datasets.DatasetDict(train=saved.select([3, 0]), test=saved).save_to_disk(tmp_path / "dict")
+    write_arrow(pyarrow.table({"text": TEXTS}), tmp_path / "a.arrow")
+    assert texts_of(tmp_path / "a.arrow") == texts_of(tmp_path / "dict/test") == TEXTS
+    assert texts_of(tmp_path / "dict/train") == [TEXTS[3], TEXTS[0]]
+    assert "holds a dataset of splits ['train', 'test']; name one, such as" in refusal(texts_of, tmp_path / "dict")
+    assert "has no column 'body'; it has: n, text" in refusal(texts_of, tmp_path / "dict/test", field="body")
+
+
+def test_a_folder_is_read_recursively_in_order_of_paths_and_what_is_not_read_is_named(tmp_path):
+    left = ("picture.png", "more.png", "LICENSE", "settings.json", "table.csv.gz", "b.parquet.gz")
+    for name in ("b.txt", "a/z.md", "a.TXT", ".hidden/x.txt", *left):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    (tmp_path / "c.jsonl").write_bytes(jsonl(["row"]))
-    assert [document.name for document in read_documents(tmp_path)] == ["a.txt", "a/z.md", "b.txt", "c.jsonl:1"]
+    (tmp_path / "c.json.gz").write_bytes(gzip.compress(jsonl(["row"])))
+    with pytest.warns(UserWarning, match="files that are not read, by ending: .png .2.,") as warned:
+        names = [document.name for document in read_documents(tmp_path)]
+    assert names == ["a.TXT", "a/z.md", "b.txt", "c.json.gz:1"]
+    assert all(
+        name in str(warned[0].message) for name in ("LICENSE (1)", ".json (1)", ".csv.gz (1)", ".parquet.gz (1)")
+    )
 
 
 @example("line\n" * 40, 10)
@@ -92,10 +114,12 @@ BROKEN = {
     "empty.jsonl": (b"\n\n", "holds no documents"),
     "cut.jsonl.gz": (gzip.compress(jsonl(TEXTS))[:-12], "cannot be read"),
     "plain.jsonl.gz": (jsonl(TEXTS), "cannot be read"),
+    "pointer.parquet": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS, not"),
+    "plain.arrow": (jsonl(TEXTS), "cannot be read"),
     "plain.jsonl.zst": (jsonl(TEXTS), "cannot be read"),
     "plain.parquet": (jsonl(TEXTS), "cannot be read"),
     "{braces}.txt": (b"fine\n\xff", "line 2: is not UTF-8 text"),
-    "picture.png": (b"", "cannot tell its format; expected a name ending in .txt"),
+    "picture.png": (b"", "cannot tell its format; expected names ending in .txt"),
 }
 
 
@@ -134,6 +158,12 @@ def test_a_compressed_file_is_refused_wherever_it_is_cut_off(tmp_path, ending):
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_few_bytes_that_stand_for_a_long_line_are_refused(tmp_path, monkeypatch, ending):
     monkeypatch.setattr(readers, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(readers, "MAX_TEXT_BYTES", 1000)
+    text = tmp_path / f"a.txt.{ending}"
+    text.write_bytes(compressed(ending, b"a" * 1000))
+    assert texts_of(text) == ["a" * 1000]
+    text.write_bytes(compressed(ending, b"a" * 10**7))
+    assert "holds more than 1,000 bytes of text" in refusal(texts_of, text)
     path = tmp_path / f"a.jsonl.{ending}"
     path.write_bytes(compressed(ending, jsonl(["a" * 900]) + jsonl(["a" * 10**7])))
     with pytest.raises(UserError, match=r"line 2: is longer than 1,000 bytes"):
@@ -145,6 +175,7 @@ def test_sources_without_text_are_refused_and_a_pipe_is_not_waited_for(tmp_path)
         texts_of(tmp_path / "missing")
     with pytest.raises(UserError, match="holds no file that can be read"):
         texts_of(tmp_path)
+    assert "source: got ''; expected a path" in refusal(texts_of, "")
     os.mkfifo(tmp_path / "a.txt")
     for source in (tmp_path, tmp_path / "a.txt"):
         with pytest.raises(UserError, match=r"a\.txt: is not a plain file"):
@@ -167,6 +198,8 @@ def test_hugging_face_dataset_is_streamed_and_its_missing_extra_is_named(monkeyp
     ):
         assert texts_of(name) == TEXTS
         load_dataset.assert_called_with(*arguments, split=split, streaming=True)
+    load_dataset.side_effect = TypeError("Couldn't cast array of type struct<a: string> to int64")
+    assert refusal(texts_of, "hf:folder").startswith("hf:folder: cannot be read (Couldn't cast")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"widthwise\[hf\]"):
         texts_of("hf:user/name")

@@ -4,6 +4,7 @@ import os
 import resource
 import struct
 import tempfile
+import tracemalloc
 from itertools import chain
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def test_files_are_megatron_byte_for_byte(tmp_path):
     header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 3, 4)
     expected = header + struct.pack("<3i", 3, 0, 1) + struct.pack("<3q", 0, 6, 6) + struct.pack("<4q", 0, 1, 2, 3)
     assert (tmp_path / "x.idx").read_bytes() == expected
+
+
+def test_an_index_is_read_only_if_its_header_and_size_agree(tmp_path):
+    write(tmp_path / "x", [[1]])
+    header = (tmp_path / "x.idx").read_bytes()[:34]
+    tracemalloc.start()
+    for beginning, message in ((b"X" * 34, "wrong magic"), (header, "has 3221225472 bytes where its header asks for")):
+        with open(tmp_path / "x.idx", "wb") as file:
+            file.write(beginning)
+            file.truncate(3 * 2**30)  # sparse
+        assert message in refusal(TokenFile, tmp_path / "x")
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 def test_documents_of_several_sequences_are_read(tmp_path):

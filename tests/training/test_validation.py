@@ -1,14 +1,23 @@
 import math
 
 import pytest
+import tokenizers
 import torch
 from tiny_runs import tiny_recipe
+from tokenizers import decoders, models, normalizers
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
+from widthwise.data.documents import Corpus, Document
 from widthwise.data.loader import HeldOut
+from widthwise.data.mixture import MixedData
+from widthwise.data.prepare import prepare
+from widthwise.data.prepared import PreparedData
+from widthwise.evaluation import perplexity
+from widthwise.evaluation.perplexity import score_documents, score_stream
+from widthwise.evaluation.scorer import Scorer
 from widthwise.model.decoder import build
-from widthwise.training.validation import validate
+from widthwise.training.validation import ValidationSets, validate
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +57,68 @@ def test_validation_that_could_not_work_is_refused_beforehand(data):
         HeldOut(data, 17, 2, 16, "fp32").check()
     with pytest.raises(UserError, match="seq_len"):
         HeldOut(data, data.held_out.n_tokens, 2, None, "fp32").check()
+
+
+BYTES = [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
+N_UNITS = 7
+CHANGING = {
+    "unknown to the vocabulary": ("aé", 2, [], None),
+    "dropped by the normalizer": ("aé", 1, [], normalizers.Replace("é", "")),
+    "shortened by the normalizer": ("e\u0301", 2, BYTES, normalizers.NFC()),
+    "lengthened by byte fallback": ("a ", 4, BYTES, normalizers.Replace(" ", "▁")),
+}
+"""For each way to change text: a text, its tokens, further pieces of the vocabulary, the normalizer."""
+
+
+@pytest.fixture(params=CHANGING)
+def changed(request, tmp_path) -> tuple[PreparedData, str, int]:
+    """Held-out text whose tokens have other bytes, the unit that it repeats, and the tokens of a unit."""
+    unit, n_tokens, pieces, normalizer = CHANGING[request.param]
+    vocabulary = [("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0), *pieces]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=bool(pieces)))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["</s>", "<unk>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text(unit * N_UNITS)
+    train = Corpus("train", lambda: iter([Document("train", "aaa")]))
+    spec = str(tmp_path / "tokenizer.json")
+    return prepare(train, tmp_path / "out", tokenizer=spec, held_out=[str(tmp_path / "text.txt")]), unit, n_tokens
+
+
+def test_bits_per_byte_count_the_bytes_of_the_text_whatever_the_tokenizer_makes_of_it(changed, monkeypatch, tmp_path):
+    data, unit, n_tokens = changed
+    n_bytes, record = len(unit.encode()), data.manifest.splits.held_out
+    assert (record.n_bytes, record.n_tokens) == (n_bytes * N_UNITS, n_tokens * N_UNITS + 1)
+    assert record.n_bytes != record.n_token_bytes
+    text = {"source": str(tmp_path / "text.txt")}
+    recipe = tiny_recipe(f"validation.texts={{raw: {text}, prepared: {{source: '{data.path}'}}}}")
+    model = build(recipe.explicit_model, seed=1)
+    held_out = HeldOut(data, 3 * n_tokens, 2, max_tokens=None, precision="fp32")  # each window has the bytes of 3 units
+    found = ValidationSets.opened(recipe, held_out, model).validate(model)
+    for validation in (found, *found.texts.values()):
+        assert validation.bits_per_byte == pytest.approx(found.loss * n_tokens / n_bytes / math.log(2))
+    same = prepare(
+        Corpus("train", lambda: iter([Document("train", "aaa")])),
+        tmp_path / "same",
+        tokenizer=str(tmp_path / "tokenizer.json"),
+        held_out=[Corpus("a", lambda: iter([Document("a", "a" * 3 * n_tokens * N_UNITS)]))],
+    )
+    mixed = HeldOut(
+        MixedData({"same": same, "changed": data}, {"same": 1, "changed": 1}), 3 * n_tokens, 2, None, "fp32"
+    )
+    assert mixed.sources.count("changed") == 2
+    scale = record.n_bytes / record.n_token_bytes
+    assert mixed.n_text_bytes([5] * mixed.n_windows) == pytest.approx(5 * (2 * scale + mixed.n_windows - 2))
+
+    monkeypatch.setattr(perplexity, "BLOCK_BYTES", n_bytes)
+    scorer = Scorer(model, data.tokenizer, 3 * n_tokens, 2)
+    raw, cut = (score_documents(scorer, [unit * N_UNITS], max_tokens=n) for n in (None, 3 * n_tokens))
+    assert (raw.n_bytes, cut.n_bytes) == (n_bytes * N_UNITS, n_bytes * 3)
+    if record.n_token_bytes > N_UNITS:  # otherwise a unit begins with the token after its only one with bytes
+        assert raw.blocks["n_tokens"] == [n_tokens] * N_UNITS
+    stream = score_stream(
+        scorer, data.held_out.tokens(0, record.n_tokens), bytes_per_token_byte=data.bytes_per_token_byte
+    )
+    assert stream.n_bytes == pytest.approx(raw.n_bytes, abs=n_bytes)  # without the first token

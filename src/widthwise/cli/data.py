@@ -66,8 +66,8 @@ def prepare_command(
 ) -> None:
     """Tokenize SRC into train and held-out shards.
 
-    SRC is a file (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet), a folder, hf:NAME, hf:NAME@CONFIG:SPLIT,
-    python-stdlib, installed-python or synthetic.
+    SRC is a file (.txt .md .py .jsonl .json, .gz and .zst of each, .parquet .arrow), a folder, hf:NAME,
+    hf:NAME@CONFIG:SPLIT, python-stdlib, installed-python or synthetic.
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
@@ -196,6 +196,11 @@ def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
         say(
             f"note: only {splits.held_out.n_tokens:,} tokens are held out; hold out more (--held-out), or cut the text "
             "into smaller documents (--document-bytes)"
+        )
+    if splits.held_out.n_bytes != splits.held_out.n_token_bytes and not as_json:
+        say(
+            f"note: the tokenizer changes the text: held-out tokens decode to {splits.held_out.n_token_bytes:,} bytes, "
+            f"their text has {splits.held_out.n_bytes:,}; bits per byte count the bytes of the text"
         )
     if (kept := manifest.held_out_from) is not None and not as_json:
         say(f"held out: {', '.join(kept.sources)}; documents left out of training as equal to one: {kept.n_left_out:,}")

@@ -21,7 +21,7 @@ from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import cache_folder, check_url, is_url
-from widthwise.files import file_sha256
+from widthwise.files import PathText, file_sha256
 
 DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05}
 
@@ -35,7 +35,7 @@ class OneSource(Config):
 
     corpus: Annotated[str, AfterValidator(lambda name: named_corpus(name).name)] | None = None
     """A corpus by name: python-stdlib (the default), installed-python, synthetic."""
-    path: Annotated[str, AfterValidator(lambda path: check_url(path) if is_url(path) else path)] | None = None
+    path: Annotated[PathText, AfterValidator(lambda path: check_url(path) if is_url(path) else path)] | None = None
     """A folder made by `widthwise data prepare` or `widthwise data adopt`, or the URL of one, see `data.remote`."""
     tokenizer: Annotated[str, AfterValidator(check_spec)] | None = None
     """bytes, bpe-N, tiktoken:NAME, or the path of a tokenizer.json."""

@@ -3,6 +3,7 @@
 import os
 import random
 import sysconfig
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def _python_source(folder: Path, prefix: str, leave_out: frozenset[str]) -> Iter
         with reading(path):
             content = path.read_bytes()
         try:
-            text = content.decode()
+            text = content.removeprefix(BOM_UTF8).decode()
         except UnicodeDecodeError:
             continue
         if text:

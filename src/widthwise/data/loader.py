@@ -186,6 +186,8 @@ class TokenisedText:
 
     held_out: TokenFile
     tokenizer: Tokenizer
+    bytes_per_token_byte: float = 1.0
+    """Bytes of text for each byte of the decoded tokens."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,17 @@ class HeldOut:
         for name, value in zip(self.sources, values):
             found.setdefault(name, []).append(value)
         return {name: fmean(found[name]) for name in sorted(found)}
+
+    def n_text_bytes(self, token_bytes: Sequence[int]) -> float:
+        """Return the bytes of text in all windows, whose decoded targets have these bytes.
+
+        They are scaled as in the whole of each source: the text of a window is unknown if its tokenizer changes text.
+        """
+        if isinstance(self.data, MixedData):
+            scales = [self.data.sources[name].bytes_per_token_byte for name in self.sources]
+        else:
+            scales = [self.data.bytes_per_token_byte] * len(token_bytes)
+        return float(np.dot(scales, token_bytes))
 
     def batches(self, max_tokens: int | None = None) -> Iterator["Tensor"]:
         """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below that of `self.max_tokens`."""

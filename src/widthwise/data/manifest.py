@@ -52,6 +52,11 @@ class SplitRecord(Config):
     n_token_bytes: int
     """Bytes of the decoded tokens: n_bytes unless the tokenizer changes text (adds a space, normalises, drops)."""
 
+    @property
+    def bytes_per_token_byte(self) -> float:
+        """Bytes of text for each byte of the decoded tokens."""
+        return self.n_bytes / max(1, self.n_token_bytes)
+
 
 class Splits(Config):
     """The training and the held-out split."""

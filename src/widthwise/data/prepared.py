@@ -80,6 +80,8 @@ class PreparedData:
 
     def _open_split(self, name: str, record: SplitRecord) -> TokenFile:
         tokens = TokenFile(self.path / name)
+        if tokens.n_tokens == 0:
+            raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens; prepare the text again")
         found, promised = (tokens.n_documents, tokens.n_tokens), (record.n_documents, record.n_tokens)
         if found != promised:
             raise UserError(f"{self.path / name}: holds (documents, tokens) {found}; its manifest promises {promised}")
@@ -93,6 +95,11 @@ class PreparedData:
         if tokenizer.id != record.id:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
+
+    @property
+    def bytes_per_token_byte(self) -> float:
+        """Bytes of held-out text for each byte of its decoded tokens."""
+        return self.manifest.splits.held_out.bytes_per_token_byte
 
     def check_tokenizer(self, own: Tokenizer) -> None:
         """Raises UserError if the tokenizer of a run is not the one that made the data."""
@@ -153,10 +160,16 @@ def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
         yield part
 
 
+def parts_folder(out: Path) -> Path:
+    """The folder that workers which prepare `out` keep its parts in."""
+    return out.with_name(f".{out.name}.parts")
+
+
 def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
     """Has `fill` write all files, the manifest last, into a temporary folder, renames it to `out` and opens that.
 
-    Processes that assemble the same folder wait for each other. With `reuse`, a finished `out` is opened as it is;
+    Processes that assemble the same folder wait for each other. Parts of a killed preparation are removed once `out` is
+    finished. With `reuse`, a finished `out` is opened as it is;
     without, a non-empty `out` is refused. Raises UserError if nothing can be written.
     """
     out = Path(out).resolve()
@@ -164,6 +177,7 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
         with _own_folder(out.parent / f".{out.name}.partial") as partial:
             if not (reuse and is_prepared(out)):
                 if is_prepared(out):
+                    shutil.rmtree(parts_folder(out), ignore_errors=True)
                     raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
                 if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
                     raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
@@ -171,6 +185,7 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
                 with writing(out):
                     os.replace(partial, out)
                     fsync_folder(out.parent)
+                shutil.rmtree(parts_folder(out), ignore_errors=True)
     return PreparedData.open(out)
 
 
@@ -259,7 +274,7 @@ def adopt(
         )
 
     def fill(folder: Path) -> None:
-        splits = Splits(**{name: _checked(tokens, known, progress) for name, tokens in files.items()})
+        splits = Splits(**{name: counted(tokens, known, progress) for name, tokens in files.items()})
         for name, tokens in files.items():
             for path_of in (bin_path, idx_path):
                 _bring(path_of(tokens.prefix), path_of(folder / name), progress)
@@ -277,7 +292,7 @@ def adopt(
     return assemble(out, fill)
 
 
-def _checked(tokens: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
+def counted(tokens: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
     """The counts of a token file, after reading all of it."""
     if tokens.n_tokens == 0:
         raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens")

@@ -2,21 +2,28 @@
 
 import gzip
 import io
+import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from widthwise.config_io import UserError, refusing, require
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
 from widthwise.data.documents import Corpus, Document
-from widthwise.files import check_plain_file, parse_json, reading
+from widthwise.files import check_plain_file, parse_json, read_json_mapping
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
 """(file, name for its documents, field that holds the text) -> documents."""
 
-MAX_LINE_BYTES = 2**26
-"""The longest JSON line that is read, because a few compressed kilobytes can expand to any length."""
+MAX_LINE_BYTES, MAX_TEXT_BYTES = 2**26, 2**30
+"""The longest JSON line and compressed text that are read, because a few kilobytes can expand to any length."""
+PACKED = (".gz", ".zst")
+SPLITS = "dataset_dict.json"
+"""The file that `save_to_disk` writes for a dataset of several splits, each a folder."""
 
 
 def open_source(source: str, field: str = "text", document_bytes: int | None = None) -> Corpus:
@@ -29,9 +36,10 @@ def open_source(source: str, field: str = "text", document_bytes: int | None = N
 def read_documents(source: str | Path, field: str = "text", document_bytes: int | None = None) -> Iterator[Document]:
     """Documents of a file, a folder (recursive, sorted by path) or a Hugging Face dataset.
 
-    `.txt .md .py`: a file is a document. `.jsonl .jsonl.gz .jsonl.zst .parquet` and datasets: a row is a document, its
-    text in `field`. In a folder, files with other endings are not read. `document_bytes` cuts longer texts at line ends
-    into documents of about that size.
+    `.txt .md .py`: a file is a document. `.jsonl .json .parquet .arrow` and datasets: a row is a document, its text in
+    `field`. Text and JSON lines may be compressed (`.gz .zst`). In a folder, plain `.json`, which often describes the
+    data, and other endings are not read; a warning names them. A byte order mark is no text. `document_bytes` cuts
+    longer texts at line ends into documents of about that size.
     Raises UserError naming file and line for anything missing, unreadable, not UTF-8 or not text, and for a source
     without documents.
     """
@@ -71,13 +79,28 @@ class SourceFile(NamedTuple):
 
 
 def source_files(source: str) -> list[SourceFile]:
-    """The files of a file or folder, in the order of their documents. Raises UserError where there are none."""
+    """The files of a file or folder, in the order of their documents. Warns of files in a folder that are not read.
+
+    Raises UserError where there are none, for an empty name, and for a dataset of several splits.
+    """
+    if not source:
+        raise UserError("source: got ''; expected a path or the name of a corpus; `.` is the working folder")
     path = Path(source)
     if path.is_dir():
-        readable = [each for each in files_below(path) if _reader_of(each)]
+        if (path / SPLITS).is_file():
+            splits = read_json_mapping(path / SPLITS).get("splits")
+            raise UserError(f"{path}: holds a dataset of splits {splits}; name one, such as {path / 'train'}")
+        files = files_below(path)
+        readable = [file for file in files if _ending(file) in READERS and _ending(file) != ".json"]
+        endings = Counter(_ending(file) or file.name for file in files)
+        for file in readable:
+            del endings[_ending(file)]
+        skipped = ", ".join(f"{ending} ({n:,})" for ending, n in endings.most_common())
         if not readable:
-            raise UserError(f"{path}: holds no file that can be read; expected names ending in {' '.join(READERS)}")
-        return [source_file(path, each.relative_to(path).as_posix()) for each in readable]
+            raise UserError(f"{path}: holds no file that can be read; {EXPECTED}; it has {skipped or 'no files'}")
+        if endings:
+            warnings.warn(f"{path}: files that are not read, by ending: {skipped}", stacklevel=2)
+        return [source_file(path, file.relative_to(path).as_posix()) for file in readable]
     if not path.exists():
         raise UserError(f"{source}: no such file or folder; corpora by name: {', '.join(CORPORA)}")
     return [source_file(path.parent, path.name, shown=source)]
@@ -86,13 +109,15 @@ def source_files(source: str) -> list[SourceFile]:
 def source_file(folder: Path, name: str, shown: str | None = None) -> SourceFile:
     """A file by its path in a folder. Raises UserError, which shows it as `shown`, if no reader is for its name."""
     path = folder / name
-    if (reader := _reader_of(path)) is None:
-        raise UserError(f"{shown or path}: cannot tell its format; expected a name ending in {' '.join(READERS)}")
+    if (reader := READERS.get(_ending(path))) is None:
+        raise UserError(f"{shown or path}: cannot tell its format; {EXPECTED}")
     return SourceFile(path, name, reader)
 
 
-def _reader_of(path: Path) -> Reader | None:
-    return next((reader for ending, reader in READERS.items() if path.name.endswith(ending)), None)
+def _ending(path: Path) -> str:
+    """Return the ending of a name in lower case, with that of compression: `.jsonl.gz`."""
+    name = Path(path.name.lower())
+    return Path(name.stem).suffix + name.suffix if name.suffix in PACKED else name.suffix
 
 
 def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
@@ -112,21 +137,24 @@ def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
 
 
 def _read_text(path: Path, name: str, field: str) -> Iterator[Document]:
-    with reading(path):
-        content = path.read_bytes()
+    with _opened(path) as file:
+        most = MAX_TEXT_BYTES if path.suffix.lower() in PACKED else path.stat().st_size
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UserError(f"{path}: holds more than {most:,} bytes of text; cut it into several")
     yield Document(name, _decode(content, path))
 
 
 def _decode(content: bytes, path: Path, first_line: int = 1) -> str:
     try:
-        return content.decode()
+        return content.removeprefix(BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         line = first_line + content.count(b"\n", 0, error.start)
         raise UserError(f"{path}: line {line}: is not UTF-8 text") from None
 
 
 def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
-    with refusing(f"{path}: cannot be read", OSError, EOFError, zlib.error), _decompressed(path) as file:
+    with _opened(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             where = f"{path}: line {number}"
             if len(line) > MAX_LINE_BYTES:
@@ -139,11 +167,19 @@ def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
             yield Document(f"{name}:{number}", _text_of_row(row, field, where))
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
+    """A file, decompressed. Turns what its reading raises into a UserError."""
+    with refusing(f"{path}: cannot be read", OSError, EOFError, zlib.error), _decompressed(path) as file:
+        yield file
+
+
 def _decompressed(path: Path) -> io.BufferedIOBase:
-    if path.suffix == ".zst":
+    ending = path.suffix.lower()
+    if ending == ".zst":
         # Arrow's reader goes on to the next frame, as parallel compressors write several, and refuses a cut one.
         return io.BufferedReader(require("pyarrow", "prep").input_stream(str(path), compression="zstd"))
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+    return gzip.open(path, "rb") if ending == ".gz" else open(path, "rb")
 
 
 def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
@@ -156,17 +192,42 @@ def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise UserError(f"{where}: field {field!r} holds half a surrogate pair, which is not text") from None
-    return text
+    return text.removeprefix("\ufeff")
 
 
 def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
     pyarrow, parquet = require("pyarrow", "prep"), require("pyarrow.parquet", "prep")
     with refusing(f"{path}: cannot be read", OSError, pyarrow.ArrowException), parquet.ParquetFile(path) as file:
-        if field not in file.schema_arrow.names:
-            raise UserError(f"{path}: has no column {field!r}; it has: {', '.join(file.schema_arrow.names)}")
-        batches = file.iter_batches(batch_size=1024, columns=[field])
-        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
-            yield Document(f"{name}:{number}", _text_of_row(row, field, f"{path}: row {number}"))
+        _check_column(path, field, file.schema_arrow)
+        yield from _column(file.iter_batches(batch_size=1024, columns=[field]), path, name, field)
+
+
+def _read_arrow(path: Path, name: str, field: str) -> Iterator[Document]:
+    """Documents of an Arrow file, or stream, as `save_to_disk` of Hugging Face datasets writes it."""
+    pyarrow, ipc = require("pyarrow", "prep"), require("pyarrow.ipc", "prep")
+    with refusing(f"{path}: cannot be read", OSError, pyarrow.ArrowException), pyarrow.memory_map(str(path)) as file:
+        is_stream = file.read(6) != b"ARROW1"
+        file.seek(0)
+        batches = ipc.open_stream(file) if is_stream else ipc.open_file(file)
+        _check_column(path, field, batches.schema)
+        in_order = batches if is_stream else map(batches.get_batch, range(batches.num_record_batches))
+        yield from _column((batch.select([field]) for batch in in_order), path, name, field)
+
+
+def _check_column(path: Path, field: str, schema: Any) -> None:
+    if field not in schema.names:
+        raise UserError(f"{path}: has no column {field!r}; it has: {', '.join(schema.names)}")
+
+
+def _column(batches: Iterable[Any], path: Path, name: str, field: str) -> Iterator[Document]:
+    """Documents of Arrow batches of one column."""
+    for number, value in enumerate((value for batch in batches for value in batch.column(0)), start=1):
+        where = f"{path}: row {number}"
+        try:
+            row = {field: value.as_py()}
+        except UnicodeDecodeError:
+            raise UserError(f"{where}: field {field!r} is not UTF-8 text") from None
+        yield Document(f"{name}:{number}", _text_of_row(row, field, where))
 
 
 def _read_dataset(source: str, field: str) -> Iterator[Document]:
@@ -181,18 +242,16 @@ def _read_dataset(source: str, field: str) -> Iterator[Document]:
     fsspec.register_implementation("reference", Refused, clobber=True)
     name, _, split = source.removeprefix("hf:").partition(":")
     name, _, config = name.partition("@")
-    with refusing(f"{source}: cannot be read", OSError, ValueError, RuntimeError):
+    with refusing(f"{source}: cannot be read", Exception):  # the library passes on whatever its readers raise
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
             yield Document(f"{source}:{number}", _text_of_row(row, field, f"{source}: row {number}"))
 
 
+_TEXTS = {".txt": _read_text, ".md": _read_text, ".py": _read_text, ".jsonl": _read_jsonl, ".json": _read_jsonl}
 READERS: dict[str, Reader] = {
-    ".txt": _read_text,
-    ".md": _read_text,
-    ".py": _read_text,
-    ".jsonl": _read_jsonl,
-    ".jsonl.gz": _read_jsonl,
-    ".jsonl.zst": _read_jsonl,
+    **{ending + packed: reader for ending, reader in _TEXTS.items() for packed in ("", *PACKED)},
     ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
 }
+EXPECTED = "expected names ending in .txt .md .py .jsonl .json (.gz and .zst of each), .parquet or .arrow"

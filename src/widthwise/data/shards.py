@@ -123,10 +123,13 @@ class TokenFile:
     def __init__(self, prefix: Path):
         """Opens `prefix.bin` and `prefix.idx`. Raises UserError naming the file if one is missing or damaged."""
         self.prefix = Path(prefix)
-        with reading(idx_path(self.prefix)):
-            index = idx_path(self.prefix).read_bytes()
-        self.fingerprint = zlib.crc32(index)
-        self.dtype, lengths, documents = _parse_index(index, idx_path(self.prefix))
+        path = idx_path(self.prefix)
+        with reading(path), open(path, "rb") as file:
+            header = file.read(HEADER.size)
+            self.dtype, n_sequences, n_indices = _parse_header(header, os.fstat(file.fileno()).st_size, path)
+            index = file.read()
+        self.fingerprint = zlib.crc32(index, zlib.crc32(header))
+        lengths, documents = _parse_index(index, self.dtype, n_sequences, n_indices, path)
         starts = _starts(lengths)
         self.n_tokens = int(starts[-1])
         self.document_starts: np.ndarray = starts[documents]
@@ -176,29 +179,35 @@ def write_tokens(prefix: Path, vocab_size: int, documents: Iterable[list[int]]) 
     return TokenFile(prefix)
 
 
-def _parse_index(index: bytes, path: Path) -> tuple[np.dtype, np.ndarray, np.ndarray]:
-    """dtype, sequence lengths, document indices; everything the header claims is checked."""
-    if len(index) < HEADER.size or index[: len(MAGIC)] != MAGIC:
+def _parse_header(header: bytes, n_bytes: int, path: Path) -> tuple[np.dtype, int, int]:
+    """dtype, number of sequences, number of document indices, checked against the size of the file."""
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: is not a Megatron-LM index (wrong magic)")
-    _, version, code, n_sequences, n_indices = HEADER.unpack_from(index)
+    _, version, code, n_sequences, n_indices = HEADER.unpack(header)
     if version != 1 or code not in DTYPE_OF_CODE:
         raise UserError(
             f"{path}: has version {version}, dtype code {code}; expected version 1, one of {sorted(DTYPE_OF_CODE)}"
         )
     expected_bytes = HEADER.size + 12 * n_sequences + 8 * n_indices
-    if len(index) != expected_bytes:
+    if n_bytes != expected_bytes:
         raise UserError(
-            f"{path}: has {len(index)} bytes where its header asks for {expected_bytes}; it is damaged or multimodal"
+            f"{path}: has {n_bytes} bytes where its header asks for {expected_bytes}; it is damaged or multimodal"
         )
-    lengths = np.frombuffer(index, "<i4", n_sequences, HEADER.size)
-    offsets = np.frombuffer(index, "<i8", n_sequences, HEADER.size + 4 * n_sequences)
-    documents = np.frombuffer(index, "<i8", n_indices, HEADER.size + 12 * n_sequences)
-    dtype = DTYPE_OF_CODE[code]
+    return DTYPE_OF_CODE[code], n_sequences, n_indices
+
+
+def _parse_index(
+    index: bytes, dtype: np.dtype, n_sequences: int, n_indices: int, path: Path
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sequence lengths and document indices of what follows the header; all are checked."""
+    lengths = np.frombuffer(index, "<i4", n_sequences)
+    offsets = np.frombuffer(index, "<i8", n_sequences, 4 * n_sequences)
+    documents = np.frombuffer(index, "<i8", n_indices, 12 * n_sequences)
     if (lengths < 0).any() or (offsets != _starts(lengths)[:-1] * dtype.itemsize).any():
         raise UserError(f"{path}: its sequences do not follow one another; it is damaged")
     if n_indices == 0 or documents[0] != 0 or documents[-1] != n_sequences or (np.diff(documents) < 0).any():
         raise UserError(f"{path}: its document boundaries are out of range; it is damaged")
-    return dtype, lengths, documents
+    return lengths, documents
 
 
 def names_path(prefix: Path) -> Path:

@@ -19,7 +19,7 @@ from widthwise.config_io import UserError
 from widthwise.data.documents import ProgressCallback, ignore_progress
 from widthwise.data.parts import begin, fill_from_parts, progress_of, shards_folder, tokenize_part
 from widthwise.data.prepare import PLAN, PreparationPlan, read_plan
-from widthwise.data.prepared import PreparedData, assemble
+from widthwise.data.prepared import PreparedData, assemble, parts_folder
 from widthwise.files import writing
 
 MISTAKE = 2
@@ -38,7 +38,7 @@ def prepare_with_workers(
     if n_workers < 1:
         raise UserError(f"workers: got {n_workers}; expected at least 1")
     out = Path(out).resolve()
-    parts = out.parent / f".{out.name}.parts"
+    parts = parts_folder(out)
 
     def fill(folder: Path) -> None:
         with writing(parts):
@@ -49,9 +49,7 @@ def prepare_with_workers(
         _tokenize(plan, parts, min(n_workers, plan.n_parts), progress)
         fill_from_parts(parts, folder, progress)
 
-    prepared = assemble(out, fill)
-    shutil.rmtree(parts, ignore_errors=True)
-    return prepared
+    return assemble(out, fill)
 
 
 def _tokenize(plan: PreparationPlan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
@@ -76,11 +74,11 @@ def _tokenize(plan: PreparationPlan, parts: Path, n_workers: int, progress: Prog
         for worker, code in zip(workers, codes):
             if code and code < 0:
                 raise UserError("workers: one of them died; use fewer if memory is short")
+            if code == MISTAKE:
+                raise UserError(worker.communicate()[0])
             if code:
-                said = worker.communicate()[0].strip()
-                raise UserError(
-                    said if code == MISTAKE else f"workers: one of them failed; its last words are in {log}"
-                )
+                last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
+                raise UserError(f"workers: one of them failed ({last_line}); see {log}")
 
 
 def _show(plan: PreparationPlan, parts: Path, progress: ProgressCallback) -> None:

@@ -30,8 +30,9 @@ class _ScoredDocument:
 
     text: str
     n_bytes: int
-    """Bytes of the text, or of its tokens if it was cut, perhaps inside a character."""
+    """Bytes of the text as it was written, estimated where that is unknown."""
     token_bytes: np.ndarray
+    """Bytes of its decoded tokens."""
     nats: np.ndarray
 
     def blocks(self) -> np.ndarray:
@@ -42,6 +43,7 @@ class _ScoredDocument:
         breaks = [0] if self.text else []  # as many words as `re.split` finds, which counts the ends
         breaks += [int(character_starts[found.start()]) for found in re.finditer(r"\s+", self.text)]
         token_starts = np.cumsum(self.token_bytes) - self.token_bytes
+        token_starts = token_starts * (self.n_bytes / max(1, self.token_bytes.sum()))
         sizes = np.full(n_blocks, BLOCK_BYTES)
         sizes[-1] = self.n_bytes - BLOCK_BYTES * (n_blocks - 1)
 
@@ -68,8 +70,9 @@ def score_documents(
         ids = scorer.tokenizer.encode(text)
         n_bytes = len(text.encode())
         if len(ids) > room:
-            ids = ids[: int(room)]
-            text, n_bytes = scorer.tokenizer.decode(ids), int(lengths[ids].sum())
+            cut_ids = ids[: int(room)]
+            n_bytes = round(n_bytes * lengths[cut_ids].sum() / max(1, lengths[ids].sum()))
+            text, ids = scorer.tokenizer.decode(cut_ids), cut_ids
         if ids:
             kept.append((text, n_bytes, ids))
         room -= len(ids)
@@ -80,24 +83,37 @@ def score_documents(
     return _summed(scored, where)
 
 
-def score_stream(scorer: Scorer, tokens: np.ndarray, stride: int | None = None, where: str = "text") -> TextAnswers:
+def score_stream(
+    scorer: Scorer,
+    tokens: np.ndarray,
+    stride: int | None = None,
+    where: str = "text",
+    bytes_per_token_byte: float = 1.0,
+) -> TextAnswers:
     """Score documents laid end to end, each with its end-of-text token, as in training: a window may hold several.
 
     tokens: integers (n,), the first of which is not predicted; stride: by default the windows are those of a
-    validation; where: names the stream in errors. An end-of-text token is predicted and has no bytes. Raises UserError
-    if there is nothing to predict.
+    validation; where: names the stream in errors; bytes_per_token_byte: of the text, by which the bytes of the decoded
+    tokens are scaled. An end-of-text token is predicted and has no bytes. Raises UserError if there is nothing to
+    predict.
     """
     (nats,) = scorer.rolling([tokens[1:].tolist()], stride, prefix=int(tokens[0])) if len(tokens) else [np.zeros(0)]
-    return _summed(_documents(scorer, tokens[1:], nats), where)
+    return _summed(_documents(scorer, tokens[1:], nats, bytes_per_token_byte), where)
 
 
-def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray) -> Iterator[_ScoredDocument]:
+def _documents(
+    scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_token_byte: float
+) -> Iterator[_ScoredDocument]:
     """Cut a stream after its end-of-text tokens."""
     lengths = scorer.tokenizer.token_byte_lengths()
     ends = np.flatnonzero(tokens == scorer.tokenizer.eos_id) + 1
-    for ids, each in zip(np.split(tokens, ends), np.split(nats, ends)):
+    n_token_bytes = n_bytes = 0
+    for ids, document_nats in zip(np.split(tokens, ends), np.split(nats, ends)):
         if len(ids):
-            yield _ScoredDocument(scorer.tokenizer.decode(ids.tolist()), int(lengths[ids].sum()), lengths[ids], each)
+            n_token_bytes += int(lengths[ids].sum())
+            n_bytes_before, n_bytes = n_bytes, round(n_token_bytes * bytes_per_token_byte)  # errors do not add up
+            text = scorer.tokenizer.decode(ids.tolist())
+            yield _ScoredDocument(text, n_bytes - n_bytes_before, lengths[ids], document_nats)
 
 
 def _summed(documents: Iterable[_ScoredDocument], where: str) -> TextAnswers:

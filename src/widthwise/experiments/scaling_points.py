@@ -121,8 +121,8 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
     Rows that agree in group, x and the column `name`, if there is one, are seeds of one point. Without a column to
     group by, one curve goes through all. Raises UserError naming the line of a mistake.
     """
-    text, lines = read_text(path).removeprefix("\ufeff"), list[tuple[str, list[str]]]()  # the mark of spreadsheets
-    for number, line in enumerate(text.splitlines(), start=1):
+    lines = list[tuple[str, list[str]]]()
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.strip() and not line.startswith("#"):
             try:
                 cells = [cell.strip() for cell in next(csv.reader([line]))]

@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from widthwise.config_io import UserError, mistakes_at
+from widthwise.config_io import UserError, mistakes_at, refusing
 from widthwise.data.json_tokenizer import read_definition
-from widthwise.files import read_json_mapping, read_text
+from widthwise.files import check_plain_file, read_json_mapping, read_text
 from widthwise.interop.architecture import Architecture, Fields
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.widthwise_format import Widthwise
@@ -127,13 +127,10 @@ def _files(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    try:
+    with refusing(f"{path}: cannot be read", SafetensorError, OSError):
+        check_plain_file(path)
         with safe_open(path, framework="pt") as file:
             yield file
-    except (SafetensorError, OSError) as error:
-        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs"):
-            raise UserError(f"{path}: is a pointer of Git LFS, not the weights; `git lfs pull` fetches them") from None
-        raise UserError(f"{path}: cannot be read ({error})") from None
 
 
 def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from widthwise.computing import ActivationCheckpointing, Precision
 from widthwise.config_io import Config, UserError
+from widthwise.files import PathText
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.objective import DistillConfig, NestedConfig, WidthBudgetConfig
 from widthwise.recipe.schedule import Steps
@@ -211,7 +212,7 @@ Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-
 class ValidationText(Config):
     """A text, read in windows of the recipe's seq_len as the held-out text is, with the same tokenizer."""
 
-    source: str
+    source: PathText
     """A prepared folder, of which the held-out part is read, or whatever `widthwise data prepare` takes."""
     field: str = "text"
     """Key of the text in JSONL, or column in Parquet."""
@@ -222,7 +223,7 @@ class ValidationText(Config):
 class ValidationTask(Config):
     """Questions with known answers; see `evaluation.local_tasks`."""
 
-    file: str
+    file: PathText
     """A JSONL file."""
     delimiter: str = " "
     """Text between question and answer."""

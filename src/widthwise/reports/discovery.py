@@ -11,6 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from widthwise.experiments.statistics import seed_interval, verdict
+from widthwise.files import read_text
 from widthwise.records.discovery import DISCOVERED, Candidate, Discovery
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.outcome import Outcome, Variant
@@ -72,7 +73,7 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
                 "How to reproduce",
                 None if options is None else settings_table("Method", options),
                 Code(command) if command else None,
-                Code(recipe.read_text(), f"The recipe of what was found, {recipe.name}") if recipe.is_file() else None,
+                Code(read_text(recipe), f"The recipe of what was found, {recipe.name}") if recipe.is_file() else None,
             ),
         ),
         made_from=Discovery.file_name,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from widthwise.files import read_text
 from widthwise.records.run import Run
 from widthwise.records.shrinking import SHRUNK, Shrinking
 from widthwise.reports.charts import Looks
@@ -63,7 +64,7 @@ def _parts(key: str, name: str, run: Run, looks: Looks) -> Iterator[Part]:
     changed = {size: f"every layer's {SIZES[size]}" for size in SIZES if profiles[BEFORE][size] != profiles[name][size]}
     yield from profile_figures(key, changed, profiles, looks, "size")
     if (recipe := Path(run.path) / f"{SHRUNK}.yaml").is_file():
-        yield Code(recipe.read_text(), f"Recipe of a model of this shape, {clean(run.path)}/{recipe.name}")
+        yield Code(read_text(recipe), f"Recipe of a model of this shape, {clean(run.path)}/{recipe.name}")
 
 
 def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from widthwise.computing import Precision
 from widthwise.config_io import Config
+from widthwise.files import PathText
 from widthwise.sizes import Count, NTokens
 
 
@@ -43,12 +44,12 @@ class ScoringOptions(Config):
 class EvaluationConfig(ScoringOptions):
     """The texts and tasks of an evaluation. Where none is named, the held-out text of the run's own data."""
 
-    texts: tuple[str, ...] = ()
+    texts: tuple[PathText, ...] = ()
     """Raw text, as `data prepare` reads it: .txt .md .py .jsonl .parquet, or a folder; repeat for several. Every
     document counts for itself."""
-    data: tuple[str, ...] = ()
+    data: tuple[PathText, ...] = ()
     """Prepared folder, whose held-out part is read as one stream; repeat for several."""
-    task_files: tuple[str, ...] = ()
+    task_files: tuple[PathText, ...] = ()
     """JSONL file of questions and answers; repeat for several."""
     tasks: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Tasks of lm-evaluation-harness (extra `eval`), such as piqa,arc_easy."""

@@ -16,11 +16,11 @@ from torch import Tensor
 from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
-from widthwise.data.documents import Document
+from widthwise.data.documents import Counter, Document, ignore_progress
 from widthwise.data.loader import HeldOut, TokenisedText, unended
-from widthwise.data.prepared import PreparedData, checked_parts, is_prepared
+from widthwise.data.prepared import PreparedData, checked_parts, counted, is_prepared
 from widthwise.data.readers import open_source
-from widthwise.data.shards import TokenFile, write_tokens
+from widthwise.data.shards import write_tokens
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
@@ -92,7 +92,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     """Loss over the held-out windows. Several processes share the batches, and all get what one would find."""
     byte_lengths = held_out.data.tokenizer.token_byte_lengths()
     window_losses: list[float] = []
-    n_bytes = 0
+    window_bytes: list[int] = []
     by_depth: list[tuple[Tensor, ...]] = []
     widths, choices = WidthMeter(model), ChoiceMeans()
     with evaluating(model) as device:
@@ -106,7 +106,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
                 found = model.loss(tokens, targets, documents=documents, positions=positions)
             kept = (_means(found.losses), found.choices, tuple(map(_means, found.mtp_losses)))
             for batch, (losses, chosen, mtp_losses) in zip(batches, processes.all_gather_tensors(kept)):
-                n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
+                window_bytes += byte_lengths[batch[:, 1:].numpy()].sum(axis=1).tolist()
                 with autocast(device, held_out.precision):
                     widths.add(chosen)
                 window_losses += losses.tolist()
@@ -117,6 +117,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     expert_loads = [None if mean is None else mean.tolist() for mean in choices.by_layer("expert_load")]
     mtp_window_losses: list[list[float]] = [torch.cat(batches).tolist() for batches in zip(*by_depth)]
     nats = loss * held_out.seq_len * len(window_losses)
+    n_bytes = held_out.n_text_bytes(window_bytes)
     return Validation(
         loss=loss,
         perplexity=math.exp(loss) if loss < 700 else math.inf,
@@ -209,39 +210,47 @@ def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
     if config.max_tokens is not None and config.max_tokens < seq_len:
         raise UserError(f"{where}.max_tokens: got {config.max_tokens}; must be at least seq_len = {seq_len}")
     try:
-        tokens = _tokens(config, held_out.data.tokenizer)
+        text = _tokenised(config, held_out.data.tokenizer)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    if tokens.n_tokens <= seq_len:
-        raise UserError(f"{where}: {config.source} holds {tokens.n_tokens} tokens; must be at least {seq_len + 1}")
+    n_tokens = text.held_out.n_tokens
+    if n_tokens <= seq_len:
+        raise UserError(f"{where}: {config.source} holds {n_tokens} tokens; must be at least {seq_len + 1}")
     apart = held_out.boundaries
-    if (apart.masks or apart.resets) and (index := unended(tokens, apart.eos_id)) is not None:
+    if (apart.masks or apart.resets) and (index := unended(text.held_out, apart.eos_id)) is not None:
         raise UserError(f"{where}: document {index} of {config.source} does not end in the end-of-text token")
-    text = TokenisedText(tokens, held_out.data.tokenizer)
     return replace(held_out, data=text, max_tokens=config.max_tokens)
 
 
-def _tokens(config: ValidationText, tokenizer: Tokenizer) -> TokenFile:
-    """The tokens of a validation text. Raw text is tokenised into files that have no name any more and end with the
-    process. Raises UserError where the text was prepared with another tokenizer."""
+def _tokenised(config: ValidationText, tokenizer: Tokenizer) -> PreparedData | TokenisedText:
+    """Open a validation text. Raw text is tokenised into unlinked files, which end with the process.
+
+    Raises UserError where the text was prepared with another tokenizer.
+    """
     if not is_prepared(Path(config.source)):
         most = None if config.max_tokens is None else config.max_tokens + 1
+        read = Counter(ignore_progress, "", None)
         with tempfile.TemporaryDirectory() as folder:
-            documents = _first_tokens(open_source(config.source, config.field), tokenizer, most)
-            return write_tokens(Path(folder) / "text", tokenizer.vocab_size, documents)
+            documents = _first_tokens(open_source(config.source, config.field), tokenizer, most, read)
+            tokens = write_tokens(Path(folder) / "text", tokenizer.vocab_size, documents)
+        record = counted(tokens, tokenizer, ignore_progress)
+        return TokenisedText(tokens, tokenizer, read.n_bytes / max(1, record.n_token_bytes))
     data = PreparedData.open(config.source)
     data.check_tokenizer(tokenizer)
     for _ in checked_parts(data.held_out, tokenizer.vocab_size):
         pass  # a stray token would stop the run later
-    return data.held_out
+    return data
 
 
-def _first_tokens(documents: Iterable[Document], tokenizer: Tokenizer, most: int | None) -> Iterator[list[int]]:
-    """Yield every document with the end-of-text token behind it, until there are `most` tokens."""
+def _first_tokens(
+    documents: Iterable[Document], tokenizer: Tokenizer, most: int | None, read: Counter
+) -> Iterator[list[int]]:
+    """Yield the tokens of every document, end-of-text token last, until there are `most`; count bytes in `read`."""
     n_tokens = 0
     for document in documents:
         ids = [*tokenizer.encode(document.text), tokenizer.eos_id]
         yield ids
+        read.add(len(document.text.encode()))
         n_tokens += len(ids)
         if most is not None and n_tokens >= most:
             return
