@@ -182,6 +182,56 @@ def test_eager_attention_hidden_states_rows_and_bf16_are_there(folder: Path, tmp
     assert (logits - expected).square().mean() < 0.1 * expected.square().mean()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_every_linear_is_called_as_one(folder: Path, name: str) -> None:
+    """Quantisers and adapters replace each `nn.Linear`, and what they put there only answers calls."""
+    _, theirs, _ = _pair(name, folder)
+    linears = {module for module in theirs.modules() if isinstance(module, torch.nn.Linear)}
+    called = set()
+    hooks = [module.register_forward_hook(lambda module, *_: called.add(module)) for module in linears]
+    theirs(tokens())
+    for hook in hooks:
+        hook.remove()
+    assert {type(module) for module in linears} == {torch.nn.Linear}
+    assert called == linears
+
+
+QUANTISED = ("slim_grouped", "layer_norm", "full_projection", "hourglass", "moe", "dynamic_sliced", "slots")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", (*QUANTISED, "slots_expanded", "slots_in_turn"))
+@pytest.mark.filterwarnings("ignore")
+def test_in_8_bit_it_computes_almost_the_same(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    ours = own_model(config_of(name), spread=0.05)
+    in_8_bit = transformers.BitsAndBytesConfig(load_in_8bit=True)
+    found, expected = loaded(written(ours, tmp_path / "hf"), quantization_config=in_8_bit)(tokens()), ours(tokens())
+    assert torch.linalg.vector_norm(found.logits - expected) < 0.05 * torch.linalg.vector_norm(expected)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_every_adapter_of_all_linear_learns(tmp_path: Path, name: str) -> None:
+    peft = pytest.importorskip("peft")
+    theirs = loaded(written(own_model(config_of(name)), tmp_path / "hf"))
+    adapted = peft.get_peft_model(theirs, peft.LoraConfig(target_modules="all-linear", r=2))
+    adapted(input_ids=tokens(), labels=tokens()).loss.backward()
+    gradients = [parameter.grad for key, parameter in adapted.named_parameters() if "lora_B" in key]
+    assert len(gradients) > 10
+    assert all(gradient is not None and gradient.any() for gradient in gradients)
+
+
+def test_a_new_model_has_finite_weights_of_the_config_s_deviation(folder: Path) -> None:
+    torch.manual_seed(0)
+    for name in ("moe", "slots_expanded", "dynamic_sliced"):
+        _, theirs, _ = _pair(name, folder)
+        new = type(theirs)(theirs.config)
+        for module in new.modules():
+            if isinstance(module, modeling_widthwise.Matrix) and module.weight.numel() > 200:
+                assert float(module.weight.detach().std()) == pytest.approx(theirs.config.initializer_range, rel=0.25)
+
+
 def test_what_can_be_written_is_what_transformers_runs() -> None:
     assert set(widthwise_format.FEED_FORWARDS) == set(modeling_widthwise.FEED_FORWARDS) == set(FEED_FORWARD_PLANS)
     assert set(widthwise_format.RESIDUALS) == set(modeling_widthwise.RESIDUALS)

@@ -132,13 +132,13 @@ def sized(name: str, head_dim: int, d_model: int, **said: Any) -> ModelConfig:
     return parse(ModelTemplate, {**data, **models(head_dim)[name], **said}).resolve(seq_len=16)
 
 
-def own_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Decoder:
+def own_model(config: ModelConfig, dtype: torch.dtype = torch.float32, spread: float = 0.15) -> Decoder:
     """Gains, biases and coefficients are not what they start at either."""
     model = build(config, seed=3, dtype=dtype)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.15 * torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(dtype)
+            parameter += spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(dtype)
     return model.eval()
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, pad, relu, silu, softmax
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel, initialization
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -30,6 +30,18 @@ from .configuration_widthwise import WidthwiseConfig, gathered
 def wide(x: Tensor) -> Tensor:
     """x in fp32, or unchanged if it is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Matrix(nn.Module):
+    """The rows of a linear map. It is no `nn.Linear`, which quantisers and adapters replace and rely on being called."""
+
+    def __init__(self, d_in: int, d_out: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., d_in) -> (..., d_out), in the type of x."""
+        return linear(x, self.weight.to(x.dtype))
 
 
 def normalised_width(placement: str, d_read: int, d_write: int) -> int:
@@ -98,19 +110,19 @@ def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) 
 # The stream is (B, T, hidden_size) between all layers.
 
 
-class Mixture(nn.Linear):
+class Mixture(Matrix):
     """A matrix between the slots and the embedding or the head; of kind `slot` one for all coordinates of a slot."""
 
     def __init__(self, kind: str, d_in: int, d_out: int, slot_width: int):
         width = slot_width if kind == "slot" else 1
-        super().__init__(d_in // width, d_out // width, bias=False)
+        super().__init__(d_in // width, d_out // width)
         self.width = width
 
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (..., d_in) -> (..., d_out)."""
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., d_in) -> (..., d_out)."""
         if self.width == 1:
-            return super().forward(input)
-        return (self.weight.to(input.dtype) @ input.unflatten(-1, (-1, self.width))).flatten(-2)
+            return super().forward(x)
+        return (self.weight.to(x.dtype) @ x.unflatten(-1, (-1, self.width))).flatten(-2)
 
 
 class Copies(nn.Module):
@@ -222,7 +234,7 @@ class HyperConnection(nn.Module):
             norm_dim = residual["slot_norm_dim"] or self.slot_width
             self.eps = residual["eps"] * (norm_dim / self.slot_width)
             self.norm = Norm(self.slot_width, "rms", residual["eps"], norm_dim)
-            self.dynamic = nn.Linear(self.slot_width, self.n_coefficients, bias=False)
+            self.dynamic = Matrix(self.slot_width, self.n_coefficients)
             n_scales = self.n_slots * self.n_coefficients
             if residual.get("scale") == "numbers":
                 n_scales, self.root = 2, math.sqrt(norm_dim)
@@ -461,13 +473,12 @@ class Hourglass(nn.Module):
         return total[..., : self.d_out]
 
 
-class Experts(nn.Module):
+class Experts(Matrix):
     """The matrices of several experts, stacked along the rows."""
 
     def __init__(self, n_experts: int, d_in: int, d_out: int):
-        super().__init__()
+        super().__init__(d_in, n_experts * d_out)
         self.n_experts = n_experts
-        self.weight = nn.Parameter(torch.empty(n_experts * d_out, d_in))
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
         return linear(x, self.weight.unflatten(0, (self.n_experts, -1))[expert])
@@ -484,7 +495,7 @@ class MoE(nn.Module):
         d_model, d_out, d_expert = layer.layer_width, layer.layer_out, ffn["d_expert"]
         self.n_experts, self.top_k = ffn["n_experts"], ffn["top_k"]
         self.norm = ffn_norm(layer)
-        self.router = nn.Linear(d_model, self.n_experts, bias=False)
+        self.router = Matrix(d_model, self.n_experts)
         self.gate_proj = Experts(self.n_experts, d_model, d_expert)
         self.up_proj = Experts(self.n_experts, d_model, d_expert)
         self.down_proj = Experts(self.n_experts, d_expert, d_out)
@@ -563,13 +574,13 @@ class LinearScore(WidthScore):
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__(score, d_model)
         d_hidden = score.get("d_hidden")
-        self.w_in = None if d_hidden is None else nn.Linear(d_model, d_hidden, bias=False)
-        self.v = nn.Linear(d_hidden or d_model, 1, bias=False)
+        self.w_in = None if d_hidden is None else Matrix(d_model, d_hidden)
+        self.v = Matrix(d_hidden or d_model, 1)
 
     def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
         if self.w_in is not None:
-            x = silu(linear(x, wide(self.w_in.weight)))
-        return linear(x, wide(self.v.weight))[..., 0]
+            x = silu(self.w_in(x))
+        return self.v(x)[..., 0]
 
 
 SCORES: dict[str, type[WidthScore]] = {
@@ -689,6 +700,11 @@ class WidthwisePreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": WidthwiseDecoderLayer, "attentions": WidthwiseAttention}
     _keys_to_ignore_on_load_unexpected = [r"^mtp\."]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Matrix):
+            initialization.normal_(module.weight, std=self.config.initializer_range)
 
     @PreTrainedModel.tp_plan.getter
     def tp_plan(self) -> dict[str, str]:
