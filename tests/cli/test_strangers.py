@@ -181,11 +181,12 @@ def test_a_text_that_a_tokenizer_cannot_encode_is_a_mistake_of_the_user_and_ctrl
         return type("Library", (), {"encode_batch_fast": encode, "decode": encode})()
 
     for error in (Exception("Missing"), PanicException("index")):
-        monkeypatch.setattr(tokenizer, "_tokenizer", raising(error))
+        for name in ("_tokenizer", "_encoder"):
+            monkeypatch.setattr(tokenizer, name, raising(error))
         for message in (refusal(tokenizer.encode, "a"), refusal(tokenizer.decode, [1])):
             assert message.startswith("x.json: ")
             assert str(error) in message
-    monkeypatch.setattr(tokenizer, "_tokenizer", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(tokenizer, "_encoder", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         tokenizer.encode("a")
 

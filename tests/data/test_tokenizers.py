@@ -10,11 +10,13 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from widthwise.config_io import UserError, require
 from widthwise.data.corpus import named_corpus
+from widthwise.data.documents import Corpus, Document
 from widthwise.data.json_tokenizer import JsonTokenizer, check_spec, open_tokenizer, restore_tokenizer, train_bpe
+from widthwise.data.prepare import prepare
 from widthwise.data.tokenizer import ByteTokenizer, TiktokenTokenizer
 
 CL100K_FILE = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # the sha1 of its address, by which tiktoken caches it
@@ -65,9 +67,13 @@ def test_a_saved_tokenizer_is_restored_with_the_same_id_and_under_its_spec_alone
 
 
 def test_malformed_specs_are_refused_and_a_missing_extra_is_named():
-    for spec in ("bpe", "bpe-", "bpe-12", "bpe-x", "tiktoken:", "tokenizer.txt", ""):
+    for spec in ("bpe", "bpe-", "bpe-12", "bpe-x", "tiktoken:", "tokenizer.txt", "", "bpe-\uff15\uff11\uff12"):
         with pytest.raises(UserError, match="tokenizer"):
             check_spec(spec)
+    for size in (256, 2**24 + 1, 10**20 - 1, int("1" * 4000), "9" * 5000):
+        with pytest.raises(UserError, match=r"^tokenizer .{3,40}: allowed: bpe-257 to bpe-16777216$"):
+            check_spec(f"bpe-{size}")
+    assert check_spec(f"bpe-{2**24}") == f"bpe-{2**24}"
     with pytest.raises(UserError, match=r"pip install 'widthwise\[prep\]'"):
         require("no_such_module_anywhere", "prep")
 
@@ -80,6 +86,17 @@ def byte_fallback_tokenizer() -> tokenizers.Tokenizer:
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["</s>", "<unk>"])
+    return tokenizer
+
+
+def unigram_tokenizer() -> tokenizers.Tokenizer:
+    """The make of a T5 tokenizer: special tokens are pieces of the model too, and so is every character."""
+    special = ["<unk>", "<s>", "</s>"]
+    scores = [*((piece, 0.0) for piece in special), ("▁", -2.0), ("▁a", -2.0)]
+    scores += [(character, -3.0) for character in sorted(set("a</s|endoftxt>"))]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(scores, 0, False))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 
@@ -99,6 +116,72 @@ def test_json_tokenizer_ignores_templates_truncation_and_padding(tmp_path):
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
     assert open_tokenizer(str(path), training_texts).encode("the cat sees") == BPE.encode("the cat sees")
+
+
+A = {"Sequence": {"id": "A", "type_id": 0}}
+B = {"Sequence": {"id": "B", "type_id": 0}}
+END = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+
+
+def with_template(single: list, is_nested: bool = False, bos_id: int = 0) -> str:
+    """BPE with a post-processor whose template puts these parts together."""
+    special = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [bos_id], "tokens": ["<|endoftext|>"]}}
+    template = {"type": "TemplateProcessing", "single": single, "pair": [A, B], "special_tokens": special}
+    part = {"type": "Sequence", "processors": [template]} if is_nested else template
+    return json.dumps({**json.loads(BPE.definition()), "post_processor": part})
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("single", [[A, A], [END], [A, END, A], [B], [A, B], [A] * 100_000])
+def test_a_template_that_repeats_or_drops_the_text_is_refused(single, is_nested):
+    with pytest.raises(
+        UserError, match=r"^x: post_processor: single: got .{1,9}; must hold the text \$A exactly once$"
+    ):
+        JsonTokenizer("x", with_template(single, is_nested), "x")
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_the_beginning_is_the_one_token_that_a_template_puts_before_the_text(is_nested):
+    for single, bos_id in (([END, A], 0), ([A], None), ([A, END], None), ([END, END, A], None), ([END, A, END], 0)):
+        tokenizer = JsonTokenizer("x", with_template(single, is_nested), "x")
+        assert (tokenizer.bos_id, tokenizer.encode("the cat")) == (bos_id, BPE.encode("the cat"))
+    with pytest.raises(UserError, match="adds token 353; must be one of the vocabulary"):
+        JsonTokenizer("x", with_template([END, A], is_nested, bos_id=353), "x")
+
+
+def test_dropout_is_refused():
+    data = json.loads(BPE.definition())
+    data["model"]["dropout"] = 0.1
+    with pytest.raises(UserError, match=r"^x: model\.dropout: got 0\.1, which splits a text at random; allowed: null$"):
+        JsonTokenizer("x", json.dumps(data), "x")
+
+
+def not_special(definition: str) -> str:
+    """The file with no token flagged special."""
+    data = json.loads(definition)
+    return json.dumps({**data, "added_tokens": [{**token, "special": False} for token in data["added_tokens"]]})
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [unigram_tokenizer().to_str(), not_special(unigram_tokenizer().to_str()), not_special(BPE.definition())],
+    ids=["unigram", "unigram, unflagged", "bpe, unflagged"],
+)
+def test_text_that_spells_a_special_token_is_encoded_as_text(definition):
+    tokenizer = JsonTokenizer("x", definition, "x")
+    for text in ("a</s>a", "</s>", "a<|endoftext|>a", "a</s></s>"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.eos_id not in ids
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.token_byte_lengths()[ids].sum() == len(f" {text}" if '"Unigram"' in definition else text)
+    assert tokenizer.decode([tokenizer.eos_id]) == ""
+
+
+def test_a_document_that_spells_an_end_of_text_that_is_a_plain_piece_is_refused_by_name(tmp_path):
+    (tmp_path / "t.json").write_text(BPE.definition())
+    documents = [Document("first.txt", "cd" * 9), Document("second.txt", "cde"), Document("third.txt", "zebra")]
+    with pytest.raises(UserError, match=r"^third\.txt: .*cannot encode a text that spells the end-of-text token 'z'$"):
+        prepare(Corpus("c", lambda: iter(documents)), tmp_path / "out", tokenizer=f"{tmp_path / 't.json'}#z")
 
 
 def test_end_of_text_token_can_be_named_and_must_exist(tmp_path):
@@ -174,6 +257,22 @@ def test_tiktoken_encodings_that_are_unknown_or_not_on_this_machine_are_refused(
     monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=ConnectionError("no network")))
     with pytest.raises(UserError, match="set TIKTOKEN_CACHE_DIR"):
         TiktokenTokenizer("cl100k_base")
+
+
+def test_a_document_at_which_tiktoken_panics_is_named(tmp_path, monkeypatch):
+    tiktoken = pytest.importorskip("tiktoken")
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    encoding = tiktoken.Encoding(
+        "x", pat_str=r"\s+(?!\S)|\s|\S+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256}
+    )
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
+    documents = [
+        Document("first.txt", "abc" * 9),
+        Document("spaces.txt", " " * 10**6 + "a"),
+        Document("third.txt", "x"),
+    ]
+    with pytest.raises(UserError, match=r"^spaces\.txt: tokenizer tiktoken:x: cannot encode a text \("):
+        prepare(Corpus("c", lambda: iter(documents)), tmp_path / "out", tokenizer="tiktoken:x", held_out=0.5)
 
 
 @pytest.mark.skipif(not has_cl100k, reason="TIKTOKEN_CACHE_DIR holds no cl100k_base")

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from widthwise.config_io import UserError, mistakes_of
 from widthwise.data.documents import Document, Entry, Scan
 from widthwise.data.manifest import SplitRecord, Splits
 from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, token_dtype
@@ -36,7 +37,13 @@ def encode(entries: Iterable[tuple[Document, Entry]], tokenizer: Tokenizer) -> I
     dtype = token_dtype(tokenizer.vocab_size)
     for batch in _batches(entries):
         texts = ["" if entry.split is None else document.text for document, entry in batch]
-        documents = tokenizer.encode_batch(texts)
+        try:
+            documents = tokenizer.encode_batch(texts)
+        except UserError:
+            for (_, entry), text in zip(batch, texts):  # one by one, to name the document
+                with mistakes_of(entry.name):
+                    tokenizer.encode(text)
+            raise
         for ids in documents:
             ids.append(tokenizer.eos_id)
         lengths = np.array([len(ids) for ids in documents], dtype=np.int64)

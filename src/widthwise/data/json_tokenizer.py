@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from widthwise.config_io import UserError
-from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, TiktokenTokenizer, Tokenizer
+from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, TiktokenTokenizer, Tokenizer, refusing_panics
 from widthwise.files import read_text
 
 END_OF_TEXT = "<|endoftext|>"
@@ -54,9 +54,6 @@ class JsonTokenizer(Tokenizer):
         """
         self._where = where
         self._tokenizer, data = read_definition(definition, where)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # text that spells a special token is plain text
         self._definition = definition
         self.spec = spec
         self._vocab = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -69,6 +66,14 @@ class JsonTokenizer(Tokenizer):
             hint = f"has no token {eos!r}" if eos else f"has none of {' '.join(END_OF_TEXT_NAMES)}"
             raise UserError(f"{where}: {hint}; name its end-of-text token as in tokenizer.json#<token>")
         self.eos_id = self._vocab[found]
+        self._tokenizer.add_special_tokens([found])  # whatever the file says
+        self._encoder = _encoder(self._tokenizer, data)
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
+        self._encoder.encode_special_tokens = True  # text that spells a special token is plain text
+        self.bos_id = _bos_id(data.get("post_processor"))
+        if self.bos_id is not None and self._tokenizer.id_to_token(self.bos_id) is None:
+            raise UserError(f"{where}: post_processor: adds token {self.bos_id}; must be one of the vocabulary")
         count = _piece_counter(data.get("decoder"), where)
         self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for piece, index in self._vocab.items():
@@ -76,15 +81,22 @@ class JsonTokenizer(Tokenizer):
         for index, token in self._tokenizer.get_added_tokens_decoder().items():
             self._byte_lengths[index] = 0 if token.special else len(token.content.encode())
         self._byte_lengths[self.eos_id] = 0
-        self.encode(ANY_TEXT)
+        with refusing_panics(f"{where}: cannot encode a text"):
+            self._encoder.encode(ANY_TEXT)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        with _refusing(f"{self._where}: cannot encode a text"):
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-            return [encoding.ids for encoding in encodings]
+        with refusing_panics(f"{self._where}: cannot encode a text"):
+            encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [self._without_eos(encoding.ids) for encoding in encodings]
+
+    def _without_eos(self, ids: list[int]) -> list[int]:
+        """Return the ids of a text. Raises UserError if the vocabulary spells the end of text as a plain piece."""
+        if self.eos_id in ids:
+            raise UserError(f"{self._where}: cannot encode a text that spells the end-of-text token {self.eos!r}")
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        with _refusing(f"{self._where}: cannot decode its tokens"):
+        with refusing_panics(f"{self._where}: cannot decode its tokens"):
             return self._tokenizer.decode([index for index in ids if index != self.eos_id], skip_special_tokens=True)
 
     def token_byte_lengths(self) -> np.ndarray:
@@ -109,30 +121,47 @@ class JsonTokenizer(Tokenizer):
 def read_definition(definition: str, where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """A tokenizer.json that a stranger may have written, and its content.
 
-    Raises UserError, which begins with `where`, for a broken one, and for one that may make a text more than
-    MOST_GROWTH times as long, in which reading it may never end.
+    Raises UserError, which begins with `where`, for a broken one, for one that may make a text more than MOST_GROWTH
+    times as long, in which reading it may never end, and for one that repeats, drops or randomly splits text.
     """
-    with _refusing(f"{where}: is not a tokenizer of the tokenizers library"):
+    with refusing_panics(f"{where}: is not a tokenizer of the tokenizers library"):
         data = json.loads(definition)
         for parts in (("normalizer", "pre_tokenizer"), ("decoder",)):
             growth = math.prod((_growth(part) for name in parts for part in _mappings(data.get(name))), start=1.0)
             if growth > MOST_GROWTH:
                 made = f"{' and '.join(parts)} may make a text {growth:,.0f} times as long"
                 raise UserError(f"{where}: {made}; allowed: up to {MOST_GROWTH:,} times")
+        for part in _mappings(data.get("post_processor")):
+            texts = [piece["Sequence"]["id"] for piece in part.get("single", ()) if "Sequence" in piece]
+            if "single" in part and texts != ["A"]:
+                got = "$" + " $".join(texts[:3]) if texts else "none"
+                raise UserError(f"{where}: post_processor: single: got {got}; must hold the text $A exactly once")
+        if dropout := (data.get("model") or {}).get("dropout"):
+            raise UserError(f"{where}: model.dropout: got {dropout}, which splits a text at random; allowed: null")
         return tokenizers.Tokenizer.from_str(definition), data
 
 
-@contextmanager
-def _refusing(message: str) -> Iterator[None]:
-    """Turns what the library raises into a UserError: bare Exception, and where it panics something that is none."""
-    try:
-        yield
-    except UserError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(f"{message} ({error})") from None
+def _encoder(tokenizer: tokenizers.Tokenizer, data: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Return the tokenizer itself; for a Unigram model, which matches special tokens in text, a copy without them."""
+    pieces = data["model"].get("vocab")
+    if not isinstance(pieces, list):
+        return tokenizer
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    special &= {piece for piece, _ in pieces}
+    model = {**data["model"], "vocab": [["" if piece in special else piece, score] for piece, score in pieces]}
+    added = [token for token in data["added_tokens"] if token["content"] not in special]
+    return tokenizers.Tokenizer.from_str(json.dumps({**data, "model": model, "added_tokens": added}))
+
+
+def _bos_id(post_processor: Any) -> int | None:
+    """Return the token that a post-processor puts before a text; None unless it is exactly one."""
+    for part in _mappings(post_processor):
+        pieces = [next(iter(piece.items())) for piece in part.get("single", ())]
+        leading = [*takewhile(lambda piece: piece[0] == "SpecialToken", pieces)]
+        ids = [index for _, piece in leading for index in part["special_tokens"][piece["id"]]["ids"]]
+        if len(ids) == 1:
+            return ids[0]
+    return None
 
 
 def _mappings(node: Any) -> Iterator[dict[str, Any]]:
@@ -235,8 +264,9 @@ def _at_most(texts: Iterator[str], n_bytes: int) -> Iterator[str]:
 def check_spec(spec: str) -> str:
     """The spec itself if it is well formed; nothing is loaded. Raises UserError otherwise."""
     size = _bpe_size(spec)
-    if size is not None and size <= N_BYTES:
-        raise UserError(f"tokenizer {spec!r}: a byte-level BPE has at least {N_BYTES + 1} tokens")
+    if size is not None and not N_BYTES < size <= MAX_VOCAB_SIZE:
+        shown = spec if len(spec) <= 30 else spec[:27] + "..."
+        raise UserError(f"tokenizer {shown!r}: allowed: bpe-{N_BYTES + 1} to bpe-{MAX_VOCAB_SIZE}")
     if spec == "bytes" or size or re.fullmatch(r"tiktoken:.+|.+\.json(#.+)?", spec):
         return spec
     raise UserError(f"tokenizer {spec!r}: allowed: bytes, bpe-N, path/to/tokenizer.json, tiktoken:NAME")
@@ -268,8 +298,10 @@ def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
 
 def _bpe_size(spec: str) -> int | None:
     """The vocabulary size in `bpe-N`, or None for another spec."""
-    match = re.fullmatch(r"bpe-(\d+)", spec)
-    return int(match[1]) if match else None
+    match = re.fullmatch(r"bpe-0*([0-9]+)", spec)
+    if match is None:
+        return None
+    return int(match[1]) if len(match[1]) < 10 else MAX_VOCAB_SIZE + 1
 
 
 def _built_in(spec: str) -> Tokenizer | None:

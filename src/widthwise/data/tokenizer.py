@@ -3,8 +3,8 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ class Tokenizer(ABC):
     """One more than the largest id that can occur in data."""
     eos_id: int
     """The token that ends every document."""
+    bos_id: int | None = None
+    """The token that its makers put before a text; `encode` does not."""
     file_name: str
     """The name of the file `save` writes; the name determines which class reads it."""
 
@@ -72,6 +74,19 @@ class Tokenizer(ABC):
         return path
 
 
+@contextmanager
+def refusing_panics(message: str) -> Iterator[None]:
+    """Turn what a library in Rust raises into a UserError: bare Exception, and the panic that is no Exception."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{message} ({error})") from None
+
+
 class ByteTokenizer(Tokenizer):
     """One token per byte."""
 
@@ -116,7 +131,8 @@ class TiktokenTokenizer(Tokenizer):
         self._pieces_sha256 = hashlib.sha256(listing).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encoding.encode_ordinary_batch(list(texts))
+        with refusing_panics(f"tokenizer {self.spec}: cannot encode a text"):
+            return self._encoding.encode_ordinary_batch(list(texts))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._encoding.decode([index for index in ids if index in self._ordinary])
