@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from boxes import refusal
 
 from widthwise.growth.choices import ShrinkOptions
@@ -11,8 +12,10 @@ from widthwise.recipe.recipe import load_recipe, saved_recipe
 from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run
+from widthwise.runs.save import save_run
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume
+from widthwise.runs.trained import load_trained
 
 CUT = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
 UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "train.checkpoint_every=9")
@@ -21,6 +24,13 @@ UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "train.checkpoint_
 @pytest.fixture(scope="module")
 def parent(trained) -> Path:
     return trained(*UNIFORM, name="parent")
+
+
+def sizes_after(cut: Shrinking) -> list[LayerSizes]:
+    return [
+        LayerSizes(*(size[1] for size in (each.d_model, each.n_kv_heads, each.n_hidden, each.n_experts)))
+        for each in cut.layers
+    ]
 
 
 def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> None:
@@ -61,6 +71,26 @@ def test_nothing_cut_is_the_same_loss_and_the_same_tokens(parent: Path) -> None:
     assert found.agreement == 1
     assert found.loss_after == pytest.approx(found.loss_before, abs=1e-5)
     assert {tuple(layer.energy_kept) for layer in found.layers} == {(1.0, 1.0)}
+
+
+def test_the_cut_does_not_depend_on_the_sequences_of_a_pass(trained) -> None:
+    run = trained(*UNIFORM, "train.batch_size=8", name="eight")
+    whole, *split = (shrink_run(run, None, CUT, [f"train.micro_batch_size={n}"]) for n in (8, 4, 2, 1))
+    for cut in split:
+        assert sizes_after(cut) == sizes_after(whole)
+        assert [layer.lost for layer in cut.layers] == pytest.approx([layer.lost for layer in whole.layers], rel=1e-3)
+
+
+def test_the_division_between_parts_does_not_depend_on_the_unit_of_their_scores(parent: Path, tmp_path: Path) -> None:
+    """Values of all heads 64 times as large, and what reads them as much smaller: exactly the same function."""
+    loaded = load_trained(parent, "cpu")
+    with torch.no_grad():
+        for layer in loaded.model.layers:
+            layer.attention.w_v.weight.mul_(64)
+            layer.attention.w_o.weight.div_(64)
+    scaled = save_run(loaded.model, loaded.tokenizer, tmp_path / "scaled", saved_recipe(RunDir(parent)))
+    options = CUT.model_copy(update={"score": "magnitude", "flops": 0.5})
+    assert sizes_after(shrink_run(scaled, None, options)) == sizes_after(shrink_run(parent, None, options))
 
 
 def test_the_loss_is_that_of_the_new_run(parent: Path, tmp_path: Path) -> None:

@@ -90,18 +90,18 @@ def shrink_run(
     source.check_tokenizer(data.tokenizer)
     n_rows, boundaries = recipe.train.sequences_per_pass, recipe.data.boundaries(data)
     batches = batches_from(recipe, 0, options.calibration_batches, SilentObserver())
-    text = [part for batch in batches for part in batch.split(n_rows)]
+    passes = [rows for batch in batches for rows in batch.split(n_rows)]
     held_out = recipe.held_out(data)
     held_out.check()
     say("reading held-out text")
     loss_before, tops = _validated(model, held_out)
     say(f"measuring the need of the parts on {options.calibration_batches} batches")
     first_rows = model.embedding.weight[:256].detach().to("cpu", torch.float32, copy=True)
-    stream, reason = _arrange_stream(model, partial(covariance, model, text, boundaries), options)
-    need = measure(model, text, boundaries)
-    needs = layer_needs(model, need, options.score)
-    reorder(model, order_of_need(needs))
-    needs = [each.in_order() for each in needs]
+    stream, reason = _arrange_stream(model, partial(covariance, model, passes, boundaries), options)
+    need = measure(model, batches, boundaries, n_rows)
+    scores = layer_needs(model, need, options.score)
+    reorder(model, order_of_need(scores))
+    needs = [taylor.in_order(score) for taylor, score in zip(layer_needs(model, need, "taylor"), scores)]
     sizes = sizes_at_budget(config, options, recipe.seq_len, needs) if to is None else sizes_like(config, to, needs)
     smaller = smaller_config(config, sizes, None if to is None else to.d_model)
     energy = energies_kept(need, smaller, sizes)
@@ -116,6 +116,7 @@ def shrink_run(
         source=source.name,
         step=source.step,
         request=to_data(options),
+        need_summed_over="batch",
         turned=options.stream == "turned" and reason is None,
         not_turned=reason if options.stream == "turned" else None,
         loss_before=loss_before,
