@@ -1,17 +1,21 @@
 """`shrink`: a run out of a run, which heals like any other."""
 
+import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from boxes import refusal
+from safetensors import SafetensorError
 
-from widthwise.growth.choices import ShrinkOptions
+from widthwise.growth.choices import NewSizes, ShrinkOptions
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
 from widthwise.recipe.recipe import load_recipe, saved_recipe
 from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run
+from widthwise.runs.grow import grow_run
 from widthwise.runs.save import save_run
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume
@@ -120,6 +124,31 @@ def test_another_shape_at_a_step_and_with_other_data_of_the_same_tokens(parent: 
     assert not found.turned
     assert found.not_turned is None
     assert found.kv_bytes[1] <= 0.8 * found.kv_bytes[0]
+
+
+def test_weights_that_are_no_numbers_are_named(parent: Path, tmp_path: Path) -> None:
+    loaded = load_trained(parent, "cpu")
+    for name, value in (("embedding", math.nan), ("layers.1.ffn.w_up", math.inf)):
+        weight = loaded.model.get_submodule(name).weight
+        with torch.no_grad():
+            weight[1, 1], kept = value, weight[1, 1].clone()
+            run = save_run(loaded.model, loaded.tokenizer, tmp_path / name, saved_recipe(RunDir(parent)))
+            weight[1, 1] = kept
+        for convert, options in ((shrink_run, {"options": CUT}), (grow_run, {"sizes": NewSizes(add_layers=1)})):
+            assert f"{name}.weight holds NaN or infinity" in refusal(convert, run, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_cannot_be_written_whole_is_not_there(parent: Path, tmp_path: Path, monkeypatch) -> None:
+    out, full = tmp_path / "out", "No space left on device (os error 28)"
+    for place, error in (
+        ("widthwise.training.saved_tensors.save_file", SafetensorError(full)),
+        ("widthwise.runs.shrink.dump_yaml", OSError(full)),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, Mock(side_effect=error))
+            assert refusal(shrink_run, parent, out, CUT) == f"{out}: cannot be written ({full})"
+    assert not any(tmp_path.iterdir())
 
 
 def test_mistakes_are_said_before_anything_is_written(parent: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
+import pydantic
+
 from widthwise.records.certificate import ModelSize
 from widthwise.records.discovery import Curve
 from widthwise.records.record import Record, StoredRecord
@@ -55,7 +57,7 @@ class Shrinking(StoredRecord):
     """Held-out tokens."""
     before: ModelSize
     after: ModelSize
-    kv_bytes: Sequence[float]
+    kv_bytes: Sequence[pydantic.PositiveFloat]
     """Per token, before and after."""
     d_model: Sequence[int] = ()
     """Width of embedding and head, before and after; empty in files from before it could be cut."""
