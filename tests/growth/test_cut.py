@@ -259,6 +259,18 @@ def test_taylor_is_the_slope_of_the_loss_along_each_unit(kind: str) -> None:
     assert needs[1].units.flatten().tolist() == pytest.approx(slopes, rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["gqa", "mixture"])
+@pytest.mark.parametrize("n_rows", [4, 2, 1])
+def test_need_does_not_depend_on_how_a_batch_is_split(kind: str, n_rows: int) -> None:
+    model = drawn(small_model(**KINDS[kind]))
+    batches = [torch.arange(8 * (SEQ_LEN + 1)).view(8, -1) * factor % VOCAB_SIZE for factor in (5, 7)]
+    for score in ("taylor", "activation"):
+        whole, split = (layer_needs(model, measure(model, batches, n_rows=n), score) for n in (None, n_rows))
+        for one, other in zip(whole, split, strict=True):
+            for part in ("units", "groups", "stream"):
+                assert torch.allclose(getattr(one, part), getattr(other, part), rtol=1e-9)
+
+
 @pytest.mark.parametrize("score", ["taylor", "activation", "magnitude"])
 def test_a_mixture_of_one_expert_needs_its_units_as_any_feed_forward(score: str) -> None:
     plain = drawn(small_model())

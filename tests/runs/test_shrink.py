@@ -1,18 +1,25 @@
 """`shrink`: a run out of a run, which heals like any other."""
 
+import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 from boxes import refusal
+from safetensors import SafetensorError
 
-from widthwise.growth.choices import ShrinkOptions
+from widthwise.growth.choices import NewSizes, ShrinkOptions
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
 from widthwise.recipe.recipe import load_recipe, saved_recipe
 from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run
+from widthwise.runs.grow import grow_run
+from widthwise.runs.save import save_run
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume
+from widthwise.runs.trained import load_trained
 
 CUT = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
 UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "train.checkpoint_every=9")
@@ -21,6 +28,13 @@ UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "train.checkpoint_
 @pytest.fixture(scope="module")
 def parent(trained) -> Path:
     return trained(*UNIFORM, name="parent")
+
+
+def sizes_after(cut: Shrinking) -> list[LayerSizes]:
+    return [
+        LayerSizes(*(size[1] for size in (each.d_model, each.n_kv_heads, each.n_hidden, each.n_experts)))
+        for each in cut.layers
+    ]
 
 
 def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> None:
@@ -63,6 +77,26 @@ def test_nothing_cut_is_the_same_loss_and_the_same_tokens(parent: Path) -> None:
     assert {tuple(layer.energy_kept) for layer in found.layers} == {(1.0, 1.0)}
 
 
+def test_the_cut_does_not_depend_on_the_sequences_of_a_pass(trained) -> None:
+    run = trained(*UNIFORM, "train.batch_size=8", name="eight")
+    whole, *split = (shrink_run(run, None, CUT, [f"train.micro_batch_size={n}"]) for n in (8, 4, 2, 1))
+    for cut in split:
+        assert sizes_after(cut) == sizes_after(whole)
+        assert [layer.lost for layer in cut.layers] == pytest.approx([layer.lost for layer in whole.layers], rel=1e-3)
+
+
+def test_the_division_between_parts_does_not_depend_on_the_unit_of_their_scores(parent: Path, tmp_path: Path) -> None:
+    """Values of all heads 64 times as large, and what reads them as much smaller: exactly the same function."""
+    loaded = load_trained(parent, "cpu")
+    with torch.no_grad():
+        for layer in loaded.model.layers:
+            layer.attention.w_v.weight.mul_(64)
+            layer.attention.w_o.weight.div_(64)
+    scaled = save_run(loaded.model, loaded.tokenizer, tmp_path / "scaled", saved_recipe(RunDir(parent)))
+    options = CUT.model_copy(update={"score": "magnitude", "flops": 0.5})
+    assert sizes_after(shrink_run(scaled, None, options)) == sizes_after(shrink_run(parent, None, options))
+
+
 def test_the_loss_is_that_of_the_new_run(parent: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
     found = shrink_run(parent, out, ShrinkOptions(params=0.8, shape="uniform", calibration_batches=1, multiple=4))
@@ -90,6 +124,31 @@ def test_another_shape_at_a_step_and_with_other_data_of_the_same_tokens(parent: 
     assert not found.turned
     assert found.not_turned is None
     assert found.kv_bytes[1] <= 0.8 * found.kv_bytes[0]
+
+
+def test_weights_that_are_no_numbers_are_named(parent: Path, tmp_path: Path) -> None:
+    loaded = load_trained(parent, "cpu")
+    for name, value in (("embedding", math.nan), ("layers.1.ffn.w_up", math.inf)):
+        weight = loaded.model.get_submodule(name).weight
+        with torch.no_grad():
+            weight[1, 1], kept = value, weight[1, 1].clone()
+            run = save_run(loaded.model, loaded.tokenizer, tmp_path / name, saved_recipe(RunDir(parent)))
+            weight[1, 1] = kept
+        for convert, options in ((shrink_run, {"options": CUT}), (grow_run, {"sizes": NewSizes(add_layers=1)})):
+            assert f"{name}.weight holds NaN or infinity" in refusal(convert, run, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_cannot_be_written_whole_is_not_there(parent: Path, tmp_path: Path, monkeypatch) -> None:
+    out, full = tmp_path / "out", "No space left on device (os error 28)"
+    for place, error in (
+        ("widthwise.training.saved_tensors.save_file", SafetensorError(full)),
+        ("widthwise.runs.shrink.dump_yaml", OSError(full)),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, Mock(side_effect=error))
+            assert refusal(shrink_run, parent, out, CUT) == f"{out}: cannot be written ({full})"
+    assert not any(tmp_path.iterdir())
 
 
 def test_mistakes_are_said_before_anything_is_written(parent: Path, tmp_path: Path) -> None:

@@ -241,6 +241,21 @@ def test_a_cut_run_that_learns_states_resumes_bitwise_and_comes_nearer(parent: P
     assert distance_on_its_text(whole) < before
 
 
+def test_an_origin_of_odd_shapes_and_ranges_is_refused(parent: Path, tmp_path: Path) -> None:
+    run = cut_of(parent, tmp_path / "run")
+    origin, recipe = Origin.read(run), saved_recipe(RunDir(run))
+    assert origin is not None
+    n = saved_recipe(RunDir(parent)).explicit_model.n_coordinates
+    for changes in (
+        *({"stream": each} for each in (torch.tensor(1), torch.arange(n) + 1, torch.arange(n) - 1, torch.zeros(n))),
+        *({"stream": each} for each in (torch.zeros(n - 1, n), torch.zeros(n, n, 1), torch.zeros(n, n).long())),
+        *({"layers": torch.tensor(each)} for each in (1, [0, 1, 3], [-1, 0, 1], [1, 0, 2], [0.0, 1.0, 2.0], [[0]])),
+        *({"first_rows": each} for each in (torch.tensor(1.0), torch.zeros(9), origin.first_rows.double())),
+    ):
+        origin._replace(**changes).write(run)
+        assert "run/origin.safetensors: does not fit" in refusal(LoadedTeacher, recipe, RunDir(run)), changes
+
+
 def test_the_states_of_another_teacher_than_the_one_that_was_cut_are_refused(parent: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     train(tiny_recipe(UNIFORM, "model.d_model=24", "train.seed=4"), other)

@@ -112,8 +112,8 @@ class ShrinkOptions(Config):
     parts: Literal["all", "stream"] = "all"
     """Cut heads, hidden units, experts and layers too, or only what layers read and write of the stream."""
     score: Score = "taylor"
-    """Judge heads, hidden units, and experts and layers by theirs, by the loss to first order, by activation, or by
-    weights."""
+    """Order heads, hidden units and experts by the change of the loss to first order, by activation, or by weights; how
+    much of each is cut always follows from the change of the loss."""
     stream: Literal["turned", "sorted"] = "turned"
     """Turn the stream so that its leading coordinates hold most, where that leaves the function as it is; or sort its
     coordinates."""

@@ -35,8 +35,10 @@ class Entries:
     """Sum of squares."""
     size: Tensor | float = 0.0
     """Sum of absolute values."""
+    slope: Tensor | float = 0.0
+    """First-order change of the loss of the current batch, in nats, summed over its passes so far."""
     taylor: Tensor | float = 0.0
-    """Sum over batches of the first-order change of the loss, in nats and with its sign removed."""
+    """Sum over batches of the absolute values of `slope`."""
     n_tokens: int = 0
     n_batches: int = 0
 
@@ -45,7 +47,6 @@ class Entries:
         parts = _parts(x)
         for rows in parts:
             self._add_rows(rows.double())
-        self.n_batches += 1
         if x.requires_grad:
             x.register_hook(lambda gradient: self._add_gradient(parts, gradient))
 
@@ -61,8 +62,14 @@ class Entries:
         self.n_tokens += len(rows)
 
     def _add_gradient(self, parts: Sequence[Tensor], gradient: Tensor) -> None:
-        slopes = ((rows.double() * slope).sum(dim=0) for rows, slope in zip(parts, _parts(gradient)))
-        self.taylor += sum(slopes, torch.zeros(())).abs()
+        for rows, slope in zip(parts, _parts(gradient)):
+            self.slope += (rows.double() * slope).sum(dim=0)
+
+    def end_batch(self) -> None:
+        """Take the absolute value of the batch, once all its passes are summed: no split of the batch changes it."""
+        self.taylor += abs(self.slope)
+        self.slope = 0.0
+        self.n_batches += 1
 
     def add_experts(self, moe: MoE, x: Tensor, logits: Tensor, update: Tensor) -> None:
         """Add the hidden units of all experts, each times the weight of its expert at a token, and 0 where not chosen.
@@ -80,12 +87,11 @@ class Entries:
             parts.append((token, hidden.double(), down))
         self.size += torch.cat([hidden.abs().sum(dim=0) for _, hidden, _ in parts])
         self.n_tokens += len(x)
-        self.n_batches += 1
 
         def add_gradient(gradient: Tensor) -> None:
             of_update = gradient.flatten(0, -2)
             sums = [(hidden * (of_update[token] @ down)).sum(dim=0) for token, hidden, down in parts]
-            self.taylor += torch.cat(sums).abs()
+            self.slope += torch.cat(sums)
 
         update.register_hook(add_gradient)
 
@@ -174,10 +180,13 @@ def _objective(model: Decoder, batch: Tensor, boundaries: Boundaries) -> Tensor:
         return model.loss(tokens, rows[:, 1:], documents=documents, positions=positions).objective
 
 
-def measure(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = NO_BOUNDARIES) -> Need:
+def measure(
+    model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = NO_BOUNDARIES, n_rows: int | None = None
+) -> Need:
     """Run a model over batches, integers (B, T + 1), and return what its parts do there.
 
-    boundaries: what the model is told of the documents in a row. The model is left as it was.
+    boundaries: what the model is told of the documents in a row; n_rows: most rows in a pass, all where not given. The
+    model is left as it was.
     """
     need = Need()
 
@@ -204,7 +213,10 @@ def measure(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = 
             add(last.register_forward_pre_hook(observing(need.inner[name].add)))
             add(last.register_forward_hook(observing(need.written[name].add, output=True)))
         for batch in batches:
-            _objective(model, batch, boundaries).backward()
+            for rows in batch.split(n_rows or len(batch)):
+                (_objective(model, rows, boundaries) * (len(rows) / len(batch))).backward()
+            for entries in (*need.read.values(), *need.inner.values(), *need.written.values()):
+                entries.end_batch()
     return need
 
 
@@ -274,9 +286,9 @@ class LayerNeed:
         groups, units = (each.argsort(descending=True, stable=True) for each in (self.groups, self.units[experts]))
         return groups, experts, units
 
-    def in_order(self) -> "LayerNeed":
-        """Return the need of the layer in its order of need."""
-        groups, experts, units = self.order()
+    def in_order(self, score: "LayerNeed | None" = None) -> "LayerNeed":
+        """Return the need of the layer in its order of need, or in the order of another score of its parts."""
+        groups, experts, units = (score or self).order()
         return LayerNeed(self.stream, self.groups[groups], self.units[experts].gather(1, units))
 
 

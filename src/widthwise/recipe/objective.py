@@ -144,7 +144,7 @@ class DistillConfig(Config):
     """Run directory, relative to the working directory. Its newest good checkpoint is read when training starts."""
     weight: float = Field(default=0.5, ge=0, le=1)
     """Share of the teacher in the objective."""
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    temperature: float = Field(default=1.0, ge=1e-3, le=1e3)
     """Above 1 the student learns more of what the teacher holds unlikely."""
     layers: Literal["none", "last", "all"] = "none"
     """Layers that learn the teacher's hidden states besides: none, the last, or every one."""

@@ -21,8 +21,8 @@ class LivenessCounts(Record):
 class ModelSize(Record):
     """Parameters and FLOPs of a model."""
 
-    params: int
-    flops_per_token: float
+    params: pydantic.PositiveInt
+    flops_per_token: pydantic.PositiveFloat
     """Forward FLOPs, without multi-token prediction."""
 
 

@@ -26,7 +26,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of
 from widthwise.runs.environment import environment
 from widthwise.runs.save import IMPORTED
-from widthwise.runs.trained import RunCheckpoint, check_tokenizer
+from widthwise.runs.trained import RunCheckpoint, check_finite, check_tokenizer
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import adopt
 from widthwise.training.objective import carried_state
@@ -106,6 +106,7 @@ def carry_out(
     n_params = f"{plan.new.cost().params:,.0f} parameters"
     with torch.random.fork_rng(), allocating(f"{source.run.path}: a model of {n_params} does not fit into memory"):
         weights, optimizer_state, state = source.load()
+        check_finite(source.saved, weights.items())
         loader, identity, data_notes = _continued_data(source.run, source.recipe, recipe, state.loader, observer)
         model = build(plan.new, seed=0)
         model.set_weights(plan.weights(weights, intention.seed, intention.fresh))

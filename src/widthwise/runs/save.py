@@ -1,7 +1,7 @@
 """Run directories at step 0, on which every verb works: of a model in memory, or of a Hugging Face folder."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from widthwise.interop.hf_import import ImportedModel, import_hf
 from widthwise.interop.hub import ImportSource, import_source
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
-from widthwise.records.record import StoredRecord
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import identity_of, unseen_data
 from widthwise.runs.environment import environment
@@ -25,7 +24,6 @@ from widthwise.runs.speed import faster_precision
 from widthwise.runs.trained import check_known, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
-from widthwise.training.teacher import Origin
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 IMPORTED = "imported"
@@ -110,12 +108,11 @@ def write_first(
     model: Decoder,
     tokenizer: Tokenizer | None,
     provenance: Mapping[str, Any],
-    record: StoredRecord | None = None,
-    origin: Origin | None = None,
+    write_records: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Writes the run directory of a model at step 0, whole or not at all.
 
-    recipe: resolved, with the model's config; provenance: entries of environment.json; record, origin: lie beside them.
+    recipe: resolved, with the model's config; provenance: entries of environment.json; write_records: adds more files.
     """
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
@@ -123,10 +120,7 @@ def write_first(
         partial.begin(to_yaml(recipe), {**environment(), **provenance})
         if tokenizer is not None:
             tokenizer.save(partial.tokenizer_folder)
-        if record is not None:
-            record.write(folder)
-        if origin is not None:
-            origin.write(folder)
+        write_records(folder)
         optimizer = recipe.optimizer.build(model)
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():

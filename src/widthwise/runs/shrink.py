@@ -5,6 +5,7 @@ Beside the weights of the model there is never room needed for many more: a weig
 the smaller model is made of what is left. Weights in bf16 stay so where the run computes in bf16.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,14 @@ from widthwise.runs.data_identity import identity_of
 from widthwise.runs.loaded import is_run
 from widthwise.runs.save import IMPORTED, read_import, write_first
 from widthwise.runs.speed import faster_precision
-from widthwise.runs.trained import check_tokenizer, check_tokens, check_vocabulary, load_trained, usual_device
+from widthwise.runs.trained import (
+    check_finite,
+    check_tokenizer,
+    check_tokens,
+    check_vocabulary,
+    load_trained,
+    usual_device,
+)
 from widthwise.training.observer import SilentObserver
 from widthwise.training.teacher import Origin
 from widthwise.training.validation import validate
@@ -82,6 +90,7 @@ def shrink_run(
     if out is not None:
         recipe.check()
     check_can_shrink(config)
+    check_finite(path, model.named_parameters())
     if to is None:
         cost_limits(config, options, recipe.seq_len)
     else:
@@ -90,18 +99,20 @@ def shrink_run(
     source.check_tokenizer(data.tokenizer)
     n_rows, boundaries = recipe.train.sequences_per_pass, recipe.data.boundaries(data)
     batches = batches_from(recipe, 0, options.calibration_batches, SilentObserver())
-    text = [part for batch in batches for part in batch.split(n_rows)]
+    passes = [rows for batch in batches for rows in batch.split(n_rows)]
     held_out = recipe.held_out(data)
     held_out.check()
     say("reading held-out text")
     loss_before, tops = _validated(model, held_out)
+    if not math.isfinite(loss_before):
+        raise UserError(f"{path}: its held-out loss is {loss_before}; only a model with a finite loss can be cut")
     say(f"measuring the need of the parts on {options.calibration_batches} batches")
     first_rows = model.embedding.weight[:256].detach().to("cpu", torch.float32, copy=True)
-    stream, reason = _arrange_stream(model, partial(covariance, model, text, boundaries), options)
-    need = measure(model, text, boundaries)
-    needs = layer_needs(model, need, options.score)
-    reorder(model, order_of_need(needs))
-    needs = [each.in_order() for each in needs]
+    stream, reason = _arrange_stream(model, partial(covariance, model, passes, boundaries), options)
+    need = measure(model, batches, boundaries, n_rows)
+    scores = layer_needs(model, need, options.score)
+    reorder(model, order_of_need(scores))
+    needs = [taylor.in_order(score) for taylor, score in zip(layer_needs(model, need, "taylor"), scores)]
     sizes = sizes_at_budget(config, options, recipe.seq_len, needs) if to is None else sizes_like(config, to, needs)
     smaller = smaller_config(config, sizes, None if to is None else to.d_model)
     energy = energies_kept(need, smaller, sizes)
@@ -116,6 +127,7 @@ def shrink_run(
         source=source.name,
         step=source.step,
         request=to_data(options),
+        need_summed_over="batch",
         turned=options.stream == "turned" and reason is None,
         not_turned=reason if options.stream == "turned" else None,
         loss_before=loss_before,
@@ -135,10 +147,16 @@ def shrink_run(
         provenance = {**identity_of(data).record(), **source.origin}
         kept = torch.tensor([old for old, _ in layers_kept(sizes).pairs()])
         origin = Origin(stream[..., : smaller.d_model], kept, first_rows)
-        write_first(Path(out), resolved, small, data.tokenizer, provenance, found, origin)
-        if shape is not None:
-            of_shape = recipe_of_cut(recipe, config, shape, options.budget or "params")
-            write_atomic(Path(out) / f"{SHRUNK}.yaml", dump_yaml(of_shape))
+
+        def write_records(folder: Path) -> None:
+            found.write(folder)
+            origin.write(folder)
+            if shape is not None:
+                of_shape = recipe_of_cut(recipe, config, shape, options.budget or "params")
+                write_atomic(folder / f"{SHRUNK}.yaml", dump_yaml(of_shape))
+
+        write_first(Path(out), resolved, small, data.tokenizer, provenance, write_records)
+        found.stored_in(Path(out))
     return found
 
 

@@ -1,7 +1,7 @@
 """A run at one of its checkpoints: the model to use, with its tokenizer, and all from which another run begins."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,14 @@ def load_trained(path: Path | str, device: torch.device | str | None = None, ste
 def usual_device(device: torch.device | str | None) -> torch.device:
     """Return the device, where none is given cuda if there is one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def check_finite(path: Path | str, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises UserError for a weight that holds NaN or infinity, of which nothing exact can be made."""
+    if (name := next((name for name, weight in weights if not weight.isfinite().all()), None)) is not None:
+        raise UserError(
+            f"{path}: {name} holds NaN or infinity; choose another checkpoint with --step, or another model"
+        )
 
 
 def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpoint_folder.Damage]]:

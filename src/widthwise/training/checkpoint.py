@@ -85,7 +85,7 @@ class Snapshot:
         )
 
     def write(self, folder: Path) -> dict[str, FileRecord]:
-        """Writes the files; returns what they must be. Raises OSError, SafetensorError and UserError."""
+        """Writes the files; returns what they must be. Raises OSError and UserError."""
         for name, tensors in self.tensors.items():
             write_tensors(tensors, folder / name)
         return {name: FileRecord.of(folder / name) for name in self.tensors}
@@ -144,7 +144,7 @@ def _refusing() -> Iterator[None]:
     """Turns what a file cannot be written for into a UserError."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise UserError(str(getattr(error, "strerror", None) or error)) from None
 
 

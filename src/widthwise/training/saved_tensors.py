@@ -42,9 +42,12 @@ def file_names(stem: str, n_shards: int) -> list[str]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a file that survives a power cut once this returns. Raises OSError and SafetensorError."""
+    """Writes a file that survives a power cut once this returns. Raises OSError, on a full disk too."""
     with as_readable_as_others(path):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
     fsync_file(path)
 
 

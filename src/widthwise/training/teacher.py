@@ -10,6 +10,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, refusing
 from widthwise.kernels.linear_cross_entropy import Teacher
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import allocate, blueprint
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.residual.interface import Stream
@@ -43,9 +44,24 @@ class Origin(NamedTuple):
         with refusing(f"{path}: cannot be read", OSError, SafetensorError, TypeError):
             return cls(**load_file(path))
 
+    def is_of(self, model: ModelConfig) -> bool:
+        """Return True if the parts are some of this model's."""
+        stream, layers, rows = self
+        if stream.dim() == 1:
+            is_stream = _are_places(stream, model.n_coordinates)
+        else:
+            is_stream = stream.is_floating_point() and stream.shape[:-1] == (model.n_coordinates,)
+        is_ascending = _are_places(layers, model.n_layers) and bool((layers.diff() > 0).all())
+        return is_stream and is_ascending and rows.dim() == 2 and rows.dtype == torch.float32
+
     def write(self, folder: Path) -> None:
         """Write the file into the folder of a run. Raises OSError."""
         write_tensors(self._asdict(), folder / "origin.safetensors")
+
+
+def _are_places(places: Tensor, n: int) -> bool:
+    """Return True for indices from 0 to n - 1."""
+    return places.dtype == torch.int64 and places.dim() == 1 and bool(((places >= 0) & (places < n)).all())
 
 
 class LoadedTeacher:
@@ -88,6 +104,11 @@ class LoadedTeacher:
             if run is not None and run.exists and TEACHER_KEY not in run.environment():
                 raise UserError(f"{where} began with weights that were not cut out of the teacher; must be none there")
             return Origin(torch.arange(config.n_coordinates), torch.arange(config.n_layers), torch.empty(0))
+        if not origin.is_of(config):
+            raise UserError(
+                f"{run and run.path}/origin.safetensors: does not fit a teacher of {config.n_layers} layers and "
+                f"{config.n_coordinates} coordinates; restore the file, or set train.distill.layers=none"
+            )
         with checkpoint.opened(path, checkpoint_folder.MODEL) as saved:
             rows = saved.rows("embedding.weight", slice(0, len(origin.first_rows)))
         if not torch.equal(rows, origin.first_rows):
