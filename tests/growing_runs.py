@@ -13,8 +13,8 @@ SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
 APART = (
     UNIFORM,
     MUON,
-    "growth=[{at_step: 4, model: {d_model: 24, n_layers: 5, ffn: {kind: swiglu, ratio: 5}}, rewarmup_steps: 4,"
-    " rewarmup_of: new, freeze_steps: 2}]",
+    "growth=[{at_step: 4, model: {d_model: 24, n_layers: 5, ffn: {kind: swiglu, ratio: 5}}, rewarmup_steps: 0,"
+    " freeze_steps: 2}]",
 )
 
 GROWING = {

@@ -244,6 +244,8 @@ def of_fields(config: type[Config]) -> dict[str, str]:
             "model.ffn={kind: dynamic_hourglass}",
             "model.ffn.kind: got 'dynamic_hourglass', .* was removed; use hourglass",
         ),
+        ("growth=[{at_tokens: 99, model: {}}]", "growth.0.at_tokens: unknown key; was removed; give at_step"),
+        ("growth=[{at_step: 2, model: {}, rewarmup_of: new}]", "rewarmup_of: unknown key; was removed; .*freeze_steps"),
     ],
 )
 def test_what_was_removed_is_refused_with_what_to_use(change, expected):

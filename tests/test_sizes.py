@@ -13,7 +13,7 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 NO_SIZES = {
     *("norm_dim", "q_norm_dim", "k_norm_dim", "slot_norm_dim", "group_norm_dim"),  # divisors
     *("steps", "log_every", "validate_every", "checkpoint_every", "keep_last", "keep_every", "loss_window_steps"),
-    *("warmup_steps", "decay_steps", "rewarmup_steps", "freeze_steps", "at_step", "at_tokens", "after_step"),
+    *("warmup_steps", "decay_steps", "rewarmup_steps", "freeze_steps", "at_step", "after_step"),
     *("state_every", "validation_tokens", "validation_skip", "c", "max_skipped", "norms_every"),
     *("max_tokens", "layers", "seed"),  # layers: numbers of existing ones; seed: checked against 2^63
     *("params", "root_params", "layer_params", "pass_elements"),  # of a teacher, as its config counts them

@@ -184,6 +184,9 @@ def _unknown_key(key: Any, hint: str, of: str = "", replacement: str = "") -> Py
 REMOVED = {
     "ngrams": "embeddings of n-grams were removed; a larger vocab_size or mtp is the nearest",
     "dynamic_hourglass": "feed-forward dynamic_hourglass was removed; use hourglass with fewer blocks, or dynamic",
+    "at_tokens": "was removed; give at_step, the tokens over those of a step",
+    "rewarmup_of": "was removed; the rates of all entries rise, and freeze_steps lets the new ones learn alone",
+    "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",
     "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
 }

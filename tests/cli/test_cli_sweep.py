@@ -66,9 +66,8 @@ SEARCH = ("--over", "optimizer.lr=0.002", "--seed", 3, "--sampler", "random", "-
 
 @pytest.mark.parametrize("option", ["--storage", "--study"])
 def test_an_option_that_was_removed_is_refused_with_what_to_use(sweep, refused, option: str) -> None:
-    assert refused(*sweep, *SEARCH, option, "x").startswith(
-        f"error: {option}: was removed; a search keeps its study in"
-    )
+    said = refused(*sweep, *SEARCH, option, "x")
+    assert said.startswith(f"{option}: was removed; a search keeps its study in")
 
 
 @pytest.fixture

@@ -24,13 +24,6 @@ def test_a_growth_comes_after_its_step() -> None:
     assert alone.model_at(0) == alone.model_at(9) == alone.final_model == alone.explicit_model
 
 
-def test_tokens_are_rounded_up_to_whole_steps() -> None:
-    """A step has 4 * 17 tokens."""
-    for n_tokens, step in ((1, 1), (68, 1), (69, 2), (205, 4)):
-        recipe = tiny_recipe(f"growth=[{{at_tokens: {n_tokens}, model: {{ffn: {{kind: swiglu, ratio: 5}}}}}}]")
-        assert [phase.start for phase in recipe.phases] == [0, step]
-
-
 def test_constants_that_widths_would_change_stay_if_the_function_is_to_be_preserved() -> None:
     recipe = tiny_recipe(UNIFORM, "model.attention={n_heads: 2}", "growth=[{at_step: 3, model: {d_model: 32}}]")
     old, new = recipe.explicit_model, recipe.final_model
@@ -79,9 +72,8 @@ def test_events_draw_from_seeds_of_their_own() -> None:
 
 REFUSED = {
     "[{at_step: 9, model: {}}]": r"^growth\.0: comes after step 9; must come before the last, 9$",
-    "[{at_step: 4, model: {}}, {at_tokens: 272, model: {}}]": r"^growth\.1: comes after step 4; the event before it",
-    "[{model: {}}]": r"growth\.0: at_step: give either this or at_tokens",
-    "[{at_step: 2, at_tokens: 20, model: {}}]": r"growth\.0: at_step: give either this or at_tokens",
+    "[{at_step: 4, model: {}}, {at_step: 4, model: {}}]": r"^growth\.1: comes after step 4; the event before it",
+    "[{model: {}}]": r"growth\.0\.at_step: is required but missing",
     "[{at_step: 2, model: {d_models: 32}}]": r"^growth\.0\.model: d_models: unknown key; did you mean 'd_model'",
     "[{at_step: 2, model: {tie_embeddings: true}}]": r"^growth\.0: tie_embeddings: .* growth has no conversion for it",
     "[{at_step: 2, model: {}, layers: [0, null, 1]}]": r"^growth\.0: layers: got",

@@ -13,8 +13,6 @@ from widthwise.sizes import MOST_LAYERS, Count
 
 Reset = Literal["none", "new", "all"]
 """State that the optimizer forgets; see `growth.plan.grown_states`."""
-RewarmupOf = Literal["all", "new"]
-"""Entries whose rates rise again from 0."""
 
 
 class NewSizes(Config):
@@ -60,8 +58,6 @@ class GrowthChoices(Config):
     rewarmup_steps: pydantic.NonNegativeInt | None = None
     """Steps over which learning rates rise again from 0; default: the steps that the optimizer's averages look back
     (`settling_steps`), but no more than are left."""
-    rewarmup_of: RewarmupOf = "all"
-    """Whose learning rates rise: those of all entries, or of the new ones alone."""
     freeze_steps: pydantic.NonNegativeInt = 0
     """Steps in which the old entries stay as they are, and only the new ones learn."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at, mistakes_of
-from widthwise.growth.choices import GrowthChoices, RewarmupOf
+from widthwise.growth.choices import GrowthChoices
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelChange, ModelSection, changed_section
 
@@ -23,8 +23,6 @@ class Pace(Config):
     """The step at which the model grew."""
     steps: pydantic.NonNegativeInt
     """Steps over which rates rise linearly from 0 to those of the schedule."""
-    of: RewarmupOf = "all"
-    """The entries whose rates rise: all, or the new ones alone."""
     freeze_steps: pydantic.NonNegativeInt = 0
     """Steps in which the old entries stay as they are."""
 
@@ -38,25 +36,21 @@ class Pace(Config):
             if n_steps > n_left:
                 option = f"--{name.replace('_', '-')}" if is_verb else name
                 raise UserError(f"{option}: got {n_steps}; the run has only {n_left} more steps")
-        return cls(after_step=step, steps=steps, of=choices.rewarmup_of, freeze_steps=choices.freeze_steps)
+        return cls(after_step=step, steps=steps, freeze_steps=choices.freeze_steps)
 
     def of_all(self, step: int) -> float:
         """The factor of every entry, old or new."""
-        return self._ramp(step) if self.of == "all" else 1.0
-
-    def apart(self, step: int) -> tuple[float, float]:
-        """Return the further factors of new and of old entries."""
-        is_frozen = 0 < step - self.after_step <= self.freeze_steps
-        return self._ramp(step) if self.of == "new" else 1.0, 0.0 if is_frozen else 1.0
-
-    def _ramp(self, step: int) -> float:
         n_done = step - self.after_step
         return n_done / self.steps if 0 < n_done < self.steps else 1.0
 
+    def is_frozen(self, step: int) -> bool:
+        """Return True if the old entries stay as they are."""
+        return 0 < step - self.after_step <= self.freeze_steps
+
     @property
     def end_apart(self) -> int:
-        """The last step in which new and old entries may learn at different rates; `after_step` if there is none."""
-        return self.after_step + max(self.freeze_steps, self.steps if self.of == "new" else 0)
+        """The last step in which old entries stay as they are; `after_step` if there is none."""
+        return self.after_step + self.freeze_steps
 
     def check_next(self, start: int, next_growth: str) -> None:
         """Raises UserError if the model grows again while its new and old entries learn at different rates."""
@@ -88,10 +82,8 @@ class Rewarmup(Pace):
 class _Moment(Config):
     """The moment of a growth and its changes: a class of its own, so that recipes are written with this first."""
 
-    at_step: pydantic.PositiveInt | None = None
-    """Steps done before the growth; give this or `at_tokens`."""
-    at_tokens: pydantic.PositiveInt | None = None
-    """The same in tokens; growth waits for the end of the step that sees the last of them."""
+    at_step: pydantic.PositiveInt
+    """Steps done before the growth."""
     model: ModelChange
     """Changes to the model section, laid over it as those of a child recipe are, and over those of the events before;
     or every layer."""
@@ -103,16 +95,6 @@ class GrowthEvent(GrowthChoices, _Moment):
     preserve: bool = True
     """Keep the constants that keep the function. false: attention scale, divisors of norms and frequencies of
     rotation become those of the larger model's recipe, so that the loss jumps: to show what growth costs without."""
-
-    @pydantic.model_validator(mode="after")
-    def _check_one_moment(self) -> "GrowthEvent":
-        if (self.at_step is None) == (self.at_tokens is None):
-            raise ValueError("at_step: give either this or at_tokens")
-        return self
-
-    def step(self, tokens_per_step: int) -> int:
-        """Steps done before the growth."""
-        return self.at_step if self.at_step is not None else -(-(self.at_tokens or 0) // tokens_per_step)
 
 
 @dataclass(frozen=True)
@@ -135,7 +117,6 @@ class Growth:
         return self.event.model_copy(
             update={
                 "at_step": at_step,
-                "at_tokens": None,
                 "model": self.plan.new,
                 "layers": self.plan.correspondence.layers,
                 "rewarmup_steps": self.pace.steps,
@@ -163,9 +144,7 @@ class Phase:
         return self.end - self.start
 
 
-def grown_phases(
-    first: Phase, events: Sequence[GrowthEvent], tokens_per_step: int, seq_len: int, settling_steps: int
-) -> tuple[Phase, ...]:
+def grown_phases(first: Phase, events: Sequence[GrowthEvent], seq_len: int, settling_steps: int) -> tuple[Phase, ...]:
     """The phases of a run whose model grows. first: the phase as it would be without growth.
 
     settling_steps: of the optimizer. Raises UserError `growth.0: ...` for an event that is out of order or whose growth
@@ -176,7 +155,7 @@ def grown_phases(
 
     phases, n_steps = [first], first.end
     for index, event in enumerate(events):
-        before, start, where = phases.pop(), event.step(tokens_per_step), f"growth.{index}"
+        before, start, where = phases.pop(), event.at_step, f"growth.{index}"
         if start >= n_steps:
             raise UserError(f"{where}: comes after step {start}; must come before the last, {n_steps}")
         if start <= before.start:

@@ -86,7 +86,7 @@ class Recipe(Config):
         first = Phase(0, self.train.steps, self.model, self.explicit_model, None)
         if not self.growth:
             return (first,)
-        return grown_phases(first, self.growth, self.tokens_per_step, self.seq_len, self.optimizer.settling_steps)
+        return grown_phases(first, self.growth, self.seq_len, self.optimizer.settling_steps)
 
     def phase_at(self, step: int) -> Phase:
         """The phase that makes a step, counted from 1; the first for step 0."""

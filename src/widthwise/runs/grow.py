@@ -138,7 +138,7 @@ def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
             "not be less"
         )
     for index, event in enumerate(recipe.growth):
-        if event.step(recipe.tokens_per_step) <= source.step:
+        if event.at_step <= source.step:
             raise UserError(
                 f"growth.{index}: comes before step {source.step}, which {source.run.path} has reached already"
             )
@@ -147,7 +147,7 @@ def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
         source.recipe.rewarmup.check_next(source.step, str(source.run.path))
     rewarmup = _rewarmup(source, recipe, plan, options)
     if rewarmup is not None and recipe.growth:
-        rewarmup.check_next(recipe.growth[0].step(recipe.tokens_per_step), "growth.0")
+        rewarmup.check_next(recipe.growth[0].at_step, "growth.0")
     return Intention(
         "grown",
         checked_copy(recipe, "recipe", model=plan.new, rewarmup=rewarmup),

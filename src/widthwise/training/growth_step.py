@@ -81,12 +81,10 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class EntryRates:
-    """Separate learning rates for the new and the old entries of a model, whatever its optimizer.
+    """Old entries of a model that stay as they are while the new ones learn, whatever its optimizer.
 
-    The update of AdamW and of Muon is the rate times what follows from gradients and moments, which know no rate, and
-    times the weight for decay. So a part of the update is exactly the update at that part of the rate, entry by entry,
-    and all of it and none of it are exact bit by bit. Moments of entries that stay still go on as if they moved. All
-    follows from the step, so that a run can be resumed anywhere; each process does it to the rows that it holds.
+    Moments of entries that stay still go on as if they moved. All follows from the step, so that a run can be resumed
+    anywhere; each process does it to the rows that it holds.
     """
 
     model: Decoder
@@ -103,9 +101,8 @@ class EntryRates:
 
     @contextmanager
     def applied(self, step: int) -> Iterator[None]:
-        """Scale what the block moves the weights by to their rates at this step."""
-        new, old = self.pace.apart(step)
-        if new == old == 1.0:
+        """Undo what the block moves the old entries by, where they are frozen at this step."""
+        if not self.pace.is_frozen(step):
             yield
             return
         parameters = dict(self.model.named_parameters())
@@ -113,8 +110,7 @@ class EntryRates:
         yield
         for name, each in parameters.items():
             moved = held(each.detach())
-            share = torch.where(self._is_new[name], new, old).to(moved.dtype)
-            moved.copy_(torch.lerp(before[name], moved, share))
+            moved.copy_(torch.lerp(before[name], moved, self._is_new[name].to(moved.dtype)))
 
     @cached_property
     def _is_new(self) -> Mapping[str, Tensor]:
