@@ -175,8 +175,7 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
 
 
 def _decompressed(path: Path) -> io.BufferedIOBase:
-    ending = path.suffix.lower()
-    if ending == ".zst":
+    if (ending := path.suffix.lower()) == ".zst":
         # Arrow's reader goes on to the next frame, as parallel compressors write several, and refuses a cut one.
         return io.BufferedReader(require("pyarrow", "prep").input_stream(str(path), compression="zstd"))
     return gzip.open(path, "rb") if ending == ".gz" else open(path, "rb")
@@ -197,7 +196,10 @@ def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
 
 def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
     pyarrow, parquet = require("pyarrow", "prep"), require("pyarrow.parquet", "prep")
-    with refusing(f"{path}: cannot be read", OSError, pyarrow.ArrowException), parquet.ParquetFile(path) as file:
+    with (
+        refusing(f"{path}: cannot be read", OSError, UnicodeError, pyarrow.ArrowException),
+        parquet.ParquetFile(path) as file,
+    ):
         _check_column(path, field, file.schema_arrow)
         yield from _column(file.iter_batches(batch_size=1024, columns=[field]), path, name, field)
 
@@ -205,7 +207,10 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
 def _read_arrow(path: Path, name: str, field: str) -> Iterator[Document]:
     """Documents of an Arrow file, or stream, as `save_to_disk` of Hugging Face datasets writes it."""
     pyarrow, ipc = require("pyarrow", "prep"), require("pyarrow.ipc", "prep")
-    with refusing(f"{path}: cannot be read", OSError, pyarrow.ArrowException), pyarrow.memory_map(str(path)) as file:
+    with (
+        refusing(f"{path}: cannot be read", OSError, UnicodeError, pyarrow.ArrowException),
+        pyarrow.OSFile(str(path)) as file,
+    ):
         is_stream = file.read(6) != b"ARROW1"
         file.seek(0)
         batches = ipc.open_stream(file) if is_stream else ipc.open_file(file)
@@ -220,14 +225,24 @@ def _check_column(path: Path, field: str, schema: Any) -> None:
 
 
 def _column(batches: Iterable[Any], path: Path, name: str, field: str) -> Iterator[Document]:
-    """Documents of Arrow batches of one column."""
-    for number, value in enumerate((value for batch in batches for value in batch.column(0)), start=1):
-        where = f"{path}: row {number}"
-        try:
-            row = {field: value.as_py()}
-        except UnicodeDecodeError:
-            raise UserError(f"{where}: field {field!r} is not UTF-8 text") from None
-        yield Document(f"{name}:{number}", _text_of_row(row, field, where))
+    """Documents of Arrow batches of one column, which Arrow itself reads without a check."""
+    number = 0
+    for column in (batch.column(0) for batch in batches):
+        is_whole = _is_valid(column)
+        for index in range(len(column)):
+            number += 1
+            where = f"{path}: row {number}"
+            if not is_whole and not _is_valid(column.slice(index, 1)):
+                raise UserError(f"{where}: field {field!r} is not UTF-8 text")
+            yield Document(f"{name}:{number}", _text_of_row({field: column[index].as_py()}, field, where))
+
+
+def _is_valid(column: Any) -> bool:
+    try:
+        column.validate(full=True)
+    except ValueError:  # ArrowInvalid
+        return False
+    return True
 
 
 def _read_dataset(source: str, field: str) -> Iterator[Document]:
