@@ -467,6 +467,7 @@ def shrink() -> Iterator[str]:
             difference = "-" if name == "uniform" else ci(cut(name, file))
             yield row(name, *losses[:3], difference, *losses[3:])
         if file == LARGE_CUT:
+            yield f"healing then costs {1 + 1 / (3 * 0.7):.2f} times as much"
             found, x = (ci(cut(name, file, "scratch")) for name in ("found", "x"))
             yield f"trained from scratch, {found}; so does that of the x, {x}"
     yield f"helps both, by about {-cut('uniform, distilled').mean:.2f}"

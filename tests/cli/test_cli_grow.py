@@ -18,10 +18,10 @@ def test_grow_to_a_recipe_then_bake_and_resume(small: str, succeeds, answer) -> 
     out, _ = succeeds("grow", small, "--to", "wide.yaml", "--out", "large")
     for line in (
         "  embedding and head: width 32 -> 48 (hidden dimension expansion)",
-        "  layers 0-2, 4-6: attention queries and keys 8 -> 12 a head (attention expansion)",
-        "  layer 3: added, width 48, 4 heads of 12, swiglu feed-forward of 192 hidden units, silent at first (layer "
+        "  layers 1-3, 5-7: attention queries and keys 8 -> 12 a head (attention expansion)",
+        "  layer 4: added, width 48, 4 heads of 12, swiglu feed-forward of 192 hidden units, silent at first (layer "
         "addition)",
-        "  layers 0-2, 4-6: attention.scale stays 0.353553 (the recipe would have 0.288675)",
+        "  layers 1-3, 5-7: attention.scale stays 0.353553 (the recipe would have 0.288675)",
         PRESERVED,
         "wrote large, step 3",
         "next: widthwise resume large",
@@ -45,7 +45,7 @@ def test_grow_to_a_recipe_then_bake_and_resume(small: str, succeeds, answer) -> 
 
 def test_grow_by_changes_to_the_own_recipe(small: str, succeeds, answer) -> None:
     found = answer("grow", small, "model.layers.1.ffn.d_ff=160", "--out", "large")
-    assert found["expansions"] == ["layer 1: feed-forward 128 -> 160 hidden units (MLP expansion)"]
+    assert found["expansions"] == ["layer 2: feed-forward 128 -> 160 hidden units (MLP expansion)"]
     assert found["after"]["params"] - found["before"]["params"] == 3 * 32 * 32
     assert found["certificate"]["liveness"]["layers.1.ffn.w_up.weight"]["n_alive"] == 32 * 32
     assert any("train.steps = 3 is the step reached" in note for note in found["notes"])
@@ -55,7 +55,7 @@ def test_grow_by_changes_to_the_own_recipe(small: str, succeeds, answer) -> None
 def test_a_plan_writes_nothing_and_sizes_grow_the_recipe_as_one_with_these_sizes_would(small, succeeds, answer):
     before = sorted(Path().rglob("*"))
     out, _ = succeeds("grow", small, "--to", "wide.yaml", "--plan-only")
-    assert "layer 3: added" in out
+    assert "layer 4: added" in out
     assert "nothing was written" in out
     sizes = ("--d-model", 48, "--head-dim", 12, "--d-ff", 192, "--add-layers", 1, "train.steps=5")
     plans = [answer("grow", small, *way, "--plan-only") for way in (("--to", "wide.yaml"), sizes)]
@@ -83,7 +83,7 @@ def test_another_residual_is_said_as_in_a_recipe(small: str, residual: dict, ans
 
 
 OTHER = {"ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 4}, "attention": {"bias": True}, "mtp": {}}
-HOURGLASS = "  layers 0-5: feed-forward swiglu -> hourglass, whose first block it becomes (conversion)"
+HOURGLASS = "  layers 1-6: feed-forward swiglu -> hourglass, whose first block it becomes (conversion)"
 HEADS = "  further heads: 1 added, which the model does not read (multi-token prediction)"
 FORMS = {
     "--to other.yaml": (HEADS, HOURGLASS, PRESERVED),
@@ -108,8 +108,8 @@ def test_a_run_takes_another_form_which_is_said_and_trains_on(small: str, form: 
 def test_options_say_where_layers_go(small: str, succeeds) -> None:
     of_layers = ("--layers", "0,1,2,3,4,5,new", "--seed", 7, "--reset", "new")
     out, _ = succeeds("grow", small, "--add-layers", 1, "--d-ff", 192, *of_layers, "--out", "large")
-    assert "  layer 6: added" in out
-    assert "  layers 0-5: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
+    assert "  layer 7: added" in out
+    assert "  layers 1-6: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
     weights = safetensors.torch.load_file("large/checkpoints/step_00000003/model.safetensors")
     assert not weights["layers.2.ffn.w_down.weight"][:, 128:].any()
     assert not weights["layers.6.ffn.w_down.weight"].any()
@@ -117,7 +117,7 @@ def test_options_say_where_layers_go(small: str, succeeds) -> None:
 
 def test_pad_says_that_it_pads(small: str, succeeds) -> None:
     out, _ = succeeds("pad", small, "--d-ff-multiple", 96, "--heads-multiple", 3, "--out", "padded")
-    assert "layers 0-5: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
+    assert "layers 1-6: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
     assert "attention 4 -> 6 heads" in out
     assert "new entries, all 0: padding, of which 0 would learn" in out
     succeeds("resume", "padded")

@@ -100,6 +100,7 @@ def test_a_dry_run_prints_a_prediction_and_writes_nothing(recipe: Path, succeeds
     assert out.lstrip().startswith("predicted, not measured:")
     for words in ("8 devices", "32 devices", "optimizer state", "assumed: H100 at 40% of 989 TFLOP/s"):
         assert words in " ".join(out.split()) or words in out
+    assert "layers." not in out
     assert set(tmp_path.rglob("*")) == before
 
 

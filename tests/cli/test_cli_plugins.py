@@ -54,7 +54,7 @@ def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, succeeds
     sizes = ("--d-model", 48, "--d-ff", 50, "--add-layers", 1, "train.steps=5")
     found = answer("grow", run, *sizes, "--out", "large")
     assert found["certificate"]["is_preserved"]
-    assert "layers 0, 2: feed-forward 48 -> 50 hidden units (MLP expansion)" in found["expansions"]
+    assert "layers 1, 3: feed-forward 48 -> 50 hidden units (MLP expansion)" in found["expansions"]
     assert sum(each["n_dead"] for each in found["certificate"]["liveness"].values()) == 0
     for verb, *options in (("bake", "--out", "baked"), ("pad", "--d-ff-multiple", 16, "--out", "padded")):
         assert answer(verb, "large", *options)["certificate"]["is_preserved"]

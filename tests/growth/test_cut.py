@@ -309,7 +309,10 @@ def test_what_is_lost_is_all_that_lies_behind_the_cut() -> None:
         (cases.SLOTS, "residual.kind: got hyper_connections; only in a plain residual"),
         (cases.HOURGLASS, "layers.0.ffn.kind: got hourglass; only one row of units whose order does not matter"),
         (cases.DYNAMIC, "layers.0.ffn.kind: got dynamic; only one row of units whose order does not matter"),
-        (cases.ONE_QK_NORM, "layers.0.attention.qk_norm.over: got all_heads; without some of them it is another norm"),
+        (
+            cases.ONE_QK_NORM,
+            "layers.0.attention.qk_norm.over: got all_heads; without some of them it is another norm; cut a",
+        ),
         ({"mtp": {"n_depths": 1}}, "mtp: further heads cannot be cut"),
     ],
 )

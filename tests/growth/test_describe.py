@@ -8,31 +8,31 @@ from widthwise.growth.describe import expansions, kept_constants
 from widthwise.growth.plan import plan_growth
 
 EXPECTED = {
-    "units": ["layers 0, 2: feed-forward 10 -> 13 hidden units (MLP expansion)"],
+    "units": ["layers 1, 3: feed-forward 10 -> 13 hidden units (MLP expansion)"],
     "groups": [
-        "layer 0: attention 6 -> 12 heads (head addition)",
-        "layer 0: attention 2 -> 4 key-value heads (head addition)",
+        "layer 1: attention 6 -> 12 heads (head addition)",
+        "layer 1: attention 2 -> 4 key-value heads (head addition)",
     ],
-    "divided_groups": ["layer 0: attention 2 -> 6 key-value heads (head addition, 3 copies of each: groups divided)"],
-    "keys": ["layer 1: attention queries and keys 4 -> 6 a head (attention expansion)"],
+    "divided_groups": ["layer 1: attention 2 -> 6 key-value heads (head addition, 3 copies of each: groups divided)"],
+    "keys": ["layer 2: attention queries and keys 4 -> 6 a head (attention expansion)"],
     "stream": [
         "embedding and head: width 12 -> 15 (hidden dimension expansion)",
-        "layers 0-2: width 12 -> 15 (3 new coordinates: hidden dimension expansion)",
+        "layers 1-3: width 12 -> 15 (3 new coordinates: hidden dimension expansion)",
     ],
-    "narrow_layer": ["layer 1: width 8 -> 10 (2 coordinates that wider layers had: variable width)"],
+    "narrow_layer": ["layer 2: width 8 -> 10 (2 coordinates that wider layers had: variable width)"],
     "layers": [
-        "layers 0, 4: added, width 12, 3 heads of 4, swiglu feed-forward of 10 hidden units, "
+        "layers 1, 5: added, width 12, 3 heads of 4, swiglu feed-forward of 10 hidden units, "
         "silent at first (layer addition)"
     ],
-    "block": ["layer 1: feed-forward block 2 added, 4 hidden units, silent at first (block addition)"],
-    "units_of_blocks": [f"layer 0: feed-forward block {i} 4 -> 6 hidden units (MLP expansion)" for i in (0, 1)],
-    "more_experts": ["layer 0: 3 -> 6 experts, 2 -> 4 a token (experts duplicated)"],
+    "block": ["layer 2: feed-forward block 2 added, 4 hidden units, silent at first (block addition)"],
+    "units_of_blocks": [f"layer 1: feed-forward block {i} 4 -> 6 hidden units (MLP expansion)" for i in (0, 1)],
+    "more_experts": ["layer 1: 3 -> 6 experts, 2 -> 4 a token (experts duplicated)"],
     "narrower_experts": [
-        "layer 0: 3 -> 6 experts, 2 -> 4 a token (experts cut)",
-        "layer 0: experts 4 -> 2 hidden units (experts cut)",
+        "layer 1: 3 -> 6 experts, 2 -> 4 a token (experts cut)",
+        "layer 1: experts 4 -> 2 hidden units (experts cut)",
     ],
-    "shared_expert": ["layer 0: shared expert 0 -> 3 hidden units (MLP expansion)"],
-    "experts_of_a_dense_layer": ["layer 1: feed-forward swiglu -> 3 experts of 10 hidden units, 2 a token (upcycling)"],
+    "shared_expert": ["layer 1: shared expert 0 -> 3 hidden units (MLP expansion)"],
+    "experts_of_a_dense_layer": ["layer 2: feed-forward swiglu -> 3 experts of 10 hidden units, 2 a token (upcycling)"],
     "slots": ["residual: 3 -> 5 slots (virtual width)"],
     "slots_of_a_plain_stream": ["residual: plain -> 5 slots of 4 (virtual width)"],
 }
@@ -43,7 +43,7 @@ def test_expansions_in_words():
     assert {name: expansions(planned(name)) for name in EXPECTED} == EXPECTED
     model = small_model(n_layers=5)
     spans = plan_growth(model, *widen_ffn(model, [0, 1, 3], 50))
-    assert expansions(spans) == ["layers 0-1, 3: feed-forward 10 -> 50 hidden units (MLP expansion)"]
+    assert expansions(spans) == ["layers 1-2, 4: feed-forward 10 -> 50 hidden units (MLP expansion)"]
     assert expansions(plan_growth(model, model)) == []
 
 
@@ -54,10 +54,10 @@ def test_constants_that_a_recipe_would_have_otherwise_are_all_listed():
     plan = plan_growth(config("uniform"), wanted)
     found = kept_constants(plan, wanted)
     assert [str(each) for each in found] == [
-        "layer 1: attention.scale stays 0.316228 (the recipe would have 0.267261)",
-        "layer 1: attention.rope_frequencies is [1, ..., 1.58489e-05] (7 numbers) (the recipe would have null)",
+        "layer 2: attention.scale stays 0.316228 (the recipe would have 0.267261)",
+        "layer 2: attention.rope_frequencies is [1, ..., 1.58489e-05] (7 numbers) (the recipe would have null)",
     ]
-    assert found[0].change == "layer 1: attention.scale 0.316228 -> 0.267261"
+    assert found[0].change == "layer 2: attention.scale 0.316228 -> 0.267261"
     assert [each.is_baked for each in found] == [True, False]
 
 
@@ -66,4 +66,4 @@ def test_the_eps_of_every_norm_is_kept_whatever_the_recipe_says():
     found = {str(each) for each in kept_constants(plan_growth(old, wanted), wanted) if each.path.endswith(".eps")}
     said = "stays 1e-06 (the recipe would have 1e-05)"
     of_layers = ("attention.qk_norm", "attention_norm", "ffn_norm")
-    assert found == {f"final_norm.eps {said}", *(f"layers 0-4: {name}.eps {said}" for name in of_layers)}
+    assert found == {f"final_norm.eps {said}", *(f"layers 1-5: {name}.eps {said}" for name in of_layers)}

@@ -90,6 +90,12 @@ def test_what_a_model_cannot_become_is_refused() -> None:
         ({"layers": {2: {"ffn": {"d_ff": 9}}}}, {"to_shape": "x"}, r"--to RECIPE \(it has its own layers.2.ffn.d_ff\)"),
         ({"residual": {"kind": "virtual", "width": 2.0}}, {"to_shape": "x"}, "--to-shape: goes with a uniform model"),
         ({"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}}, {"ffn": "hourglass"}, "--ffn: got .* this is a moe"),
+        ({"n_layers": 2}, {"to_shape": "x"}, "--to-shape: got x for n_layers = 2; add --add-layers 1"),
+        ({"n_layers": 1}, {"to_shape": "x", "add_layers": 1}, "n_layers = 2; add --add-layers 2"),
+        ({}, {"d_model": 24}, "d_model: got 24, and the model has 32; grow only enlarges: use `widthwise shrink`"),
+        ({"ffn": {"kind": "swiglu", "d_ff": 50}}, {"d_ff": 49}, "d_ff: got 49, and the model has 50; grow only"),
+        ({}, {"n_heads": 3}, "n_heads: got 3, and the model has 4; grow only enlarges"),
+        ({}, {"head_dim": 6}, "head_dim: got 6, and the model has 8; grow only enlarges"),
         ({}, {"virtual_width": 1.45}, "--virtual-width.width: got 1.45; must be a fraction"),
         ({}, {"to_shape": "x", "virtual_width": 2.0}, "--virtual-width: conflicts with --to-shape"),
     ):

@@ -230,6 +230,23 @@ def test_the_recipe_of_a_cut_costs_what_the_uniform_model_costs_in_its_proportio
     assert ratios == pytest.approx([1, 1 / 3, 1 / 2, 1], rel=0.02)
 
 
+@pytest.mark.parametrize("match", ["params", "flops"])
+@pytest.mark.parametrize("d_model", [36, 60])
+def test_the_recipe_of_a_small_cut_meets_its_budget_though_heads_are_whole(match: str, d_model: int) -> None:
+    attention = {"head_dim": 12}
+    model = {"vocab_size": 19, "d_model": d_model, "n_layers": 4, "attention": attention}
+    recipe = parse_recipe({**to_data(tiny_recipe()), "model": model, "seq_len": SEQ_LEN}, "recipe").resolved()
+    model = recipe.explicit_model
+    (whole, *_) = layer_sizes(model)
+    sizes = [whole._replace(n_kv_heads=1), whole._replace(d_model=17), whole._replace(n_hidden=31), whole]
+    data = recipe_of_cut(recipe, model, curve_of_cut(model, smaller_config(model, sizes)), match)
+    own, whole_cost = (
+        QUANTITIES[match](each.inference_cost(), SEQ_LEN)
+        for each in (parse_recipe(data, "recipe").explicit_model, model)
+    )
+    assert own == pytest.approx(whole_cost, rel=0.005)
+
+
 def test_a_curve_needs_a_uniform_model_that_was_cut() -> None:
     smaller = smaller_config(model_of(), [LayerSizes(24, 3, 36), LayerSizes(10, 1, 7)] * 2)
     with pytest.raises(UserError, match="not all as wide as the embedding"):

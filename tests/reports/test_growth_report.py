@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from boxes import refusal
 from fake_comparison import SHAPES, add_to_result, cost, write_run
 from fake_growth import CERTIFICATE, write_family, write_grown_run
 from page_section import run_page
 
+from widthwise.config_io import parse
+from widthwise.records.certificate import Certificate
 from widthwise.records.outcome import Outcome
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.answers import answer, question
@@ -19,6 +22,12 @@ from widthwise.reports.curves import Curve, against_flops
 from widthwise.reports.growth import growth_section
 from widthwise.reports.reading import read_run
 from widthwise.reports.table import Table
+
+
+@pytest.mark.parametrize("key", ["params", "flops_per_token"])
+def test_a_certificate_of_a_model_that_costs_nothing_is_refused(key: str) -> None:
+    data = {**CERTIFICATE, "before": {**CERTIFICATE["before"], key: 0}}
+    assert f"certificate.json: before.{key}: got 0" in refusal(parse, Certificate, data, "certificate.json")
 
 
 def growth(step: int, change: float = 0.25, **values: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tiny_runs import tiny_recipe, unfinished_copy
 
 from widthwise.config_io import checked_copy
-from widthwise.growth.choices import Multiples
+from widthwise.growth.choices import Multiples, NewSizes
 from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
@@ -147,6 +147,14 @@ def test_what_cannot_be_is_refused_before_anything_is_written(source: RunCheckpo
     ):
         assert message in refusal(grown, source, tmp_path / "grown", *WIDER, override)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_a_tied_model_gets_a_virtual_width_with_the_embedding_that_the_changes_name(trained) -> None:
+    source = RunCheckpoint.of(trained("model.shape={kind: uniform}", "model.tie_embeddings=true", name="tied"))
+    wider = NewSizes(virtual_width=1.5)
+    found = wanted_recipe(source, None, ["model.residual.embedding=pad"], wider).explicit_model.residual
+    assert (found.kind, found.embedding, found.stream_width) == ("hyper_connections", "pad", 1.5 * source.model.d_model)
+    assert "embedding: " in refusal(wanted_recipe, source, None, [], wider)
 
 
 def test_a_folder_that_holds_something_is_left_alone(source: RunCheckpoint, tmp_path: Path) -> None:

@@ -241,6 +241,12 @@ def test_a_cut_run_that_learns_states_resumes_bitwise_and_comes_nearer(parent: P
     assert distance_on_its_text(whole) < before
 
 
+@pytest.mark.parametrize("temperature", [1e300, 1e-300, 0.0, float("inf"), float("nan")])
+def test_a_temperature_whose_square_is_no_number_of_training_is_refused(temperature: float) -> None:
+    changes = "train.distill={teacher: run}", f"train.distill.temperature={temperature}"
+    assert "train.distill.temperature: got" in refusal(tiny_recipe, *changes)
+
+
 def test_an_origin_of_odd_shapes_and_ranges_is_refused(parent: Path, tmp_path: Path) -> None:
     run = cut_of(parent, tmp_path / "run")
     origin, recipe = Origin.read(run), saved_recipe(RunDir(run))

@@ -205,13 +205,19 @@ def _part_table(found: Plan) -> Table:
     totals = [sum(getattr(each, key) for each in found.parts) for key in keys]
     rows += [[], ["all of it", si(found.params), *map(bytes_of, totals)]]
     memory = found.memory
-    rows.append([f"at the peak ({memory.moment})", "", *(bytes_of(getattr(memory, key)) for key in keys)])
+    rows.append([f"at the peak ({part_name(memory.moment)})", "", *(bytes_of(getattr(memory, key)) for key in keys)])
     header = ["", "params", "weights", "gradients", "optimizer", "in bf16", "activations"]
     teacher = f" and {si(memory.teacher_bytes)}B of the teacher" if memory.teacher_bytes else ""
     more = f"{si(memory.root_bytes + memory.buffer_bytes)}B of logits and other buffers{teacher}"
     note = f"at the peak also {more}; predicted, not measured"
     caption = f"memory of a device, passes of {counted(found.micro_batch_size, 'sequence')}"
     return Table(caption, header, rows, note=note)
+
+
+def part_name(name: str) -> str:
+    """`layers.0`, as records have it, -> `layer 1`; other names stay."""
+    kind, _, index = name.partition(".")
+    return f"layer {int(index) + 1}" if kind == "layers" else name
 
 
 def bytes_of(n_bytes: int) -> str:

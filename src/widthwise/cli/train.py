@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from widthwise.cli.options import Changes, JsonOption, RecipeArgument, RunArgument, VariantOption, whole_numbers
-from widthwise.cli.plan import bytes_of
+from widthwise.cli.plan import bytes_of, part_name
 from widthwise.cli.progress import TrackOption, training_progress
 from widthwise.cli.terminal import say, say_json, say_result
 from widthwise.config_io import Config, UserError
@@ -183,7 +183,7 @@ def _units(found: DryRun) -> str:
     """The number of units, the root, and the largest and the smallest layer."""
     *layers, root = sorted(found.units, key=lambda unit: unit.name == "root")
     largest, smallest = (choose(layers, key=lambda unit: unit.params) for choose in (max, min))
-    named = ", ".join(f"{unit.name} {bytes_of(unit.gathered_bytes)}" for unit in (root, largest, smallest))
+    named = ", ".join(f"{part_name(unit.name)} {bytes_of(unit.gathered_bytes)}" for unit in (root, largest, smallest))
     return f"{len(found.units)} units: {named}"
 
 

@@ -51,8 +51,8 @@ def expansions(plan: GrowthPlan) -> list[str]:
 
 
 def _named(layers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "layers 0-2, 5"."""
-    spans = [[j for _, j in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
+    """[0, 1, 2, 5] -> "layers 1-3, 6": sentences count layers from 1, paths such as layers.0 from 0."""
+    spans = [[j + 1 for _, j in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
     words = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
     return f"layer{'s' if len(layers) > 1 else ''} {words}"
 

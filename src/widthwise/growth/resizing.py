@@ -21,6 +21,7 @@ from widthwise.model.residual.interface import SlotLayout
 def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
     """Return the model with these sizes. Raises UserError if layers differ in a size given as a single number."""
     if sizes.d_model is not None:
+        _check_enlarges("d_model", sizes.d_model, model.d_model)
         model = _with_d_model(model, sizes.d_model)
     if sizes.d_ff is not None:
         d_ff, key = sizes.d_ff, f"ffn.{_hidden_key(model.layers[0].ffn)}"
@@ -51,6 +52,13 @@ def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[L
             f"{name}: got {size} for all layers, which have {', '.join(map(str, found))}; name single ones, as "
             f"model.layers.0.{key}={size}, or give --to RECIPE"
         )
+    _check_enlarges(name, size, found[0])
+
+
+def _check_enlarges(name: str, size: int, old: int) -> None:
+    """Raise UserError for a size below that of the model."""
+    if size < old:
+        raise UserError(f"{name}: got {size}, and the model has {old}; grow only enlarges: use `widthwise shrink`")
 
 
 LayerChange = Callable[[str, LayerConfig], dict[str, Any]]

@@ -97,7 +97,10 @@ def check_can_shrink(model: ModelConfig) -> None:
         with mistakes_at(where):
             ffn_fields(layer)
         if layer.attention.qk_norm is not None and layer.attention.qk_norm.over == "all_heads":
-            raise UserError(f"{where}.attention.qk_norm.over: got all_heads; without some of them it is another norm")
+            raise UserError(
+                f"{where}.attention.qk_norm.over: got all_heads; without some of them it is another norm; cut a "
+                "model with over: head or without one (Llama, Qwen), or train a smaller one with train.distill"
+            )
 
 
 def why_not_turned(model: ModelConfig) -> str | None:

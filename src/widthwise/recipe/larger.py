@@ -1,6 +1,7 @@
 """The smallest model that contains a given one and has other sizes, another shape, residual or feed-forward."""
 
 import math
+from itertools import count
 from typing import Any
 
 from widthwise.config_io import Config, UserError, differences, mistakes_at, parse, to_data
@@ -17,6 +18,7 @@ from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig, MTPOptions
 from widthwise.model.residual.hyper_connections import HyperConnectionOptions, VirtualWidthTemplate
 from widthwise.recipe.design import shape_section
+from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.search_space import ShapeRequest
 from widthwise.shape.template import ModelTemplate, NormTemplate
 from widthwise.sizes import WIDEST
@@ -39,6 +41,10 @@ def larger_model(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
         raise UserError("--virtual-width: conflicts with --to-shape; they are two growths, one after the other")
     model = resized(model, sizes)
     if sizes.to_shape is not None:
+        n_missing = next(n for n in count() if SCHEDULES[sizes.to_shape].turn_layers(model.n_layers + n))
+        if n_missing:
+            way_out = f"--add-layers {sizes.add_layers + n_missing}"
+            raise UserError(f"--to-shape: got {sizes.to_shape} for n_layers = {model.n_layers}; add {way_out}")
         request = ShapeRequest(
             kind=sizes.to_shape, turn_layer=sizes.turn_layer, turn_width=sizes.turn_width, rounding="nearest"
         )

@@ -1,6 +1,7 @@
 """The sizes of a smaller model at a budget: in proportion along a shape, or layer by layer where least is lost."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from widthwise.config_io import UserError, to_data
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import (
@@ -28,9 +29,11 @@ from widthwise.model.layer import LayerConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.discovery import Curve
+from widthwise.shape.adjusting import closest_size
 from widthwise.shape.profile import sizes_of
+from widthwise.shape.rounding import FAR
 from widthwise.shape.schedule import SCHEDULES
-from widthwise.shape.template import QUANTITIES
+from widthwise.shape.template import QUANTITIES, ModelTemplate
 
 Sizes = Sequence[LayerSizes]
 NO_OTHER = ", and a cut leaves it as it is"
@@ -40,6 +43,8 @@ N_HALVINGS = 40
 """Steps of the bisection for the largest scale within a budget."""
 SECONDS = 60
 """Time for the solver, after which the best sizes so far are taken."""
+STEP = 0.5
+"""Steps, in percent, in which hidden units of a curve are adjusted to a budget."""
 N_LEVELS = 16
 """Widths, and numbers of hidden units and experts, among which a layer chooses."""
 
@@ -111,11 +116,26 @@ def curve_of_cut(model: ModelConfig, smaller: ModelConfig) -> Curve:
 def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) -> dict[str, Any]:
     """Return a recipe, as data, whose model has sizes on a curve and costs as much as a uniform model.
 
-    match: the quantity in which it does.
+    match: the quantity in which it does. The shape meets it with fractions of heads. Where whole heads miss it, all
+    hidden units become a little more or fewer, by a tenth at most.
     """
-    rule, n_layers = uniform_rule(model), len(curve.widths)
-    shape = curve.section(match) | {"depth": n_layers / rule.n_layers}
-    return to_data(recipe) | {"model": to_data(rule) | {"n_layers": n_layers, "shape": shape}, "growth": ()}
+    rule, n_layers, count = uniform_rule(model), len(curve.widths), QUANTITIES[match]
+    section, budget = curve.section(match), count(model.inference_cost(), recipe.seq_len)
+
+    def model_at(percent: float) -> dict[str, Any]:
+        shape = section | {"depth": n_layers / rule.n_layers}
+        if percent != 100:
+            shape["hidden"] = [round(point * percent / 100, 4) for point in section.get("hidden", [1.0])]
+        return to_data(rule) | {"n_layers": n_layers, "shape": shape}
+
+    @cache
+    def miss(n: int) -> float:
+        template = parse(ModelTemplate, model_at(n * STEP), "the model")
+        return count(template.resolve(recipe.seq_len).inference_cost(), recipe.seq_len) / budget - 1
+
+    steps = range(round(90 / STEP), round(110 / STEP) + 1)
+    n_steps = closest_size(miss, round(100 / STEP), steps, FAR)
+    return to_data(recipe) | {"model": model_at(n_steps * STEP), "growth": ()}
 
 
 def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[Callable[[Sizes], float], float]:

@@ -61,7 +61,7 @@ def _wanted_data(
             "model.layers.0.ffn.d_ff=96"
         )
     model, where = larger_model(source.model, sizes), f"{source.run.path}/config.yaml"
-    data = to_data(checked_copy(source.recipe, "recipe", model=model, growth=()))
+    data = to_data(source.recipe) | {"model": to_data(model), "growth": ()}  # checked with the changes
     for override in overrides:  # the run's model has each layer written out
         key = override.partition("=")[0].strip()
         section, name = [*key.split("."), ""][:2]
