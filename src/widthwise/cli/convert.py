@@ -212,6 +212,9 @@ def import_(
     tokenizer = "with its tokenizer" if summary["tokenizer"] else "without a tokenizer, as there is no tokenizer.json"
     commit = f", commit {summary['commit']}" if "commit" in summary else ""
     say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}{commit}")
+    if ignored := summary["ignored_tokens"]:
+        shown = f"{len(ignored)} special tokens past the model's vocabulary, such as {ignored[0]}"
+        remark(f"{shown}, are ignored: encoding a text never gives them")
     if recipe is not None:
         say_next("widthwise", "resume", run)
     elif summary["tokenizer"]:

@@ -171,16 +171,18 @@ class GenerateOptions(Config):
     """Seed of the sampling."""
     speculative: bool = False
     """Decode greedily with drafts from the heads of multi-token prediction (`model.mtp`)."""
+    no_bos: bool = False
+    """Leave out the beginning-of-text token that the tokenizer of an imported model puts before a text."""
 
 
 def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None, as_json: JsonOption = False) -> None:
-    """Continue texts with the model of a run; without a prompt, start a new document.
+    """Continue texts with the model of a run or Hugging Face folder; without a prompt, start a new document.
 
     Example: `widthwise generate runs/quickstart/runs/x-seed1 --prompt "def main("`
     """
     from widthwise.model.generate import SamplingConfig, generate_drafted
     from widthwise.model.generate import generate as continue_prompts
-    from widthwise.runs.trained import load_trained
+    from widthwise.runs.loaded import load_decoder
 
     temperature = options.temperature
     if temperature is None:
@@ -190,7 +192,7 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
             f"--speculative: got --temperature {temperature:g}; drafts are checked greedily, so it must be 0"
         )
     sampling = SamplingConfig(temperature=temperature, top_k=options.top_k, top_p=options.top_p)
-    trained, drafting = load_trained(run, step=step), {}
+    trained, drafting = load_decoder(run, step), {}
     for damage in trained.damages:
         remark(str(damage))
     tokenizer, texts = trained.tokenizer, options.prompts or [""]
@@ -199,15 +201,19 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
             text.encode()
         except UnicodeEncodeError:
             raise UserError(f"--prompt: {text!r} is not UTF-8 text") from None
-    prompts = [tokenizer.encode(text) or [tokenizer.eos_id] for text in texts]
+    if options.no_bos:
+        tokenizer.bos_id = None
+    if tokenizer.bos_note is not None:
+        remark(tokenizer.bos_note)
+    prompts = [*map(tokenizer.encode_prompt, texts)]
     if options.speculative:
-        answers, counts = generate_drafted(trained.model, prompts, options.max_new_tokens, tokenizer.eos_id)
+        answers, counts = generate_drafted(trained.model, prompts, options.max_new_tokens, tokenizer.end_ids)
         drafting = {"speculative": counts.record()}
     else:
         answers = continue_prompts(
-            trained.model, prompts, options.max_new_tokens, sampling, options.seed, tokenizer.eos_id
+            trained.model, prompts, options.max_new_tokens, sampling, options.seed, tokenizer.end_ids
         )
-    continuations = [tokenizer.decode(answer) for answer in answers]
+    continuations = [*map(tokenizer.decode_after, prompts, answers)]
     if as_json:
         rows = [{"prompt": text, "continuation": answer} for text, answer in zip(texts, continuations)]
         say_json({"run": str(run), "step": trained.step, "continuations": rows, **drafting})

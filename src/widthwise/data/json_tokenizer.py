@@ -11,10 +11,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tokenizers
@@ -71,9 +71,9 @@ class JsonTokenizer(Tokenizer):
         self._encoder.no_truncation()
         self._encoder.no_padding()
         self._encoder.encode_special_tokens = True  # text that spells a special token is plain text
-        self.bos_id = _bos_id(data.get("post_processor"))
-        if self.bos_id is not None and self._tokenizer.id_to_token(self.bos_id) is None:
-            raise UserError(f"{where}: post_processor: adds token {self.bos_id}; must be one of the vocabulary")
+        self._first_id = _first_id(data.get("post_processor"))
+        if self._first_id is not None and self._tokenizer.id_to_token(self._first_id) is None:
+            raise UserError(f"{where}: post_processor: adds token {self._first_id}; must be one of the vocabulary")
         count = _piece_counter(data.get("decoder"), where)
         self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for piece, index in self._vocab.items():
@@ -105,9 +105,19 @@ class JsonTokenizer(Tokenizer):
     def definition(self) -> str:
         return self._definition
 
+    def name_of(self, index: int) -> str:
+        return self._tokenizer.id_to_token(index) or super().name_of(index)
+
     @property
-    def eos(self) -> str:
-        return self._tokenizer.id_to_token(self.eos_id) or super().eos
+    def n_used(self) -> int:
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        plain = [index for index, token in added if not token.special]
+        ids = self._tokenizer.get_vocab(with_added_tokens=False).values()
+        return max(*ids, *plain, self.eos_id, self._first_id or 0) + 1
+
+    def as_pretrained(self, token_ids: Mapping[str, int | list[int]]) -> Self:
+        self.bos_id = self._first_id
+        return super().as_pretrained(token_ids)
 
     @property
     def vocabulary_id(self) -> str:
@@ -153,7 +163,7 @@ def _encoder(tokenizer: tokenizers.Tokenizer, data: dict[str, Any]) -> tokenizer
     return tokenizers.Tokenizer.from_str(json.dumps({**data, "model": model, "added_tokens": added}))
 
 
-def _bos_id(post_processor: Any) -> int | None:
+def _first_id(post_processor: Any) -> int | None:
     """Return the token that a post-processor puts before a text; None unless it is exactly one."""
     for part in _mappings(post_processor):
         pieces = [next(iter(piece.items())) for piece in part.get("single", ())]

@@ -107,6 +107,11 @@ def _tensor(rows: np.ndarray) -> "Tensor":
     return torch.from_numpy(rows)
 
 
+def begun(rows: "Tensor", bos_id: int | None) -> "Tensor":
+    """Put `bos_id`, unless None, before each row, whose last token makes room: integers (B, T) -> (B, T)."""
+    return rows if bos_id is None else rows.roll(1, dims=1).index_fill(1, rows.new_zeros(1), bos_id)
+
+
 class Loader:
     """Training batches; `batch(step)` depends only on its argument, iteration only remembers the step.
 
@@ -209,6 +214,8 @@ class HeldOut:
     """Documents in a window, as the model is told of them."""
     skip_tokens: int = 0
     """Target tokens left out at the start."""
+    bos_id: int | None = None
+    """Token before each window of a model that needs one."""
 
     def check(self) -> None:
         """Raises UserError if the text holds not even one window: before a long training, not after it."""
@@ -262,7 +269,8 @@ class HeldOut:
         """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below that of `self.max_tokens`."""
         rows = self._rows if max_tokens is None else self._rows[: max_tokens // self.seq_len]
         for first in range(0, len(rows), self.batch_size):
-            yield _tensor(self._windows.read(np.array(rows[first : first + self.batch_size], dtype=np.uint64)))
+            index = np.array(rows[first : first + self.batch_size], dtype=np.uint64)
+            yield begun(_tensor(self._windows.read(index)), self.bos_id)
 
     @property
     def _rows(self) -> range:

@@ -3,10 +3,10 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,7 +26,9 @@ class Tokenizer(ABC):
     eos_id: int
     """The token that ends every document."""
     bos_id: int | None = None
-    """The token that its makers put before a text; `encode` does not."""
+    """The token before each text that a pretrained model reads; `encode` does not add it."""
+    other_ends: frozenset[int] = frozenset()
+    """Tokens besides `eos_id` at which a pretrained model ends an answer."""
     file_name: str
     """The name of the file `save` writes; the name determines which class reads it."""
 
@@ -46,10 +48,13 @@ class Tokenizer(ABC):
     def definition(self) -> str:
         """Everything that determines the tokenization, as the content of its file."""
 
+    def name_of(self, index: int) -> str:
+        """The token as a message names it."""
+        return str(index)
+
     @property
     def eos(self) -> str:
-        """The end-of-text token as an error names it."""
-        return str(self.eos_id)
+        return self.name_of(self.eos_id)
 
     @property
     def id(self) -> str:
@@ -66,6 +71,38 @@ class Tokenizer(ABC):
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
+
+    @property
+    def n_used(self) -> int:
+        """One more than the largest id that texts, their beginnings and their ends have."""
+        return self.vocab_size
+
+    def as_pretrained(self, token_ids: Mapping[str, int | list[int]]) -> Self:
+        """Begin and end texts as a pretrained model expects. token_ids: as `ImportedModel.token_ids`."""
+        ends = token_ids.get("eos_token_id", [])
+        self.other_ends = frozenset(ends if isinstance(ends, list) else [ends])
+        return self
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a text to continue; an empty one begins after `bos_id`, or else after the end of another text."""
+        beginning = [] if self.bos_id is None else [self.bos_id]
+        return [*beginning, *self.encode(text)] or [self.eos_id]
+
+    @property
+    def bos_note(self) -> str | None:
+        """A line on `bos_id`; None without one."""
+        if self.bos_id is None:
+            return None
+        return f"texts begin with {self.name_of(self.bos_id)}, as the model's tokenizer has it; --no-bos leaves it out"
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return self.other_ends | {self.eos_id}
+
+    def decode_after(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """The text of ids that follow a prompt: some decoders drop the space of the first token."""
+        return self.decode([*prompt, *ids])[len(self.decode(prompt)) :]
 
     def save(self, folder: Path) -> Path:
         """Writes the file from which `restore_tokenizer` makes this tokenizer again."""

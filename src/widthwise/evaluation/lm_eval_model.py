@@ -116,7 +116,7 @@ class ScorerLM(TemplateLM):
         """Continue the prompts. Raises UserError for an unknown option of the task, a max_gen_toks that leaves no room
         for a prompt, and a model that transformers runs."""
         answers = [""] * len(requests)
-        prompts = [self.tok_encode(request.args[0]) or [self.eot_token_id] for request in requests]
+        prompts = [self.scorer.tokenizer.encode_prompt(request.args[0]) for request in requests]
         groups: dict[GenerationOptions, list[int]] = {}
         for index, arguments in enumerate(cast(tuple[Any, ...], request.args) for request in requests):
             given = {"max_gen_toks" if key in ALIASES else key: value for key, value in arguments[1].items()}
@@ -166,6 +166,7 @@ def continue_until(
     stops = [stop for stop in stops if stop]
     # A new stop ends in the newest token, and every token stands for a byte at least.
     n_tail = max((len(stop.encode()) for stop in stops), default=0)
+    end_ids = tokenizer.end_ids
     found: list[list[int]] = [[] for _ in prompts]
     has_ended = [False] * len(prompts)
     with (
@@ -174,14 +175,16 @@ def continue_until(
     ):
         for following in stream_tokens(model, prompts, max_new_tokens, sampling, seed):
             for row, token in enumerate(following.tolist()):
-                has_ended[row] = has_ended[row] or token == tokenizer.eos_id
+                has_ended[row] = has_ended[row] or token in end_ids
                 if not has_ended[row]:
                     found[row].append(token)
-                    tail = tokenizer.decode(found[row][-n_tail:]) if stops else ""
+                    n = min(n_tail, len(found[row]))
+                    before, newest = found[row][-n - 1 : -n] or prompts[row][-1:], found[row][-n:]
+                    tail = tokenizer.decode_after(before, newest) if stops else ""
                     has_ended[row] = any(stop in tail for stop in stops)
             if all(has_ended):
                 break
-    texts = [tokenizer.decode(tokens) for tokens in found]
+    texts = [tokenizer.decode_after(prompt, tokens) for prompt, tokens in zip(prompts, found)]
     for stop in stops:
         texts = [text.partition(stop)[0] for text in texts]
     return texts

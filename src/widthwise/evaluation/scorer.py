@@ -91,9 +91,9 @@ class Scorer:
 
         stride: tokens predicted by a window of max_length tokens, from 1, with the longest contexts and the highest
         cost, to max_length, the default, whose windows share nothing, as in lm-eval (its `context_len` is max_length -
-        stride + 1). prefix: the token before each document, by default the end-of-text token.
+        stride + 1). prefix: the token before each document, by default `bos_id` or else the end-of-text token.
         """
-        first = self.tokenizer.eos_id if prefix is None else prefix
+        first = self.tokenizer.encode_prompt("")[0] if prefix is None else prefix
         stride = self.max_length if stride is None else stride
         requests = (
             (index, request)
@@ -127,12 +127,14 @@ class Scorer:
         return [found[index] for index in range(len(rows))]
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:
-        """Cut context and continuation to the longest row that the model reads."""
+        """Cut context and continuation to the longest row that the model reads, after `bos_id` if there is one."""
         n_predicted = len(continuation)
         if not 1 <= n_predicted <= self.max_length:
             raise UserError(f"continuation: has {n_predicted} tokens; allowed: 1 to max_length = {self.max_length}")
-        tokens = [*(context or [self.tokenizer.eos_id]), *continuation]
-        return Row(tokens[-(self.max_length + 1) :], n_predicted)
+        tokens = [*(context or self.tokenizer.encode_prompt("")), *continuation][-(self.max_length + 1) :]
+        if (bos_id := self.tokenizer.bos_id) not in (None, tokens[0]):
+            tokens = [bos_id, *tokens[-self.max_length :]]  # in place of the first token of a full row
+        return Row(tokens, n_predicted)
 
     def _score(
         self, batch: WholeRows | SharedBeginnings, rows: Sequence[Row], device: torch.device

@@ -117,6 +117,8 @@ class ShrinkOptions(Config):
     """Widths and hidden units are multiples of this."""
     calibration_batches: Count = 8
     """Batches of training text on which the need of the parts is measured."""
+    no_bos: bool = False
+    """Leave out the beginning-of-text token that the tokenizer of an imported model puts before a text."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ShrinkOptions":

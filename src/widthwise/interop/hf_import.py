@@ -77,7 +77,10 @@ def import_hf(folder: Path | str) -> ImportedModel:
             raise UserError(f"{where}: {key}: is not supported; allowed: null")
     config = read_config(architecture, fields)
     tokenizer, token_ids = folder / TOKENIZER, _token_ids(folder, data)
-    has_tokenizer = tokenizer.is_file()
+    has_tokenizer, eos = tokenizer.is_file(), None
+    if has_tokenizer:
+        with optional_tokenizer():
+            eos = token_named(read_text(tokenizer), token_ids.get("eos_token_id"), str(tokenizer))
     return ImportedModel(
         model_type=architecture.model_type,
         config=config,
@@ -85,8 +88,17 @@ def import_hf(folder: Path | str) -> ImportedModel:
         n_positions=architecture.n_positions(fields),
         token_ids=token_ids,
         tokenizer=tokenizer if has_tokenizer else None,
-        eos=token_named(read_text(tokenizer), token_ids.get("eos_token_id"), str(tokenizer)) if has_tokenizer else None,
+        eos=eos,
     )
+
+
+@contextmanager
+def optional_tokenizer() -> Iterator[None]:
+    """Add to the error of an unusable tokenizer that the model can be imported without it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}; or remove {TOKENIZER} to import the model alone") from None
 
 
 def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:

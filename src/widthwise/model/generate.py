@@ -10,8 +10,9 @@ logits may be ordered otherwise than by plain decoding.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import pydantic
 import torch
@@ -139,19 +140,24 @@ def generate(
     max_new_tokens: int,
     sampling: SamplingConfig | None = None,
     seed: int = 0,
-    eos_id: int | None = None,
+    eos_id: int | Collection[int] | None = None,
 ) -> list[list[int]]:
-    """Continuations of all prompts, each cut before its first `eos_id`. Stops early when all have ended."""
+    """Continuations of all prompts, each cut before its first `eos_id`, one or several. Stops when all have ended."""
+    ends = _ends(eos_id)
     continuations: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
     for following in stream_tokens(model, prompts, max_new_tokens, sampling, seed):
         for row, token in enumerate(following.tolist()):
-            ended[row] = ended[row] or token == eos_id
+            ended[row] = ended[row] or token in ends
             if not ended[row]:
                 continuations[row].append(token)
         if all(ended):
             break
     return continuations
+
+
+def _ends(eos_id: int | Collection[int] | None) -> Collection[int]:
+    return (eos_id,) if isinstance(eos_id, int) else eos_id or ()
 
 
 @dataclass
@@ -245,7 +251,7 @@ def stream_drafted(
 
 @torch.inference_mode()
 def generate_drafted(
-    model: Decoder, prompts: Prompts, max_new_tokens: int, eos_id: int | None = None
+    model: Decoder, prompts: Prompts, max_new_tokens: int, eos_id: int | Collection[int] | None = None
 ) -> tuple[list[list[int]], Speculation]:
     """Generate as `generate` does at temperature 0, in fewer passes; the prompts one after another.
 
@@ -254,14 +260,14 @@ def generate_drafted(
     check_prompts(model, prompts, max_new_tokens)
     if not model.depths:
         raise UserError("generate: the model has no heads to draft with; `model.mtp` in its recipe would give it some")
-    counts, continuations = Speculation(), []
+    counts, continuations, ends = Speculation(), [], _ends(eos_id)
     started = time.perf_counter()
     for prompt in prompts:
         continuation: list[int] = []
         for added in stream_drafted(model, prompt, max_new_tokens, counts):
-            continuation += added
-            if eos_id in added:
-                del continuation[continuation.index(eos_id) :]
+            answer = [*takewhile(lambda token: token not in ends, added)]
+            continuation += answer
+            if len(answer) < len(added):
                 break
         continuations.append(continuation)
     counts.seconds = time.perf_counter() - started

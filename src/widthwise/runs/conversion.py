@@ -23,9 +23,8 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.run import Descent
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of
+from widthwise.runs.data_identity import IMPORTED, KEY, TOKENIZER_KEY, has_seen_data, identity_of
 from widthwise.runs.environment import environment
-from widthwise.runs.save import IMPORTED
 from widthwise.runs.trained import RunCheckpoint, check_finite, check_tokenizer
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import adopt

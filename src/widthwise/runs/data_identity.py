@@ -17,6 +17,8 @@ from widthwise.run_dir import RunDir
 
 KEY = "data"
 """Key of the identity in `environment.json`; null there: the run has seen no data yet, as an imported one."""
+IMPORTED = "imported"
+"""Key in `environment.json` of what a run was imported from."""
 TOKENIZER_KEY = "tokenizer"
 """Key of the tokenizer of a run that has seen no data yet; null: it came without one."""
 VALIDATION_KEY = "validation"

@@ -52,6 +52,8 @@ def evaluate_run(
     for damage in loaded.damages:
         observer.message(str(damage))
     scorer = loaded.scorer(config)
+    if (note := loaded.tokenizer.bos_note) is not None:
+        observer.message(f"{path}: {note}")
     suite_files = [] if suite is None else suite.files
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
     texts, readings = {}, _texts(loaded, scorer, config)

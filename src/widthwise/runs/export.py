@@ -29,9 +29,8 @@ from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.recipe.inspection import layer_rows
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import KEY, recorded_identity
+from widthwise.runs.data_identity import IMPORTED, KEY, recorded_identity
 from widthwise.runs.environment import shown_path
-from widthwise.runs.save import IMPORTED
 from widthwise.runs.trained import RunCheckpoint, tokenizer_of
 from widthwise.training import checkpoint
 

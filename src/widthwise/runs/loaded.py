@@ -30,6 +30,12 @@ def load_model(
     return load_trained(path, device, step)
 
 
+def load_decoder(path: Path | str, step: int | None = None) -> LoadedModel:
+    """The model of a run, or of a Hugging Face folder that `widthwise import` reads, as a model of ours."""
+    path = Path(path)
+    return load_trained(path, step=step) if is_run(path, step) else read_own_model(path)
+
+
 def is_run(path: Path, step: int | None) -> bool:
     """Tell a run from a Hugging Face folder. Raises UserError for the step of a folder."""
     if RunDir(path).exists or not (path / CONFIG).is_file():
@@ -51,7 +57,7 @@ def check_tokenizer(path: Path) -> None:
 
 
 def read_own_model(path: Path, device: torch.device | str | None = None) -> LoadedModel:
-    """A `widthwise` folder, without transformers. Raises UserError where it is damaged."""
+    """A folder that `import_hf` reads, without transformers. Raises UserError where it is damaged."""
     check_tokenizer(path)
     device = usual_device(device)
     imported, tokenizer_path = import_hf(path), path / TOKENIZER
@@ -59,6 +65,7 @@ def read_own_model(path: Path, device: torch.device | str | None = None) -> Load
     check_known(tokenizer, imported.config.vocab_size)
     model = build(imported.config, seed=0, device=device)
     model.set_weights(imported.take_weights())
+    tokenizer = tokenizer.as_pretrained(imported.token_ids)
     return LoadedModel(path, model.eval(), tokenizer, device, imported.n_positions)
 
 
@@ -89,10 +96,12 @@ def read_with_transformers(
             raise UserError(f"{path}: has no tensor {min(found['missing_keys'])}, which {CONFIG} asks for")
         model.to(device).eval()
     definition = read_text(path / TOKENIZER)
-    ids = (config.eos_token_id for config in (model.generation_config, model.config))
-    eos = token_named(definition, next((index for index in ids if index is not None), None), str(path / TOKENIZER))
+    ids = [config.eos_token_id for config in (model.generation_config, model.config)]
+    ends = next((index for index in ids if index is not None), [])
+    eos = token_named(definition, ends, str(path / TOKENIZER))
     tokenizer = JsonTokenizer(str(path / TOKENIZER), definition, str(path / TOKENIZER), eos)
     check_known(tokenizer, model.get_input_embeddings().num_embeddings)
+    tokenizer = tokenizer.as_pretrained({"eos_token_id": ends})
     return LoadedModel(path, model, tokenizer, device, getattr(model.config, "max_position_embeddings", None))
 
 

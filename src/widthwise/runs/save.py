@@ -13,21 +13,18 @@ from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
-from widthwise.interop.hf_import import ImportedModel, import_hf
+from widthwise.interop.hf_import import ImportedModel, import_hf, optional_tokenizer
 from widthwise.interop.hub import ImportSource, import_source
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import identity_of, unseen_data
+from widthwise.runs.data_identity import IMPORTED, identity_of, unseen_data
 from widthwise.runs.environment import environment
 from widthwise.runs.speed import faster_precision
 from widthwise.runs.trained import check_known, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
-
-IMPORTED = "imported"
-"""Key in `environment.json` of what a run was imported from."""
 
 
 def save_run(
@@ -153,12 +150,14 @@ def import_run(
     model = build(config, seed=0)
     model.set_weights(imported.hf.take_weights())
     write_first(run.path, imported.recipe, model, tokenizer, {**unseen_data(tokenizer), IMPORTED: imported.origin})
+    ignored = [] if tokenizer is None else [*map(tokenizer.name_of, range(config.vocab_size, tokenizer.vocab_size))]
     return {
         "run": str(run.path),
         **({} if found.commit is None else {"commit": found.commit}),
         "model_type": imported.hf.model_type,
         "params": int(config.inference_cost().params),
         "tokenizer": None if tokenizer is None else tokenizer.spec,
+        "ignored_tokens": ignored,
     }
 
 
@@ -185,7 +184,9 @@ def read_import(
     imported, tokenizer = import_hf(source.folder), None
     if imported.tokenizer is not None:
         spec = f"{tokenizer_path or imported.tokenizer}{f'#{imported.eos}' if imported.eos else ''}"
-        tokenizer = JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
+        with optional_tokenizer():
+            tokenizer = JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
+        tokenizer.as_pretrained(imported.token_ids)
     sections = first_sections(imported.n_positions) if recipe is None else read_recipe(recipe)
     apply_overrides(sections, overrides)
     data = dict(sections.get("data") or {})

@@ -39,6 +39,8 @@ class ScoringOptions(Config):
     """Type of the matrix products; default: the recipe's, of a Hugging Face folder fp32."""
     device: TorchDevice | None = None
     """cpu, cuda or cuda:1; default: cuda, if there is one."""
+    no_bos: bool = False
+    """Leave out the beginning-of-text token that the tokenizer of an imported model puts before a text."""
 
 
 class EvaluationConfig(ScoringOptions):

@@ -7,6 +7,7 @@ the smaller model is made of what is left. Weights in bf16 stay so where the run
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
-from widthwise.data.loader import HeldOut
+from widthwise.data.loader import HeldOut, begun
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
@@ -45,9 +46,9 @@ from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut,
 from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
-from widthwise.runs.data_identity import identity_of
+from widthwise.runs.data_identity import IMPORTED, identity_of
 from widthwise.runs.loaded import is_run
-from widthwise.runs.save import IMPORTED, read_import, write_first
+from widthwise.runs.save import read_import, write_first
 from widthwise.runs.speed import faster_precision
 from widthwise.runs.trained import (
     check_finite,
@@ -99,9 +100,13 @@ def shrink_run(
     source.check_tokenizer(data.tokenizer)
     n_rows, boundaries = recipe.train.sequences_per_pass, recipe.data.boundaries(data)
     batches = batches_from(recipe, 0, options.calibration_batches, SilentObserver())
+    bos_id = None if options.no_bos or source.tokenizer is None else source.tokenizer.bos_id
+    batches = [begun(batch, bos_id) for batch in batches]
     passes = [rows for batch in batches for rows in batch.split(n_rows)]
-    held_out = recipe.held_out(data)
+    held_out = replace(recipe.held_out(data), bos_id=bos_id)
     held_out.check()
+    if source.tokenizer is not None and bos_id is not None:
+        say(str(source.tokenizer.bos_note))
     say("reading held-out text")
     loss_before, tops = _validated(model, held_out)
     if not math.isfinite(loss_before):
@@ -172,6 +177,7 @@ class _Source(NamedTuple):
     """The entry IMPORTED of environment.json, if there is one."""
     check_tokenizer: Callable[[Tokenizer], None]
     """Raises UserError for a tokenizer whose tokens the model does not know."""
+    tokenizer: Tokenizer | None
 
 
 def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Sequence[str]) -> None:
@@ -194,7 +200,9 @@ def _of_run(path: Path | str, step: int | None, overrides: Sequence[str]) -> _So
     recipe, run = parse_recipe(data, str(path)).settled(faster_precision), RunDir(path)
     origin = {key: value for key, value in run.environment().items() if key == IMPORTED}
     name = loaded.path.resolve().name
-    return _Source(name, loaded.step or 0, loaded.model, recipe, origin, partial(check_tokenizer, run))
+    return _Source(
+        name, loaded.step or 0, loaded.model, recipe, origin, partial(check_tokenizer, run), loaded.tokenizer
+    )
 
 
 def _of_folder(path: Path | str, step: int | None, overrides: Sequence[str]) -> _Source:
@@ -216,7 +224,7 @@ def _of_folder(path: Path | str, step: int | None, overrides: Sequence[str]) -> 
             check_tokens(own, tokenizer)
         check_vocabulary(config.vocab_size, tokenizer)
 
-    return _Source(found.name, 0, model, recipe, {IMPORTED: imported.origin}, check)
+    return _Source(found.name, 0, model, recipe, {IMPORTED: imported.origin}, check, own)
 
 
 def _readable(model: Decoder) -> Decoder:

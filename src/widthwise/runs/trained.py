@@ -25,7 +25,7 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import check_data_of_run, has_seen_data, identity_of, recorded_tokenizer
+from widthwise.runs.data_identity import IMPORTED, check_data_of_run, has_seen_data, identity_of, recorded_tokenizer
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import state_by_name
@@ -77,6 +77,8 @@ class LoadedModel:
     def scorer(self, options: ScoringOptions) -> Scorer:
         """The model as a scorer of texts. Raises UserError where it reads fewer tokens than max_length."""
         dtype, model = torch.bfloat16 if self.precision_for(options) == "bf16" else None, self.model
+        if options.no_bos:
+            self.tokenizer.bos_id = None
         if not isinstance(model, Decoder):
             with blamed_on(self.path):
                 model = HFModel(model, self.n_positions)
@@ -201,7 +203,8 @@ def tokenizer_of(run: RunDir) -> Tokenizer:
     files, identity = sorted(run.tokenizer_folder.glob("*.json")), recorded_tokenizer(run)
     if identity is None or not files:
         raise UserError(f"{run.tokenizer_folder}: holds no tokenizer, which text needs")
-    return restore_tokenizer(identity.spec, files[0])
+    tokenizer, origin = restore_tokenizer(identity.spec, files[0]), run.environment().get(IMPORTED)
+    return tokenizer if origin is None else tokenizer.as_pretrained(origin["token_ids"])
 
 
 def check_tokenizer(run: RunDir, given: Tokenizer) -> None:
@@ -226,17 +229,18 @@ def check_tokens(own: Tokenizer, given: Tokenizer, is_free: bool = True) -> None
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
     """Raises UserError for the tokenizer of a run's data with more tokens than its model knows."""
-    if tokenizer.vocab_size > vocab_size:
+    if tokenizer.n_used > vocab_size:
         raise UserError(
-            f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
+            f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.n_used}, "
             f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
         )
+    tokenizer.vocab_size = min(tokenizer.vocab_size, vocab_size)  # adopted data that hold the others are refused
 
 
 def check_known(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises UserError for the tokenizer of a model with tokens that the model does not know."""
-    if tokenizer.vocab_size > vocab_size:
-        raise UserError(f"{tokenizer.spec}: has {tokenizer.vocab_size} tokens; the model knows {vocab_size}")
+    if tokenizer.n_used > vocab_size:
+        raise UserError(f"{tokenizer.spec}: has {tokenizer.n_used} tokens; the model knows {vocab_size}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -270,7 +270,7 @@ class Sampler:
         """held_out: says the tokenizer and the precision. Raises UserError where texts would not fit into the model."""
         self._config, self._tokenizer = config, held_out.data.tokenizer
         self._precision: Precision = held_out.precision
-        self._prompts = [self._tokenizer.encode(text) or [self._tokenizer.eos_id] for text in config.prompts]
+        self._prompts = [*map(self._tokenizer.encode_prompt, config.prompts)]
         self._sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
         try:
             check_prompts(model, self._prompts, config.n_tokens)
@@ -280,13 +280,14 @@ class Sampler:
     def records(self, model: Decoder, step: int) -> list[dict[str, Any]]:
         """A record for each prompt. All processes that share the model call this, and all make every token: where one
         ended a text before another did, the other would wait for it."""
-        config, sampling, eos_id = self._config, self._sampling, self._tokenizer.eos_id
+        config, sampling, tokenizer = self._config, self._sampling, self._tokenizer
         with evaluating(model) as device, uncompiled(model), autocast(device, self._precision):
             drawn = stream_tokens(model, self._prompts, config.n_tokens, sampling, config.seed)
             rows = torch.stack(list(drawn), dim=1).tolist()
         reshard(model)
-        ends = [row.index(eos_id) if eos_id in row else len(row) for row in rows]
+        answers = [takewhile(lambda token: token not in tokenizer.end_ids, row) for row in rows]
+        texts = [tokenizer.decode_after(ids, [*answer]) for ids, answer in zip(self._prompts, answers)]
         return [
-            {"step": step, "event": "sample", "prompt": prompt, "text": self._tokenizer.decode(row[:end])}
-            for prompt, row, end in zip(config.prompts, rows, ends)
+            {"step": step, "event": "sample", "prompt": prompt, "text": text}
+            for prompt, text in zip(config.prompts, texts)
         ]
