@@ -18,6 +18,7 @@ from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
+from widthwise.sizes import counted
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep import SweepSpace
@@ -161,8 +162,9 @@ class Experiment:
         steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(each), max(each)})) for each in counts)
         compute = pflops_days(work["training_flops"], 1)
         return (
-            f"{work['n_points']} {what}s x {len(self.seeds)} seeds: {work['n_runs']} runs of {steps} steps and "
-            f"{tokens} tokens, together {work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"
+            f"{counted(work['n_points'], what)} x {counted(len(self.seeds), 'seed')}: "
+            f"{counted(work['n_runs'], 'run')} of {steps} steps and {tokens} tokens, together "
+            f"{work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"
         )
 
     def workload(self, n_runs: int | None = None) -> dict[str, Any]:

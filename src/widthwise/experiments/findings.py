@@ -148,7 +148,10 @@ class Findings:
         beside = self._trained.get(self._plan.baseline_of(**place) or "")
         key = (name, beside is not None)
         if key not in self._variants:
-            self._variants[key] = variant_of(name, self._trained[name], beside).with_changes(**place)
+            variant = variant_of(name, self._trained[name], beside)
+            axes = tuple(f"{axis}." for axis in place["values"])
+            unlike = {key: pair for key, pair in variant.differs_in.items() if not f"{key}.".startswith(axes)}
+            self._variants[key] = variant.with_changes(**place, differs_in=unlike)
         return self._variants[key]
 
     def _read(self, name: str) -> None:
