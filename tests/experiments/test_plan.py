@@ -87,6 +87,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
             read_plan([comparison(tmp_path, variants={"uniform": {}, "other": other})])
     for compare, named in (
         ({"variants": {"uniform": {}}}, "variants"),
+        ({"variants": {f"v{i}": {} for i in range(1001)}}, "variants"),
         ({"variants": {"uniform": {}, "../escape": X}}, "'../escape'"),
         ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]; each seed may be given once"),
         ({"seeds": []}, "seeds"),

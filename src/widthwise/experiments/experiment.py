@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from widthwise.experiments.sweep import SweepSpace
     from widthwise.experiments.tuning import TuneConfig, Tuner
 
+MOST_POINTS = 1000
+"""Largest number of variants or points that are given, rather than drawn: each is built before the first is trained."""
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
 
@@ -61,6 +63,7 @@ class Experiment:
     """Points that are trained with the same seeds, and compared."""
 
     title: str
+    """Name of its recipe, or names of several."""
     points: Mapping[str, Point]
     """By name, in order, as far as they are known before the experiment is run."""
     seeds: tuple[int, ...]
@@ -89,6 +92,10 @@ class Experiment:
         if self.axes is None:
             return "comparison"
         return "sweep" if self.baseline_group is None else "ladder"
+
+    def title_in(self, folder: Path) -> str:
+        """Return the title of its page: `title` of the section, otherwise the name of the folder."""
+        return getattr(self.section, "title", None) or folder.resolve().name
 
     @property
     def reference(self) -> Recipe:

@@ -53,7 +53,8 @@ class Variant(Record):
     """Name of a held-out loss -> tokens over those of the baseline for the loss that the baseline had at each of its
     validations, as far as the variant has it with every seed."""
     verdict: Verdict | None = None
-    """Verdict on `difference`; None if there is nothing to compare with."""
+    """Verdict on `difference`; None if there is nothing to compare with. Of a point of a sweep, by an interval that is
+    widened for the number of points."""
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""
