@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from widthwise.evaluation.estimate import students_t
 from widthwise.experiments.statistics import change_between, seed_interval
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
@@ -202,8 +203,26 @@ def mean_of_searches() -> Iterator[str]:
 
 
 def five_seeds() -> Estimate:
-    """Return the loss of the mean of the searches minus the uniform model's, of both records of that pair."""
-    return seed_interval([each for folder in (F6, MORE) for each in minus(folder, "mean").per_seed])
+    """Return the loss of the mean of the searches minus the uniform model's, of both records of that pair.
+
+    The interval is made as theirs: the variance of the text, beyond that of the seeds, is widened by n / (n - 1), and
+    both are multiplied by Student's t of n - 1 degrees of freedom.
+    """
+    records = [minus(folder, "mean") for folder in (F6, MORE)]
+    n_seeds, of_text = sum(len(each.per_seed) for each in records), 0.0
+    for each in records:
+        n, alone = len(each.per_seed), seed_interval(each.per_seed)
+        beyond_seeds = (width(each) ** 2 - width(alone) ** 2) / students_t(n - 1) ** 2
+        of_text += n / n_seeds * beyond_seeds * (n - 1) / n
+    seeds = seed_interval([each for record in records for each in record.per_seed])
+    widened = students_t(n_seeds - 1) ** 2 * of_text * n_seeds / (n_seeds - 1)
+    half = (width(seeds) ** 2 + widened) ** 0.5
+    return seeds.with_changes(low=seeds.mean - half, high=seeds.mean + half)
+
+
+def width(estimate: Estimate) -> float:
+    """Return half of an interval."""
+    return (estimate.high - estimate.low) / 2
 
 
 def head_start() -> Iterator[str]:

@@ -84,7 +84,7 @@ def test_a_proposal_can_be_written_and_planned(succeeds, refused, tmp_path: Path
 
 
 def test_one_variant_is_planned(recipe: Path, tmp_path: Path, answer) -> None:
-    path = tmp_path / "pair.yaml"
+    path = tmp_path / "d_model=64.yaml"
     path.write_text("extends: base.yaml\ncompare: {match: none, variants: {base: {}, wide: {model: {d_model: 64}}}}\n")
     alone = answer("plan", recipe, "model.d_model=64", "--device", "24GB")
     assert answer("plan", path, "--variant", "wide", "--device", "24GB") == alone

@@ -44,7 +44,7 @@ def test_a_search_from_the_command_line(sweep, answer, tmp_path: Path) -> None:
 
 def test_a_dry_run_shows_the_work_and_does_none(sweep, succeeds, answer, tmp_path: Path) -> None:
     asked = ("--over", "train.steps=2,4", "--seed", 1, "--out", tmp_path / "out", "--dry-run")
-    assert "2 points x 1 seeds: 2 runs" in succeeds(*sweep, *asked)[0]
+    assert "2 points x 1 seed: 2 runs" in succeeds(*sweep, *asked)[0]
     work = answer(*sweep, *asked)
     assert not (tmp_path / "out").exists()
     assert [row["tokens"] for row in work["points"]] == [2 * 4 * 24, 4 * 4 * 24]

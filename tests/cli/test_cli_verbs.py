@@ -193,16 +193,21 @@ def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, s
 
 
 def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, succeeds) -> None:
+    """The recipe's name has a `=`; the variants differ in their rate, too, which is said wherever they are compared."""
     shape = {"model": {"shape": {"kind": "x", "bottleneck_width": 0.5, "rounding": "balanced"}}}
-    compare = {"seeds": [1, 2], "match": "none", "variants": {"uniform": {}, "x": shape}}
-    (tmp_path / "pair.yaml").write_text(yaml.safe_dump({"extends": recipe.name, "compare": compare}, sort_keys=False))
-    folder = tmp_path / "out"
-    asked = ("compare", tmp_path / "pair.yaml", "train.steps=2", "model.n_layers=4", "--out", folder)
+    compare = {"seeds": [1, 2], "match": "none", "variants": {"uniform": {}, "x": {**shape, "optimizer": {"lr": 0.03}}}}
+    path, folder = tmp_path / "lr=0.03.yaml", tmp_path / "out"
+    path.write_text(yaml.safe_dump({"extends": recipe.name, "compare": compare}, sort_keys=False))
+    asked = ("compare", path, "train.steps=2", "model.n_layers=4", "optimizer.lr=0.01", "--out", folder)
     out, _ = succeeds(*asked)
     assert "with 2 seeds there is no verdict" in " ".join(out.split())
-    command = json.loads((folder / "outcome.json").read_text())["command"]
-    assert command.startswith("widthwise compare ")
-    assert command.endswith("pair.yaml train.steps=2 model.n_layers=4 --out out")
+    assert "x differs from uniform in optimizer.lr 0.03 rather than 0.01." in " ".join(out.split())
+    assert "optimizer.lr 0.03 rather than 0.01" in (folder / "table.tex").read_text()
+    assert "Differs in" in (folder / "report.html").read_text()
+    found = json.loads((folder / "outcome.json").read_text())
+    assert found["title"] == "out"
+    assert found["command"].startswith("widthwise compare ")
+    assert found["command"].endswith("yaml train.steps=2 model.n_layers=4 optimizer.lr=0.01 --out out")
     for name in ("outcome.json", "report.html", "table.csv", "table.tex", "runs/uniform-seed1/result.json"):
         assert (folder / name).is_file()
     out, error = succeeds(*asked, "--json")

@@ -129,7 +129,7 @@ def test_a_run_that_fails_stops_its_worker_and_waits_for_another(short: Experime
 
 def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes(short: Experiment, tmp_path) -> None:
     other = RunDir(tmp_path / "out" / "runs" / "plain-seed3")
-    with other.locked(), pytest.raises(HeldElsewhere, match=r"^1 runs of the comparison are running on other workers"):
+    with other.locked(), pytest.raises(HeldElsewhere, match=r"^other workers hold 1 run of the comparison"):
         run_experiment(short, other.path.parents[1], COMMAND, waits=False)
     assert RunDir(tmp_path / "out" / "runs" / "slow-seed3").has_result
     assert not (tmp_path / "out" / "outcome.json").exists()

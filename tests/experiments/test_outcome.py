@@ -1,6 +1,7 @@
 """The runs of a recipe as one variant, compared with those of a baseline."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from small_costs import small_cost
@@ -10,6 +11,7 @@ from widthwise.experiments.statistics import paired_mean, seed_interval
 from widthwise.records.evaluation import Score, TaskResult
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
 from widthwise.records.run import RunResult, TextResult
+from widthwise.reports.main_table import settings_of
 
 COST = small_cost()
 RANDOM = np.random.default_rng(3)
@@ -55,6 +57,22 @@ def test_the_training_loss_is_paired_by_seed() -> None:
     baseline, own = runs(WINDOWS[0], (2.5, 2.75, 3.0)), runs(WINDOWS[1], (2.25, 2.5, 3.25))
     difference = QUANTITY["difference_train_loss"].of_variant(variant_of("x", trained(own), trained(baseline)))
     assert difference == seed_interval([-0.25, -0.25, 0.25])
+
+
+def test_settings_that_differ_from_the_baselines_are_kept_and_told_apart_from_equal_ones() -> None:
+    """Also one that only the variant has."""
+    settings = {"optimizer": {"lr": 0.004, "betas": [0.9, 0.95]}, "train": {"steps": 7, "width_budget": None}}
+    changed = {"optimizer": {"lr": 0.002, "betas": [0.9, 0.99]}, "train": {"steps": 7, "width_budget": {"target": 0.6}}}
+    own, baseline = (replace(trained(runs(WINDOWS[0])), settings=each) for each in (changed, settings))
+    found = variant_of("x", own, baseline)
+    assert found.differs_in == {
+        "optimizer.lr": [0.002, 0.004],
+        "optimizer.betas.1": [0.99, 0.95],
+        "train.width_budget": [{"target": 0.6}, None],
+    }
+    assert variant_of("x", baseline, baseline).differs_in == {}
+    words = ["optimizer.lr 0.002 rather than 0.004", "optimizer.betas.1 0.99 rather than 0.95", "train.width_budget"]
+    assert settings_of(found) == words
 
 
 def validated(of_tokens: np.ndarray, accuracies: Sequence[float]) -> SeedRuns:

@@ -79,7 +79,7 @@ def test_a_feed_forward_is_adjusted_where_nothing_is_said_and_it_must_be(tmp_pat
 def test_mistakes_are_named(tmp_path: Path) -> None:
     for other, named in (
         ({"seq_len": 16}, "seq_len is 16"),
-        ({"data": {"held_out": 0.2}}, "data is"),
+        ({"data": {"held_out": 0.2}}, r"^other: data\.held_out is 0\.2, but 0\.05 in uniform; not comparable$"),
         ({"schedule": {"warmup_steps": 4}}, r"other: schedule\.warmup_steps: got 4"),
         ({"model": {"shapes": {}}}, r"variants\.other: model\.shapes: unknown key; did you mean 'shape'"),
     ):
@@ -87,6 +87,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
             read_plan([comparison(tmp_path, variants={"uniform": {}, "other": other})])
     for compare, named in (
         ({"variants": {"uniform": {}}}, "variants"),
+        ({"variants": {f"v{i}": {} for i in range(1001)}}, "variants"),
         ({"variants": {"uniform": {}, "../escape": X}}, "'../escape'"),
         ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]; each seed may be given once"),
         ({"seeds": []}, "seeds"),

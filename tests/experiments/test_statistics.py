@@ -17,27 +17,31 @@ def test_seed_interval_is_students_t_and_one_seed_has_none() -> None:
     assert (alone.mean, alone.low, alone.high) == (3.0, None, None)
 
 
-def test_of_one_window_the_interval_is_students_t_over_seeds_and_of_equal_seeds_it_is_of_the_windows() -> None:
-    """But for the 1.1 percent by which 4000 draws miss a standard deviation, three times over."""
-    differences = [0.2, -0.1, 0.4]
-    paired, expected = paired_mean(np.array(differences)[:, None]), seed_interval(differences)
-    assert paired.high - paired.low == pytest.approx(expected.high - expected.low, rel=0.035)
-    windows = np.random.default_rng(6).normal(size=23)
-    equal = paired_mean(np.tile(windows, (3, 1)))
-    error = windows.std() / 23**0.5 * (3 / 2) ** 0.5  # widened for three seeds
-    assert (equal.high - equal.low) / 2 == pytest.approx(stats.t.ppf(0.975, 2) * error, rel=0.035)
+def test_of_one_window_the_interval_is_students_t_over_seeds_and_of_equal_seeds_it_is_that_over_windows() -> None:
+    differences, windows = [0.2, -0.1, 0.4], np.random.default_rng(6).normal(size=23)
+    for found, values in (
+        (paired_mean(np.array(differences)[:, None]), differences),
+        (paired_mean(np.tile(windows, (3, 1))), windows),
+    ):
+        expected = stats.ttest_1samp(values, popmean=0.0).confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    alone = paired_mean(windows[None])
+    assert (alone.mean, alone.low, alone.high) == (pytest.approx(windows.mean()), None, None)
+    assert paired_mean(np.full((3, 5), 0.25)).high == 0.25
 
 
-@pytest.mark.parametrize("n_seeds", [2, 5])
-def test_interval_covers_the_truth_about_as_often_as_it_says(n_seeds: int) -> None:
-    """Differences with a seed effect and window noise: a bootstrap over windows alone would cover far less."""
-    random = np.random.default_rng(n_seeds)
-    n_trials, covered = 200, 0
+@pytest.mark.parametrize("n_seeds", [3, 5])
+@pytest.mark.parametrize("parts", [(1, 0, 0), (1, 0.5, 0.5), (1, 1, 0), (0, 1, 1)])
+def test_an_interval_covers_the_truth_in_94_to_97_percent(n_seeds: int, parts: tuple[float, float, float]) -> None:
+    """parts: standard errors of the mean due to seeds, to text, and to the noise of each window of each seed."""
+    random = np.random.default_rng(n_seeds + 20)
+    n_trials, n_windows, covered = 2000, 23, 0
     for _ in range(n_trials):
-        differences = random.normal(size=(n_seeds, 1)) * 0.02 + random.normal(size=(n_seeds, 23)) * 0.03
-        estimate = paired_mean(differences)
+        shapes = ((n_seeds, 1), (1, n_windows), (n_seeds, n_windows))
+        terms = (part * np.prod(shape) ** 0.5 * random.normal(size=shape) for part, shape in zip(parts, shapes))
+        estimate = paired_mean(sum(terms, np.zeros(shapes[-1])))
         covered += estimate.low <= 0 <= estimate.high
-    assert covered / n_trials > 0.9  # 0.95 less three standard errors of 200 trials
+    assert 0.94 <= covered / n_trials <= 0.97
 
 
 class TestChange:
@@ -64,7 +68,8 @@ class TestChange:
             for by, half in ((0, t * np.hypot(seeds, 0.03)), (0.2, t * np.hypot(seeds, 0.04)))
         )
         change = change_between(before, after, are_paired=True)
-        assert (change.low, change.high) == pytest.approx((0.2 - t * 0.05, 0.2 + t * 0.05))
+        half = stats.norm.ppf(0.975) * 0.05
+        assert (change.low, change.high) == pytest.approx((0.2 - half, 0.2 + half))
 
     def test_too_few_seeds_on_either_side_give_no_interval(self) -> None:
         few, enough = seed_interval([0.1, 0.2]), seed_interval(self.AFTER)

@@ -16,7 +16,7 @@ from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.findings import Findings
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
-from widthwise.experiments.statistics import paired_mean
+from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.sweep import read_sweep
 from widthwise.records.outcome import Outcome
 from widthwise.reports.answers import answer
@@ -64,7 +64,7 @@ def test_numbers_are_those_of_the_runs_paired_with_the_baseline(done) -> None:
     assert point["difference"]["per_seed"] == pytest.approx(
         losses - window_losses(folder, "plain").mean(axis=1), abs=1e-6
     )
-    assert point["values"] == {"optimizer.lr": 0.03}
+    assert (point["values"], point["differs_in"]) == ({"optimizer.lr": 0.03}, {})  # an axis is no other setting
     assert [str(folder / run) for run in point["runs"]] == [str(folder / "runs" / f"0.03-seed{s}") for s in SEEDS]
     assert point["ratio"]["params"] == point["ratio"]["training_flops"] == 1.0
     baseline = points(found)["plain"]
@@ -90,6 +90,9 @@ def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(d
     (judged,) = found.judged
     assert (judged.name, judged.beside, judged.n_points, judged.confidence) == (best, "plain", 2, 1 - 0.05 / 2)
     assert judged.difference == wide
+    for name in ("0.002", "0.03"):
+        wide = paired_mean(window_losses(folder, name) - window_losses(folder, "plain"), 1 - 0.05 / 2)
+        assert points(found)[name]["verdict"] == verdict(wide)
     losses = [point.val_loss.mean for point in found.variants]
     in_order = [point.val_loss.mean for point in found.points if point.state == "finished"]
     assert losses == sorted(losses) != in_order

@@ -14,8 +14,8 @@ PERPLEXITY = TableColumn(name="WikiText", metric="word_perplexity", is_share=Fal
 
 
 def evaluation_table() -> EvaluationTable:
-    better = TableCell(value=0.3441, difference=0.0141, p_better=0.0312, p_worse=0.975)
-    worse = TableCell(value=0.3, p_better=0.99, p_worse=0.00001)
+    better = TableCell(value=0.3441, difference=0.0141, p_value=0.0312, is_better=True)
+    worse = TableCell(value=0.3, p_value=0.00001, is_better=False)
     lower, unknown = TableCell(value=16.321, difference=-0.639), TableCell(value=None)
     rows = [
         TableRow(name="uniform", run="runs/uniform", cells=[TableCell(value=0.33), TableCell(value=16.96)]),
@@ -28,14 +28,14 @@ def evaluation_table() -> EvaluationTable:
 
 
 def test_a_cell_is_marked_below_the_level_alone() -> None:
-    better = TableCell(value=0.3441, difference=0.0141, p_better=0.04, p_worse=0.97)
-    worse = TableCell(value=0.5, difference=-0.5, p_better=0.97, p_worse=0.04)
+    better = TableCell(value=0.3441, difference=0.0141, p_value=0.04, is_better=True)
+    worse = TableCell(value=0.5, difference=-0.5, p_value=0.04, is_better=False)
     for cell, column, *expected in (
         (better, ACCURACY, "34.4", "*", "+1.4, p 0.0400"),
         (worse, ACCURACY, "50.0", "†", f"{MINUS}50.0, p 0.0400"),
-        (TableCell(value=0.5, p_better=0.05, p_worse=0.96), ACCURACY, "50.0", "", "p 0.0500"),
+        (TableCell(value=0.5, p_value=0.05, is_better=True), ACCURACY, "50.0", "", "p 0.0500"),
         (TableCell(value=16.321), PERPLEXITY, "16.32", "", ""),
-        (TableCell(value=None, p_better=0.001), PERPLEXITY, MISSING, "", ""),
+        (TableCell(value=None, p_value=0.001), PERPLEXITY, MISSING, "", ""),
     ):
         assert shown(cell, column, 0.05) == Shown(*expected)
 
@@ -57,7 +57,7 @@ def test_csv_has_every_number_and_runs_nothing() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_text(evaluation_table()))))
     assert [row["model"] for row in rows] == ["uniform", "x", "'=<b>"]
     assert [row["ARC_C acc_norm"] for row in rows] == ["0.33", "0.3441", "0.3"]
-    assert (rows[1]["ARC_C acc_norm p_better"], rows[0]["ARC_C acc_norm p_better"]) == ("0.0312", "")
+    assert (rows[1]["ARC_C acc_norm p_value"], rows[0]["ARC_C acc_norm p_value"]) == ("0.0312", "")
     assert (rows[1]["baseline"], rows[1]["WikiText word_perplexity difference"]) == ("uniform", "-0.639")
 
 

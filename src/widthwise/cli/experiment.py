@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds
+from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds, is_change
 from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say_result
 from widthwise.config_io import Config, UserError
@@ -85,8 +85,8 @@ def compare(
     """
     from widthwise.experiments.compare import read_plan
 
-    overrides = [argument for argument in recipes if "=" in argument]
-    paths = [Path(argument) for argument in recipes if "=" not in argument]
+    overrides = [argument for argument in recipes if is_change(argument)]
+    paths = [Path(argument) for argument in recipes if not is_change(argument)]
     if not paths:
         raise UserError("compare: got no recipe; name one with a compare section, or several")
     plan = read_plan(paths, overrides, options.seeds, options.match, options.adjust)

@@ -1,6 +1,7 @@
 """Options of verbs: one for each field of a config class, and those that many verbs share."""
 
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
@@ -76,6 +77,11 @@ class Command(TyperCommand):
                 param.help = field.get("description")
                 if bounds and param.metavar:
                     param.metavar = f"{param.metavar.partition(' ')[0]} [{', '.join(bounds)}]"
+
+
+def is_change(argument: str) -> bool:
+    """Return True for a change to a recipe, `a.b=c`; a path that exists is a path, whatever its name."""
+    return "=" in argument and not os.path.exists(argument)
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import PositiveFloat, PositiveInt
 
-from widthwise.cli.options import JsonOption, VariantOption
+from widthwise.cli.options import JsonOption, VariantOption, is_change
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
@@ -73,7 +73,7 @@ def plan(
     from widthwise.runs.plan import Planner
 
     arguments = arguments or []
-    recipe = Path(arguments[0]) if arguments and "=" not in arguments[0] else None
+    recipe = Path(arguments[0]) if arguments and not is_change(arguments[0]) else None
     overrides = arguments[recipe is not None :]
     if recipe is not None and is_quantity(str(recipe)) and not recipe_path(str(recipe)).exists():
         raise UserError(f"{recipe}: no such recipe; for a model of that size, give --params {recipe}")

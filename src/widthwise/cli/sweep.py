@@ -21,7 +21,7 @@ from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean
+from widthwise.reports.formats import clean, counted
 from widthwise.runs.environment import command_line
 from widthwise.training.devices import DEVICES, Device
 
@@ -125,7 +125,7 @@ def sweep(
             rule = f"{tokens:g} tokens per {count.replace('_', ' ')} of a rung's first variant"
             note = rule if tokens else "steps as the recipe says"
             note += f"\n{workload['device'] or 'time needs --device or --flops-per-second'}"
-            title = f"{clean(plan.title)}: {workload['n_runs']} runs, {len(plan.seeds)} of each line"
+            title = f"{clean(plan.title)}: {counted(workload['n_runs'], 'run')}, {len(plan.seeds)} of each line"
             table = workload_table(workload, LADDER, title, "", note)
             say_result(workload, as_json, (), [table], notes=notes)
             return

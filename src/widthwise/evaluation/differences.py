@@ -8,7 +8,6 @@ import numpy as np
 
 from widthwise.config_io import UserError, check_one_of
 from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
-from widthwise.evaluation.paper_tasks import is_share
 from widthwise.records.evaluation import (
     MEAN_OVER_TEXTS,
     Difference,
@@ -109,9 +108,9 @@ def _other_questions(on: str) -> Difference:
 
 def _difference(on: str, metric: str, estimate: SampleEstimate, flipped: Flips | None = None) -> Difference:
     ends = dict(zip(("low", "high"), estimate.interval()))
-    p_values = dict(zip(("p_better", "p_worse"), one_sided(estimate, flipped, is_share(metric))))
+    p_value = estimate.p_value() if flipped is None else flipped.p_value
     found = {"on": on, "metric": metric, "value": estimate.value, "stderr": estimate.stderr, "flips": flipped}
-    return Difference.model_validate(found | ends | p_values)
+    return Difference.model_validate({**found, **ends, "p_value": p_value})
 
 
 def text_differences(baseline: TextAnswers, other: TextAnswers) -> dict[str, SampleEstimate] | None:
@@ -191,19 +190,6 @@ def flips(baseline: ItemAnswers, other: ItemAnswers, metric: str) -> Flips | Non
 def _at_least(k: int, n: int) -> float:
     """Return the probability of k or more heads of n fair coins."""
     return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
-
-
-def one_sided(difference: SampleEstimate, flipped: Flips | None, higher_is_better: bool) -> tuple[float, float]:
-    """Return p that the other is no better than the baseline, and p that it is no worse; NaN if undefined.
-
-    From McNemar's exact test for `flipped` items, otherwise from Student's t of the paired difference.
-    """
-    if flipped is not None:
-        gained, lost = len(flipped.gained), len(flipped.lost)
-        above, below = (_at_least(k, gained + lost) for k in (gained, lost))
-    else:
-        above, below = difference.p_above(), difference.scaled(-1).p_above()
-    return (above, below) if higher_is_better else (below, above)
 
 
 def average_difference(

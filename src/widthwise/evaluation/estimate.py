@@ -29,13 +29,13 @@ class SampleEstimate(NamedTuple):
         half_width = students_t(self.df) * self.stderr
         return self.value - half_width, self.value + half_width
 
-    def p_above(self) -> float:
-        """Return the one-sided p of Student's t against a true value of 0; NaN for a standard error of 0 or none."""
+    def p_value(self) -> float:
+        """Return the two-sided p of Student's t against a true value of 0; NaN for a standard error of 0 or none."""
         if not self.stderr > 0:
             return math.nan
         from scipy.special import stdtr  # takes long to import
 
-        return float(stdtr(min(self.df, 1e9), -self.value / self.stderr))
+        return 2 * float(stdtr(min(self.df, 1e9), -abs(self.value) / self.stderr))
 
     def scaled(self, factor: float) -> "SampleEstimate":
         return SampleEstimate(self.value * factor, self.stderr * abs(factor), self.df)

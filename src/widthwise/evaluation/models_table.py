@@ -1,7 +1,7 @@
 """A table with a row for each model and a column for each task: the form of Table 3 of arXiv:2606.18246.
 
 The paper marks an accuracy that is higher at p < 0.05 in a one-sided test, which it does not describe. Here the test is
-of pairs: both models have answered the same questions (`one_sided`). It is of the loss where a perplexity is shown,
+two-sided, and of pairs: both models have answered the same questions. It is of the loss where a perplexity is shown,
 which is its exponential.
 """
 
@@ -25,6 +25,7 @@ from widthwise.records.evaluation import (
     TableRow,
     harness_answers,
 )
+from widthwise.records.record import finite
 
 SIGNIFICANCE = 0.05
 TESTED = {"perplexity": "nats", "token_perplexity": "nats_per_token", "byte_perplexity": "bits_per_byte"}
@@ -104,12 +105,13 @@ def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str, s
     metric = column.shown.metric
     score = column.score(evaluation)
     tested, own = (entries.get((column.on, each)) for each in (TESTED.get(metric, metric), metric))
+    is_tested = tested is not None and tested.p_value is not None
     return TableCell(
         value=score.value,
         stderr=score.stderr,
         difference=own and own.value,
-        p_better=tested and tested.p_better,
-        p_worse=tested and tested.p_worse,
+        p_value=tested and tested.p_value,
+        is_better=(finite(tested.value) > 0) == column.shown.is_share if is_tested else None,
     )
 
 

@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, check_one_of, parse
-from widthwise.experiments.experiment import Experiment, Point, check_name
+from widthwise.experiments.experiment import MOST_POINTS, Experiment, Point, check_name
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
     Matched,
@@ -32,7 +32,9 @@ from widthwise.yaml_io import merge, read_recipe, recipe_name
 class CompareConfig(Config):
     """The `compare:` section of a recipe."""
 
-    variants: dict[str, dict[str, Any]] = Field(min_length=2)
+    title: str | None = None
+    """Title of the page; default: the name of its folder."""
+    variants: dict[str, dict[str, Any]] = Field(min_length=2, max_length=MOST_POINTS)
     """Name -> changes to the recipe. The first is the baseline."""
     seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None

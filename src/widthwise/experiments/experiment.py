@@ -18,11 +18,14 @@ from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
+from widthwise.sizes import counted
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep import SweepSpace
     from widthwise.experiments.tuning import TuneConfig, Tuner
 
+MOST_POINTS = 1000
+"""Largest number of variants or points that are given, rather than drawn: each is built before the first is trained."""
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
 
@@ -60,6 +63,7 @@ class Experiment:
     """Points that are trained with the same seeds, and compared."""
 
     title: str
+    """Name of its recipe, or names of several."""
     points: Mapping[str, Point]
     """By name, in order, as far as they are known before the experiment is run."""
     seeds: tuple[int, ...]
@@ -88,6 +92,10 @@ class Experiment:
         if self.axes is None:
             return "comparison"
         return "sweep" if self.baseline_group is None else "ladder"
+
+    def title_in(self, folder: Path) -> str:
+        """Return the title of its page: `title` of the section, otherwise the name of the folder."""
+        return getattr(self.section, "title", None) or folder.resolve().name
 
     @property
     def reference(self) -> Recipe:
@@ -161,8 +169,9 @@ class Experiment:
         steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(each), max(each)})) for each in counts)
         compute = pflops_days(work["training_flops"], 1)
         return (
-            f"{work['n_points']} {what}s x {len(self.seeds)} seeds: {work['n_runs']} runs of {steps} steps and "
-            f"{tokens} tokens, together {work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"
+            f"{counted(work['n_points'], what)} x {counted(len(self.seeds), 'seed')}: "
+            f"{counted(work['n_runs'], 'run')} of {steps} steps and {tokens} tokens, together "
+            f"{work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"
         )
 
     def workload(self, n_runs: int | None = None) -> dict[str, Any]:

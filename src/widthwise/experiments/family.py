@@ -140,7 +140,7 @@ def run_family(
 
     jobs: number of runs trained at a time; alone: as in `plan_family`. Returns the family.
     """
-    command, title = command or command_line(), f"family of {branches[0].source.run.path}"
+    command, title = command or command_line(), folder.resolve().name
     for branch in branches:
         if not RunDir(branch.run.path).exists:
             carry_out(branch.source, branch.intention, branch.run.path, observer)

@@ -44,13 +44,13 @@ class Findings:
         for name, point in states.items():
             if point["state"] == "finished":
                 self._read(name)
-        points = [self._point(point) for point in states.values()]
+        points = self._with_wide_verdicts([self._point(point) for point in states.values()])
         curves = [curve for own in self._trained.values() for curve in own.curves]
         validations, trend = validations_of(curves) if curves else None, self._trend()
         n_done = sum(states[name]["state"] in ("finished", "failed") for name in plan.points)
         n_done += sum(each["state"] != "running" for each in drawn)
         return Outcome(
-            title=plan.title,
+            title=plan.title_in(self._folder),
             command=self._command,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             confidence=CONFIDENCE,
@@ -79,6 +79,17 @@ class Findings:
             n_failed=states.count("failed"),
             n_repeated=n_done - states.count("finished") - states.count("failed"),
         )
+
+    def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
+        """Return the points of a sweep with verdicts by intervals widened for all of them, as that of the best one."""
+        compared = [each.name for each in points if isinstance(each, Variant) and each.difference is not None]
+        if self._plan.kind != "sweep" or self._plan.baseline is None or not compared:
+            return list(points)
+        wide, baseline = 1 - (1 - CONFIDENCE) / len(compared), self._plan.baseline
+        found = {}
+        for name in compared:
+            found[name] = self._beside(name, baseline, self._windows(name), len(compared), wide).verdict
+        return [each.with_changes(verdict=found[each.name]) if each.name in found else each for each in points]
 
     def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
         """Yield the best point beside the baseline, or else the next best, and groups whose points none has selected.
@@ -148,7 +159,10 @@ class Findings:
         beside = self._trained.get(self._plan.baseline_of(**place) or "")
         key = (name, beside is not None)
         if key not in self._variants:
-            self._variants[key] = variant_of(name, self._trained[name], beside).with_changes(**place)
+            variant = variant_of(name, self._trained[name], beside)
+            axes = tuple(f"{axis}." for axis in place["values"])
+            unlike = {key: pair for key, pair in variant.differs_in.items() if not f"{key}.".startswith(axes)}
+            self._variants[key] = variant.with_changes(**place, differs_in=unlike)
         return self._variants[key]
 
     def _read(self, name: str) -> None:

@@ -36,6 +36,8 @@ FEWEST_RUNGS = 3
 class LadderConfig(Config):
     """The `ladder:` section of a recipe."""
 
+    title: str | None = None
+    """Title of the page; default: the name of its folder."""
     rungs: dict[str, dict[str, Any]] = Field(min_length=FEWEST_RUNGS)
     """Name -> changes to the recipe that make a size."""
     variants: dict[str, dict[str, Any]] = Field(min_length=1)

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal, get_args
 import pydantic
 from pydantic import Discriminator, Tag
 
-from widthwise.config_io import Config, UserError, check_one_of, checked_copy, mistakes_of
+from widthwise.config_io import (
+    Config,
+    UserError,
+    check_one_of,
+    checked_copy,
+    differences,
+    mistakes_of,
+    shortened,
+    to_data,
+)
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.quantities import OF_MODELS
@@ -74,12 +83,13 @@ def check_matched(
 
 
 def _differences(name: str, recipe: Recipe, other_name: str, other: Recipe, shared: Iterable[str]) -> list[str]:
-    values = {what: (attrgetter(what)(recipe), attrgetter(what)(other)) for what in shared}
-    return [
-        f"{name}: {what} is {own}, but {expected} in {other_name}"
-        for what, (own, expected) in values.items()
-        if own != expected
-    ]
+    found = []
+    for what in shared:
+        pair = [attrgetter(what)(each) for each in (recipe, other)]
+        if pair[0] != pair[1]:
+            data = [to_data(each) if isinstance(each, Config) else each for each in pair]
+            found += differences(*data, what)
+    return [f"{name}: {key} is {shortened(own)}, but {shortened(value)} in {other_name}" for key, own, value in found]
 
 
 def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:

@@ -3,13 +3,13 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, differences
 from widthwise.experiments.equal_loss import LossCurve, LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_mean, seed_interval, verdict
 from widthwise.recipe.inspection import ratios
@@ -21,9 +21,12 @@ from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import VALIDATION_KEY, check_data_of_run, recorded_identity
 from widthwise.runs.environment import is_shared
+from widthwise.yaml_io import parse_yaml
 
 ARRIVAL_SECONDS = 60.0
 """Longest time that a result written by another machine may take to appear on a network file system."""
+SETTINGS = ("optimizer", "schedule", "train", "data")
+"""Sections of a recipe in which a variant may differ from its baseline beside the model."""
 OF_TASKS = ("acc", "acc_norm", "bits_per_byte")
 """Metrics of a task that are compared, if it has them."""
 
@@ -40,12 +43,17 @@ class SeedRuns:
     results: Results
     curves: LossCurves = ()
     """The validations of these runs; empty to leave out statements on equal loss."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The sections SETTINGS of their resolved recipe, as plain data without the seed."""
 
     @classmethod
     def read(cls, folder: Path, paths: Sequence[str]) -> "SeedRuns":
         """Read finished runs in the folder of their experiment."""
         runs = [RunDir(folder / path) for path in paths]
-        return cls(paths, [load_result(run) for run in runs], [LossCurve.of(run.metrics()) for run in runs])
+        recipe = parse_yaml(runs[0].config_yaml(), f"{runs[0].path}/config.yaml")
+        settings = {name: recipe[name] for name in SETTINGS} | {"train": {**recipe["train"], "seed": None}}
+        curves = [LossCurve.of(run.metrics()) for run in runs]
+        return cls(paths, [load_result(run) for run in runs], curves, settings)
 
 
 def load_result(run: RunDir) -> RunResult:
@@ -90,8 +98,9 @@ def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
     results, other = own.results, None if baseline is None else baseline.results
     estimates = {name: seed_interval(each.over_seeds(results)) for name, each in OF_RUNS.items()}
     fields: dict[str, Any] = {name: each for name, each in estimates.items() if name in Variant.model_fields}
-    differences = {} if other is None or own is baseline else _differences(results, other)
-    difference = differences.pop("val_loss", None)
+    of_losses = {} if other is None or own is baseline else _differences(results, other)
+    difference = of_losses.pop("val_loss", None)
+    unlike = () if baseline is None else differences(baseline.settings, own.settings)
     pair = (own.curves, () if baseline is None else baseline.curves)
     suffice = bool(own.curves) and validations_of([*pair[0], *pair[1]]).suffice
     judged: Verdict | None = "baseline"
@@ -105,7 +114,8 @@ def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
         shares_machine=any(is_shared(result.other_cpu_share) for result in results),
         doubts=[f"seed {result.seed}: {doubt}" for result in results for doubt in result.doubts],
         difference=difference,
-        differences=differences,
+        differences=of_losses,
+        differs_in={key: [value, expected] for key, expected, value in unlike},
         gap=gaps(*pair) if difference else {},
         tokens_ratio=tokens_ratios(*pair) if difference and suffice else {},
         at_equal_loss=equal_losses(*pair) if difference and suffice else {},

@@ -145,7 +145,7 @@ def _write_planned(plan: Experiment, folder: Path, command: str) -> None:
         PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=plan.recipes[name].train.steps)
         for name, seed in plan.order
     ]
-    PlannedRuns(title=plan.title, command=command, baseline=plan.baseline, runs=planned).write(folder)
+    PlannedRuns(title=plan.title_in(folder), command=command, baseline=plan.baseline, runs=planned).write(folder)
 
 
 def jobs_of(plan: Experiment, asked: int | None) -> Jobs:

@@ -17,6 +17,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.jobs import JobProcess, Jobs, ProcessGroup, Run
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, RunInUse
+from widthwise.sizes import counted
 from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
 from widthwise.training.observer import ForwardingObserver, Observer
 
@@ -204,7 +205,7 @@ class Schedule:
     def announce_wait(self) -> None:
         """Say that runs of other workers are waited for, once for each number of runs."""
         if (n := self.n_held_elsewhere) not in (0, self._n_announced):
-            self.observer.message(f"{n} runs are at work elsewhere; waiting for them, or to take them over")
+            self.observer.message(f"waiting for {counted(n, 'run')} of other workers, or to take over")
             self._n_announced = n
 
     def ended(self, run: Run, error: BaseException | None) -> None:
@@ -241,7 +242,7 @@ def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: s
     if not schedule.is_over:
         n = schedule.n_held_elsewhere
         raise HeldElsewhere(
-            f"{n} runs of the {experiment} are running on other workers; the last one writes the results"
+            f"other workers hold {counted(n, 'run')} of the {experiment}; the last one writes the results"
         )
 
 

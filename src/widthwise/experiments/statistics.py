@@ -1,5 +1,6 @@
 """Statistics for few seeds: paired differences and their intervals, and lines through losses."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -14,8 +15,6 @@ from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Est
 from widthwise.records.outcome import Trend, TrendPoint
 from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS
 from widthwise.records.record import finite
-
-N_RESAMPLES = 4000
 
 
 def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
@@ -34,23 +33,33 @@ def _interval(sample: SampleEstimate, confidence: float) -> Estimate:
 
 
 def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE) -> Estimate:
-    """Return the mean of differences of losses, or of other sums of them; its interval is Student's t times a bootstrap
-    standard error.
+    """Return the mean of differences of losses, or of other sums of them, with Student's t interval.
 
     differences: (n_seeds, n_windows); the same row is the same seed and data order, the same column the same held-out
-    text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007, arXiv:0712.1111).
-    Few seeds understate the spread: it is widened by sqrt(n / (n - 1)), and t has n - 1 degrees of freedom; the
-    quantiles of such a bootstrap itself would call one difference in five real that is luck. One seed gives no
+    text. The variance of the mean has two parts: that of the means of seeds, and what the means of windows vary beyond
+    their noise, which the first part includes (a two-way layout with random rows and columns). One seed gives no
     interval.
     """
     n_seeds, n_windows = differences.shape
-    random = np.random.default_rng(0)
-    seed_weights = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=N_RESAMPLES) / n_seeds
-    window_weights = random.multinomial(n_windows, np.full(n_windows, 1 / n_windows), size=N_RESAMPLES) / n_windows
-    means = np.einsum("rs,sw,rw->r", seed_weights, differences, window_weights, optimize=True)
-    standard_error = means.std() * np.sqrt(n_seeds / (n_seeds - 1)) if n_seeds > 1 else float("nan")
-    sample = SampleEstimate(float(differences.mean()), float(standard_error), n_seeds - 1)
-    return _interval(sample, confidence).with_changes(per_seed=differences.mean(axis=1).tolist())
+    of_seeds, of_windows = differences.mean(axis=1), differences.mean(axis=0)
+    seeds, text = mean(of_seeds), mean(of_windows)
+    noise = np.square(differences - of_seeds[:, None] - of_windows + seeds.value).sum()
+    noise /= max((n_seeds - 1) * (n_windows - 1), 1) * differences.size
+    of_text = max(0.0, text.stderr**2 - noise)  # 0 for a single window, the error of which is nan
+    found = _of_parts(seeds.value, [(seeds.stderr**2, seeds.df), (of_text, text.df)])
+    return _interval(found, confidence).with_changes(per_seed=of_seeds.tolist(), df=found.df)
+
+
+def _of_parts(value: float, parts: Sequence[tuple[float, float]]) -> SampleEstimate:
+    """Return a value with the standard error of the sum of independent variances. parts: variance, degrees of freedom.
+
+    The degrees of freedom are the harmonic mean, weighted by variance. Welch and Satterthwaite square the weights,
+    which takes estimated variances for true ones: with three seeds such intervals cover as little as 92 percent
+    (`test_statistics.py`), with these weights 94 to 97.
+    """
+    variance = sum(part for part, _ in parts)
+    uncertainty = sum(part / max(df, 1) for part, df in parts)
+    return SampleEstimate(value, variance**0.5, variance / uncertainty if uncertainty else math.inf)
 
 
 def change_between(before: Estimate, after: Estimate, are_paired: bool, confidence: float = CONFIDENCE) -> Estimate:
@@ -67,17 +76,17 @@ def change_between(before: Estimate, after: Estimate, are_paired: bool, confiden
         return Estimate(mean=finite(after.mean) - finite(before.mean))
     samples = []
     for each in pair:
-        df, width = len(each.per_seed) - 1, finite(each.high) - finite(each.low)
-        samples.append(SampleEstimate(finite(each.mean), width / 2 / students_t(df, confidence), df))
-    apart = mean_of([samples[0].scaled(-1), samples[1]]).scaled(2)
+        df = len(each.per_seed) - 1 if each.df is None else each.df
+        error = (finite(each.high) - finite(each.low)) / 2 / students_t(df, confidence)
+        samples.append(SampleEstimate(finite(each.mean), error, df))
+    change = mean_of([samples[0].scaled(-1), samples[1]]).scaled(2)
     if not are_paired:
-        return _interval(apart, confidence)
+        return _interval(change, confidence)
     per_seed = np.array([[finite(value) for value in each.per_seed] for each in pair])
     of_text = np.square([each.stderr for each in samples]) - per_seed.var(axis=1, ddof=1) / n_seeds
     changes = np.diff(per_seed, axis=0)[0]
-    variance = changes.var(ddof=1) / n_seeds + np.maximum(of_text, 0).sum()
-    sample = SampleEstimate(apart.value, float(np.sqrt(variance)), n_seeds - 1)
-    return _interval(sample, confidence).with_changes(per_seed=changes.tolist())
+    parts = [(changes.var(ddof=1) / n_seeds, n_seeds - 1), (np.maximum(of_text, 0).sum(), math.inf)]
+    return _interval(_of_parts(change.value, parts), confidence).with_changes(per_seed=changes.tolist())
 
 
 def verdict(difference: Estimate) -> Verdict:

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import itertools
 import json
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError, parse, require, to_data
 from widthwise.experiments.axes import Axis, word
-from widthwise.experiments.experiment import Experiment, Point, check_name
+from widthwise.experiments.experiment import MOST_POINTS, Experiment, Point, check_name
 from widthwise.experiments.matching import (
     MatchConfig,
     MatchSection,
@@ -60,6 +61,8 @@ class SearchConfig(Config):
 class SweepConfig(Config):
     """The `sweep:` section of a recipe."""
 
+    title: str | None = None
+    """Title of the page; default: the name of its folder."""
     baseline: dict[str, Any] | None = None
     """Changes to the recipe that give the point with which others are compared; {}: the unchanged recipe."""
     baseline_name: str = "baseline"
@@ -144,6 +147,12 @@ class SweepSpace:
         impossible point, and if two have the same name or become the same model."""
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
+            grids = (
+                [axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items()]
+                for group, axes in self.config.axes.items()
+            )
+            if (n := sum(math.prod(map(len, axes)) for axes in grids)) > MOST_POINTS:
+                raise UserError(f"sweep: a grid of {n:,} points; must be at most {MOST_POINTS:,}, or add search")
             points += [self.point(group, values) for group, values in self._combinations()]
         found: dict[str, Point] = {}
         for point in points:

@@ -27,6 +27,8 @@ class Estimate(Record):
     high: Known = None
     per_seed: Sequence[Known] = ()
     """One value per seed, in the order of the seeds."""
+    df: Known = None
+    """Degrees of freedom of the interval, if they are not those of the seeds."""
 
 
 class EqualLoss(Record):

@@ -180,9 +180,8 @@ class Difference(Record):
     stderr: Known = None
     low: Known = None
     high: Known = None
-    p_better: Known = None
-    """One-sided p that it is no better than the baseline; None if undefined."""
-    p_worse: Known = None
+    p_value: Known = None
+    """Two-sided p of no difference: McNemar's exact test for `flips`, otherwise Student's t; None if undefined."""
     flips: Flips | None = None
     """None for metrics that are not right or wrong."""
 
@@ -219,10 +218,10 @@ class TableCell(Record):
     stderr: Known = None
     difference: Known = None
     """It minus that of the baseline; None of a baseline, and where the questions differ."""
-    p_better: Known = None
-    """One-sided p that it is no better than the baseline, from pairs; None where these are not known."""
-    p_worse: Known = None
-    """One-sided p that it is no worse."""
+    p_value: Known = None
+    """Two-sided p of no difference to the baseline, from pairs; None if these are unknown."""
+    is_better: bool | None = None
+    """True if the tested difference favours it; None without a test."""
 
 
 class TableRow(Record):

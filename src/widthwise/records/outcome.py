@@ -42,6 +42,9 @@ class Variant(Record):
     differences: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
     """Name of a further loss -> that loss minus the baseline's, paired as `difference` is if it is one of held-out
     text, otherwise by seed alone."""
+    differs_in: Mapping[str, Sequence[Any]] = pydantic.Field(default_factory=dict)
+    """Recipe key of optimizer, schedule, train or data -> its value and the baseline's, where these differ. Keys in
+    `values`, and seeds, are omitted; empty in records of older versions."""
     at_equal_loss: Mapping[str, EqualLoss] = pydantic.Field(default_factory=dict)
     """Name of a held-out loss -> tokens and FLOPs to equal loss; empty if validations are too few."""
     gap: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)
@@ -50,7 +53,8 @@ class Variant(Record):
     """Name of a held-out loss -> tokens over those of the baseline for the loss that the baseline had at each of its
     validations, as far as the variant has it with every seed."""
     verdict: Verdict | None = None
-    """Verdict on `difference`; None if there is nothing to compare with."""
+    """Verdict on `difference`; None if there is nothing to compare with. Of a point of a sweep, by an interval that is
+    widened for the number of points."""
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""
@@ -99,7 +103,7 @@ class Trend(Record):
     over: str
     """Name of the quantity that the line runs over."""
     slope: Estimate
-    """Change of the loss in nats per doubling; Student's t times a bootstrap standard error over seeds and windows."""
+    """Change of the loss in nats per doubling; Student's t over seeds and windows."""
     intercept: Estimate
     """The line where the quantity is 1; Student's t over seeds."""
     r_squared: Known

@@ -168,8 +168,7 @@ NOTES = {
     "val_loss": "Mean over seeds of the cross-entropy per token on held-out text, in nats; below it the {confidence} "
     "interval of that mean over seeds (Student's t). Lower is better.",
     "difference": "Held-out loss minus that of {baseline}, paired by seed and by held-out text, and its {confidence} "
-    "interval (Student's t times a bootstrap standard error over seeds and held-out windows together). Negative is "
-    "better.",
+    "interval (Student's t, over seeds and held-out windows). Negative is better.",
     "train_loss": "Mean over the last steps of training, as many as train.loss_window_steps says, and over seeds.",
     "difference_train_loss": "Training loss minus that of {baseline}, paired by seed, and its {confidence} interval "
     "(Student's t over seeds).",

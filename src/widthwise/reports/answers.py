@@ -1,6 +1,6 @@
 """The answers of experiments in words: the question, what is better than the baseline, and what casts doubt on it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
 from widthwise.records.estimate import FEWEST_SEEDS, NO_VERDICT, TIE_MARGIN, Estimate
@@ -8,16 +8,33 @@ from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
 from widthwise.reports.formats import capital, clean, counted, duration, fixed, sequence
+from widthwise.reports.main_table import settings_of
+
+MOST_SETTINGS = 5
+"""Settings that a sentence names; the table has all."""
 
 
 def answer(found: Outcome) -> list[str]:
-    """Return a few sentences that answer in words, each with one number at most."""
+    """Return a few sentences that answer in words, each with one number at most, and the settings that differ."""
     if found.kind == "sweep":
-        return _of_sweep(found)
+        return [*_of_sweep(found), *_of_settings(found)]
     if found.kind == "ladder":
-        return _of_ladder(found)
+        return [*_of_ladder(found), *_of_settings(found)]
     beside = [*_of_family(found), *_beside_baseline(found), *_of_trend(found), *_at_equal_loss(found)]
-    return [*beside, *_of_tuning(found)]
+    return [*beside, *_of_tuning(found), *_of_settings(found)]
+
+
+def _of_settings(found: Outcome) -> Iterator[str]:
+    """Yield which variants differ from the baseline in more than the model, those with the same settings together."""
+    alike: dict[tuple[str, ...], list[Variant]] = {}
+    for each in found.variants:
+        alike.setdefault(tuple(settings_of(each)), []).append(each)
+    for settings, group in alike.items():
+        if settings:
+            more = f" and {counted(len(settings) - MOST_SETTINGS, 'further setting')}"
+            shown = sequence(settings) if len(settings) <= MOST_SETTINGS else ", ".join(settings[:MOST_SETTINGS]) + more
+            verb = "differs" if len(group) == 1 else "differ"
+            yield f"{_names(group)} {verb} from {clean(found.baseline_words or 'the baseline')} in {shown}."
 
 
 def _beside_baseline(found: Outcome) -> list[str]:

@@ -1,6 +1,5 @@
 """The page of an evaluation of several models, with CSV and LaTeX."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
@@ -9,7 +8,7 @@ from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.table import Table, csv_rows, escaped_row, latex_escape, latex_row, latex_table
 
 BETTER, WORSE = "*", "†"
-PARTS = ("value", "stderr", "difference", "p_better", "p_worse")
+PARTS = ("value", "stderr", "difference", "p_value")
 """Those of a cell, in the order of the columns of `table.csv`."""
 
 
@@ -20,7 +19,7 @@ class Shown(NamedTuple):
     mark: str = ""
     """BETTER, WORSE or nothing."""
     details: str = ""
-    """The difference to the baseline, with the p of what it looks like."""
+    """The difference to the baseline, with its p."""
 
 
 def shown(cell: TableCell, column: TableColumn, significance: float) -> Shown:
@@ -28,16 +27,16 @@ def shown(cell: TableCell, column: TableColumn, significance: float) -> Shown:
     scale, n_decimals = (100, 1) if column.is_share else (1, 2)
     if cell.value is None:
         return Shown(MISSING)
-    p_values = [p for p in (cell.p_better, cell.p_worse) if p is not None]
     details = [] if cell.difference is None else [signed(scale * cell.difference, n_decimals)]
-    details += [f"p {'< 0.0001' if min(p_values) < 1e-4 else fixed(min(p_values), 4)}"] if p_values else []
-    is_better, is_worse = (_is_below(p, significance) for p in (cell.p_better, cell.p_worse))
-    mark = BETTER if is_better else WORSE if is_worse else ""
-    return Shown(fixed(scale * cell.value, n_decimals), mark, ", ".join(details))
+    if cell.p_value is not None:
+        details.append("p < 0.0001" if cell.p_value < 1e-4 else f"p {fixed(cell.p_value, 4)}")
+    return Shown(fixed(scale * cell.value, n_decimals), _mark(cell, significance), ", ".join(details))
 
 
-def _is_below(p: float | None, significance: float) -> bool:
-    return p is not None and p < significance
+def _mark(cell: TableCell, significance: float) -> str:
+    if cell.p_value is None or cell.p_value >= significance:
+        return ""
+    return BETTER if cell.is_better else WORSE
 
 
 def _cells(row: TableRow, table: EvaluationTable) -> list[Shown]:
@@ -103,17 +102,17 @@ def answer(table: EvaluationTable) -> list[str]:
 
     Without baselines: which model is best in most columns.
     """
-    pooled: dict[tuple[str, str], list[TableCell]] = {}
+    pooled: dict[tuple[str, str], list[str]] = {}
     for row in table.rows:
         if row.baseline is not None:
             pair = (without_seed(row.name), without_seed(row.baseline))
-            pooled.setdefault(pair, []).extend(cell for cell in row.cells if cell.p_better is not None)
+            tested = (cell for cell in row.cells if cell.p_value is not None)
+            pooled.setdefault(pair, []).extend(_mark(cell, table.significance) for cell in tested)
     if pooled:
         return [
-            f"{name} is better than {baseline} on {_n_below(table, tested, 'p_better')} and worse on "
-            f"{_n_below(table, tested, 'p_worse')} of {len(tested)} tested numbers; on the rest "
-            "the answers cannot tell."
-            for (name, baseline), tested in pooled.items()
+            f"{name} is better than {baseline} on {marks.count(BETTER)} and worse on {marks.count(WORSE)} "
+            f"of {len(marks)} tested numbers; on the rest the answers cannot tell."
+            for (name, baseline), marks in pooled.items()
         ]
     best: list[str] = []
     for i, column in enumerate(table.columns):
@@ -126,23 +125,19 @@ def answer(table: EvaluationTable) -> list[str]:
     return [f"{clean(winner)} is best in {best.count(winner)} of {len(best)} columns; nothing here was tested."]
 
 
-def _n_below(table: EvaluationTable, cells: Sequence[TableCell], p: str) -> int:
-    return sum(_is_below(cell[p], table.significance) for cell in cells)
-
-
 def _tests(table: EvaluationTable) -> str:
     """Explain the marks of models that are compared."""
     compared = [row for row in table.rows if row.baseline is not None]
     pairs = "; ".join(f"{clean(row.name)} with {clean(row.baseline or '')}" for row in compared)
     words = (
-        f"{BETTER} better and {WORSE} worse than the baseline at p < {table.significance:g}, one-sided, over pairs of "
+        f"{BETTER} better and {WORSE} worse than the baseline at p < {table.significance:g}, two-sided, over pairs of "
         "answers to the same questions: McNemar's exact test where they are right or wrong, otherwise Student's t, for "
         f"a perplexity that of the loss. Compared are {pairs}. Every test speaks for its cell alone."
     )
     untested = [
         clean(column.name)
         for i, column in enumerate(table.columns)
-        if all(row.cells[i].p_better is None for row in compared)
+        if all(row.cells[i].p_value is None for row in compared)
     ]
     return words + (f" Not tested, for want of pairs: {', '.join(untested)}." if untested else "")
 
@@ -167,7 +162,7 @@ def latex_text(table: EvaluationTable) -> str:
     ]
     words = [f"{table.title}.", *["Accuracies in percent."] * bool(n_shares)]
     if any(row.baseline is not None for row in table.rows):
-        test = f"at p < {table.significance:g} in a one-sided paired test"
+        test = f"at p < {table.significance:g} in a two-sided paired test"
         words.append(f"Bold: better than the baseline {test}; {WORSE}: worse.")
     caption = " ".join([*words, *(f"{capital(remark)}." for remark in table.remarks)])
     body = [latex_row([latex_escape(row.name), *map(_latex_cell, _cells(row, table))]) for row in table.rows]

@@ -476,7 +476,9 @@ def live_page(folder: Path, refresh_seconds: int | None) -> Page:
         if has_begun and so_far is None:
             begun[each.variant].append(read_run(path, each.path))
     runs = section("Runs", progress_table(listed), note("unfinished"))
-    states = f"{len(listed)} runs: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}"
+    states = (
+        f"{counted(len(listed), 'run')}: {counted_states(list(listed.values()))}.{reload_sentence(refresh_seconds)}"
+    )
     lead = states if listed else ""
     if so_far is not None:
         kind, lead = f"{so_far.kind}, not finished", f"{so_far.lead} {lead}"

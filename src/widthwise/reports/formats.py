@@ -8,6 +8,7 @@ from typing import Any
 
 from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import Quantity
+from widthwise.sizes import counted as counted
 
 MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 _DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
@@ -48,11 +49,6 @@ def capital(text: str) -> str:
 def percentage(confidence: float) -> str:
     """A confidence level in percent: 0.95 -> 95%."""
     return f"{100 * confidence:.4g}%"
-
-
-def counted(n: int, thing: str) -> str:
-    """`1 seed`, `2 seeds`."""
-    return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
 def tick(value: float) -> str:

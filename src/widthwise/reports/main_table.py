@@ -9,7 +9,19 @@ from widthwise.config_io import UserError, check_one_of
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
-from widthwise.reports.formats import TIMES, capital, clean, fixed, interval, percentage, ratio, shorten, shown, signed
+from widthwise.reports.formats import (
+    TIMES,
+    capital,
+    clean,
+    fixed,
+    interval,
+    percentage,
+    plain,
+    ratio,
+    shorten,
+    shown,
+    signed,
+)
 from widthwise.reports.table import Table, csv_estimate, csv_rows
 from widthwise.reports.tables import by_row
 
@@ -120,6 +132,28 @@ def marked(variant: Variant) -> str:
     return f"{clean(variant.name)}{' !' * bool(variant.doubts)}"
 
 
+DIFFERS = "Differs in"
+
+
+def settings_of(variant: Variant) -> list[str]:
+    """Return the settings beside the model in which a variant differs from its baseline, with both values."""
+    return [
+        clean(key)
+        if any(isinstance(value, Mapping) for value in pair)
+        else f"{clean(key)} {' rather than '.join('null' if value is None else plain(value) for value in pair)}"
+        for key, pair in variant.differs_in.items()
+    ]
+
+
+def _with_settings(table: Table, outcome: Outcome) -> Table:
+    """Return the table with a column of the settings in which variants differ, if any does."""
+    cells = ["\n".join(settings_of(each)) for each in outcome.variants]
+    if not any(cells):
+        return table
+    rows = [[*row, cell] for row, cell in zip(table.rows, cells)]
+    return replace(table, header=[*table.header, DIFFERS], rows=rows, words={*table.words, DIFFERS})
+
+
 def cell_of(quantity: Quantity, variant: Variant, outcome: Outcome) -> Cell:
     """Return a value with its interval, or with its ratio if it has one; the baseline has no ratio to itself."""
     estimate, baseline = quantity.of_variant(variant), outcome.baseline_of(variant)
@@ -140,6 +174,7 @@ def main_tables(outcome: Outcome, caption: str, looks: Mapping[str, "Style"]) ->
     named = ((caption, losses), ("Costs", costs))
     swatches = [looks[each.name].swatch for each in outcome.variants]
     tables = [replace(_table(outcome, title, own), swatches=swatches) for title, own in named if own and swatches]
+    tables[:1] = [_with_settings(first, outcome) for first in tables[:1]]
     return [*tables[:-1], *(replace(last, notes=[*notes(outcome), *doubts(outcome)]) for last in tables[-1:])]
 
 
@@ -250,6 +285,8 @@ def csv_text(outcome: Outcome) -> str:
 def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -> dict[str, str | float | None]:
     """Return what was measured, with intervals; what was counted; and both over the baseline's."""
     row: dict[str, str | float | None] = {"variant": variant.name, "verdict": shown_verdict(variant)}
+    if any(each.differs_in for each in outcome.variants):
+        row["differs_in"] = "; ".join(settings_of(variant))
     for quantity in measured:
         row |= csv_estimate(quantity.csv_column, quantity.of_variant(variant))
     for name in validated_names(outcome):
@@ -268,7 +305,7 @@ def latex_text(outcome: Outcome) -> str:
     if outcome.columns is None:
         columns, title = [each for each in columns if each.name in _IN_PAPERS], "brief_title"
     table = _table(outcome, "", columns, title_of=lambda each: capital(getattr(each, title)))
-    return table.latex(_caption(outcome))
+    return _with_settings(table, outcome).latex(_caption(outcome))
 
 
 def _caption(outcome: Outcome) -> str:

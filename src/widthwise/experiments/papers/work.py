@@ -41,6 +41,7 @@ from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.environment import command_line
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.shape.template import ModelChange
+from widthwise.sizes import counted
 from widthwise.training.observer import Observer
 from widthwise.yaml_io import recipe_path
 
@@ -262,7 +263,7 @@ class DemonstrationWork(Work):
     def workload(self) -> str:
         recipe = load_recipe(self.path, self.overrides)
         n_params, n = recipe.final_model.cost().params, len(planned_expansions(recipe, self.expansions))
-        return f"{n} expansions of a model of {n_params:,.0f} parameters, {len(self.seeds)} seeds"
+        return f"{counted(n, 'expansion')} of a model of {n_params:,.0f} parameters, {counted(len(self.seeds), 'seed')}"
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         demonstrate(self.path, self.overrides, self.expansions, self.seeds, observer).write(folder)
