@@ -78,6 +78,8 @@ def test_a_proposal_can_be_written_and_planned(succeeds, refused, tmp_path: Path
     assert proposed == [written.explicit_model.cost().params]
     assert written.model.vocab_size == 512  # type: ignore
     written.check()
+    assert (written.data.path, written.data.corpus) == ("FILL_IN", None)  # type: ignore
+    assert text.endswith("next: widthwise data prepare TEXT --tokenizer bpe-512 --out FILL_IN\n")
     again, _ = succeeds("plan", out, "--device", "rtx3060")
     assert again.splitlines()[0] in text
     assert refused("plan", *asked, "--out", out) == f"{out}: exists already; choose another --out"

@@ -10,6 +10,7 @@ from boxes import refusal
 from thinned import in_turn
 from tiny_runs import tiny_recipe
 
+from widthwise.data.corpus import synthetic_documents
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import Plan
@@ -113,7 +114,8 @@ QUIET = ("model.vocab_size=257", "model.d_model=128", "model.shape.widths=[128,1
 
 
 def said(*overrides: str) -> list[str]:
-    return list(remarks(tiny_recipe(*QUIET, *overrides)))
+    """Return the remarks without the one on data, which the tiny corpus always gets."""
+    return [each for each in remarks(tiny_recipe(*QUIET, *overrides)) if not each.startswith("data:")]
 
 
 def test_a_usual_recipe_gives_no_reason() -> None:
@@ -121,9 +123,19 @@ def test_a_usual_recipe_gives_no_reason() -> None:
     assert said("model.vocab_size=272") == []  # padded to a multiple of 16
 
 
+@pytest.mark.parametrize(("tokenizer", "bytes_per_token"), [("bytes", 1), ("bpe-257", 4)])
+def test_a_named_corpus_that_is_read_many_times(tokenizer: str, bytes_per_token: int) -> None:
+    recipe = tiny_recipe(*QUIET, "data.corpus=synthetic", f"data.tokenizer={tokenizer}")
+    n_tokens = 0.95 * sum(len(document.text) for document in synthetic_documents()) / bytes_per_token
+    (found,) = remarks(recipe)
+    assert found == f"data: has {n_tokens:,.0f} tokens, so the run reads each {recipe.n_tokens / n_tokens:,.0f} times"
+    (found,) = said("data={path: elsewhere}")
+    assert found.startswith("data.path: elsewhere is not on this machine; ")
+
+
 def test_a_vocabulary_much_larger_than_the_tokenizers() -> None:
     recipe = load_recipe("uniform_200m")
-    vocabulary, embedding = remarks(recipe)
+    vocabulary, embedding, _ = remarks(recipe)
     n_unused = 2 * 640 * (100263 - 4096)
     assert vocabulary == (
         f"model.vocab_size: 100,263, but the tokenizer bpe-4096 has 4,096 tokens; about {n_unused:,} parameters of "

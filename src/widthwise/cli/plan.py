@@ -70,7 +70,7 @@ def plan(
     """
     from widthwise.experiments.recipes import read_one
     from widthwise.recipe.design import is_quantity
-    from widthwise.runs.plan import Planner
+    from widthwise.runs.plan import Planner, missing_data
 
     arguments = arguments or []
     recipe = Path(arguments[0]) if arguments and not is_change(arguments[0]) else None
@@ -98,7 +98,11 @@ def plan(
         if proposal is not None:
             say("", dump_yaml(proposal.data) if wanted.out is None else f"wrote {wanted.out}")
         if any(setup.micro_batch_size for setup in found.setups):
-            _say_next(found, recipe or wanted.out, [*overrides] if recipe else [], variant)
+            if (path := missing_data(planned)) is not None:
+                spec = getattr(planned.data, "tokenizer", None) or "bpe-32768"
+                say_next("widthwise", "data", "prepare", "TEXT", "--tokenizer", spec, "--out", path)
+            else:
+                _say_next(found, recipe or wanted.out, [*overrides] if recipe else [], variant)
     if all(setup.micro_batch_size is None for setup in found.setups):
         hint = f"; try train.shards={devices.n_devices}" if planned.train.shards < devices.n_devices else ""
         raise UserError(f"--device: not even one sequence fits into the {si(on.memory_bytes)}B of {on.name}{hint}")

@@ -143,6 +143,8 @@ class FitOptions(Config):
 
     x: str = "training_flops"
     """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""
+    x2: str | None = None
+    """Second variable for --law chinchilla, such as tokens with --x params."""
     y: str = "val_loss"
     """val_loss, val_loss_next_2, train_loss, val_bits_per_byte, or a column."""
     group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
@@ -150,7 +152,8 @@ class FitOptions(Config):
     baseline: str | None = None
     """The group that others are compared with; default: the baseline of the comparisons."""
     law: str | None = None
-    """power, power_irreducible or log_linear; default: the one that predicts left-out points best."""
+    """power, power_irreducible or log_linear; default: the one that predicts left-out points best. Or parabola, one for
+    each compute budget of --group (isoFLOP), or chinchilla, of two variables."""
     out: Path | None = None
     """Folder; default: runs/fit-NAMES-Y-X."""
 
@@ -173,7 +176,10 @@ def fit(
     title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
     folder = options.out or Path("runs") / f"fit-{title}-{options.y}-{options.x}"
     check_kind(folder, "scaling.json")
-    gathered = gather(paths, Axes(options.x, options.y, options.group_by), options.baseline)
+    if options.baseline and options.law in ("parabola", "chinchilla"):
+        raise UserError(f"--baseline: got {options.baseline}; --law {options.law} computes no savings over one")
+    axes = Axes(options.x, options.y, options.group_by, options.x2)
+    gathered = gather(paths, axes, options.baseline)
     with shown_progress(progress_console()) as observer:
         scaling = fit_groups(gathered, title, command_line(), options.law, observer)
     files = [scaling.write(folder), *reversed(write_report([folder]))]

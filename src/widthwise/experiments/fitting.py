@@ -16,12 +16,16 @@ for runs, and t has n_free degrees of freedom. For parameters that are factors, 
 target loss is that of the baseline's curve at its largest model, so the noise of one model counts little. Point against
 curve: the target loss is the one that the baseline's largest model has. The two together show how much depends on that
 one model: 77.6% and 74.4% of the FLOPs for the variable-width paper's Table 2.
+
+**Laws on request.** `chinchilla`, of two variables, resamples whole points, as Besiroglu et al. 2024 do. `parabola` is
+fitted to each group, which is one compute budget; a power law then goes through the minima.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -29,14 +33,20 @@ from scipy import stats
 
 from widthwise.config_io import UserError, check_one_of
 from widthwise.evaluation.estimate import students_t
-from widthwise.experiments.laws import LAWS, Law, leave_one_out_errors
-from widthwise.experiments.scaling_points import CurveGroup, FitData
+from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA, LAWS, PARABOLA, Law, leave_one_out_errors
+from widthwise.experiments.scaling_points import Axes, CurveGroup, FitData, Point, positive
 from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.scaling import Band, FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
 from widthwise.training.observer import Observer, SilentObserver
 
 N_RESAMPLES = 2000
+N_REFITS = 500
+"""Resamples of a law that is fitted by iterations."""
 N_BAND = 33
+MOST_POINTS = 2000
+"""Points of a group: memory grows with their square."""
+LARGEST_CORRELATION = 0.99
+"""Of the logarithms of two variables; above it their exponents cannot be told apart."""
 SMALLEST_P = 0.05
 """Level of the F test of lack of fit: below it the points miss the curve by more than the luck of runs explains."""
 
@@ -59,15 +69,10 @@ class Fit:
     such a miss."""
 
     def record(self) -> FittedLaw:
-        """Return the parameters with their intervals, the quality of the fit, and the confidence band of the curve at
-        N_BAND values of x over the points."""
-        law, x, y = self.law, self.group.x, self.group.y
+        """Return the parameters with their intervals, the quality of the fit, and, for a law of one variable, the
+        confidence band of the curve at N_BAND values of x over the points."""
+        law, x, y = self.law, _variables(self.law, self.group), self.group.y
         mean_square = np.square(y - law.y(self.parameters, x)).mean()
-        across = np.geomspace(x.min(), x.max(), N_BAND)
-        centre = law.residual_scale(law.y(self.parameters, across))
-        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
-        half_width = students_t(self.degrees_of_freedom) * spread
-        low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
         values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
         return FittedLaw(
             form=law.form,
@@ -77,24 +82,57 @@ class Fit:
             },
             rms=float(np.sqrt(mean_square)),
             r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
-            leave_one_out_rms=_left_out_rms(law, [self.group]),
-            band=Band(x=across.tolist(), low=low, high=high),
-            reason=law.warning(self.parameters),
+            leave_one_out_rms=None if law is CHINCHILLA else _left_out_rms(law, [self.group]),
+            band=None if law is CHINCHILLA else self._band(),
+            reason=law.warning(self.parameters, x),
         )
+
+    def _band(self) -> Band:
+        law = self.law
+        across = np.geomspace(self.group.x.min(), self.group.x.max(), N_BAND)
+        centre = law.residual_scale(law.y(self.parameters, across))
+        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
+        half_width = students_t(self.degrees_of_freedom) * spread
+        low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
+        return Band(x=across.tolist(), low=low, high=high)
+
+
+def _variables(law: Law, group: CurveGroup) -> np.ndarray:
+    return group.variables if law is CHINCHILLA else group.x
+
+
+def _u_shape(group: CurveGroup) -> str | None:
+    """Return a warning if both ends of the points lie above their lowest by more than their noise about a parabola."""
+    x, y, n_free = group.x, group.y, len(set(group.x)) - len(PARABOLA.symbols)
+    if n_free < 1:
+        return None
+    noise = np.sqrt(np.square(y - PARABOLA.y(PARABOLA.fit(x, y), x)).sum() / n_free)
+    lowest = y.argmin()
+    if min(y[0], y[-1]) - y[lowest] <= students_t(n_free) * np.sqrt(2) * noise:
+        return None
+    return f"the points fall and rise again, lowest at {x[lowest]:.4g}, which a monotone law cannot; see --law parabola"
 
 
 def objection(law: Law, group: CurveGroup) -> str | None:
     """Return why a law cannot be fitted to a group; None if it can."""
-    n_different = len(set(group.x))
-    if n_different >= law.fewest_points:
-        return None
-    return f"needs points at {law.fewest_points} or more different x, and {group.name} has {n_different}"
+    x = _variables(law, group)
+    n_different = len(np.unique(x, axis=0))
+    if n_different < law.fewest_points:
+        return f"needs points at {law.fewest_points} or more different x, and {group.name} has {n_different}"
+    if law is CHINCHILLA:
+        is_varied = np.ptp(x, axis=0).all() and abs(np.corrcoef(np.log(x).T)[0, 1]) <= LARGEST_CORRELATION
+        return None if is_varied else f"needs x and x2 that vary separately in {group.name}"
+    return None
 
 
 def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     """Fit a law to a group without an `objection`. seed: of the resampling."""
-    x, y, n_runs, scale = group.x, group.y, np.array(group.layout), law.residual_scale
-    parameters = law.fit(x, y)
+    x, y, n_runs, scale = _variables(law, group), group.y, np.array(group.layout), law.residual_scale
+    parameters, random = law.fit(x, y), np.random.default_rng([seed, *group.layout])
+    if law is CHINCHILLA:
+        rows = random.integers(len(y), size=(N_REFITS, len(y)))
+        drawn = np.array([CHINCHILLA.fit(x[i], y[i], start=parameters) for i in rows])
+        return Fit(law, group, parameters, drawn, np.zeros((0, len(y))), len(y) - len(law.symbols), False)
     on_curve, n_free, has_lack_of_fit = scale(law.y(parameters, x)), len(x) - len(law.symbols), False
     off_curve = scale(y) - on_curve
     if group.has_seeds:
@@ -105,7 +143,6 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     else:
         centre, residuals, n_runs = on_curve, off_curve, np.ones_like(n_runs)
     widened = (residuals - residuals.mean()) * np.sqrt(len(residuals) / n_free)
-    random = np.random.default_rng([seed, *group.layout])
     runs = widened[random.integers(len(residuals), size=(N_RESAMPLES, n_runs.sum()))]
     noise = np.add.reduceat(runs, np.cumsum([0, *n_runs[:-1]]), axis=1) / n_runs
     drawn = law.fit(x, law.from_residual_scale(centre + noise))
@@ -118,7 +155,7 @@ def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
     Intervals are those of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise the
     degrees of freedom are those of Welch and Satterthwaite, for the sum of two independent errors.
     """
-    law, points = baseline.law, baseline.group.points
+    law, points = LAWS[baseline.law.kind], baseline.group.points
     largest = min(range(len(points)), key=lambda i: (-points[i].x, points[i].y))
     point = points[largest]
     at_point, y_point = np.array(point.x), np.array(point.y)
@@ -171,16 +208,28 @@ def fit_groups(
 ) -> ScalingLaws:
     """Return all laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
 
-    law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. Raises UserError if
-    no law can be fitted to a group.
+    law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. `parabola` and
+    `chinchilla` are fitted alone, and without savings. Raises UserError if no law can be fitted to a group.
     """
     axes, groups, baseline = data.axes, data.groups, data.baseline
+    if law is not None:
+        check_one_of("--law", law, ALL_LAWS)
+    if (law == CHINCHILLA.kind) != (axes.x2 is not None):
+        raise UserError(
+            "--law chinchilla: needs two variables, as in --x params --x2 tokens; other laws take --x alone"
+        )
+    laws: dict[LawName, Law] = {**LAWS}
+    if requested := next((each for each in (PARABOLA, CHINCHILLA) if each.kind == law), None):
+        laws = {requested.kind: requested}
+        baseline = None
     for group in groups:
-        reasons = [objection(each, group) for each in LAWS.values()]
+        if len(group.points) > MOST_POINTS:
+            raise UserError(f"fit: {group.name} has {len(group.points):,} points; a law takes at most {MOST_POINTS:,}")
+        reasons = [objection(each, group) for each in laws.values()]
         if all(reasons):
             raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by decides which models share a curve")
-    possible = [(each, group) for each in LAWS.values() for group in groups if objection(each, group) is None]
-    fits: Fits = {kind: {} for kind in LAWS}
+    possible = [(each, group) for each in laws.values() for group in groups if objection(each, group) is None]
+    fits: Fits = {kind: {} for kind in laws}
     for n_done, (each, group) in enumerate(possible):
         (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
         fits[each.kind][group.name] = fit_law(each, group)
@@ -195,10 +244,15 @@ def fit_groups(
         for saving in savings(fit, own[baseline])
     ]
     drawn = sorted({"the luck of runs" if group.has_seeds else "residuals" for group in groups})
+    n_drawn = N_REFITS if requested is CHINCHILLA else N_RESAMPLES
+    if requested is CHINCHILLA:
+        drawn = ["whole points"]
+    optima = _optima(fits, axes.group_by)
     sentences = [
         *(_saving_sentence(saved, name, chosen, axes.x) for name in dict.fromkeys(saving.group for saving in saved)),
-        *(_law_sentence(fits[chosen][group.name], group, axes.x, axes.y) for group in recorded),
-        f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {N_RESAMPLES:,} times.",
+        *(_optimum_sentence(name, optimum, axes.x) for name, optimum in optima.items()),
+        *(_law_sentence(fits[chosen][group.name], group, axes) for group in recorded),
+        f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {n_drawn:,} times.",
         *(f"Left out: {each}." for each in data.left_out),
     ]
     return ScalingLaws(
@@ -207,19 +261,49 @@ def fit_groups(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         confidence=CONFIDENCE,
         x=axes.x,
+        x2=axes.x2,
         y=axes.y,
         baseline=baseline,
         sentence="\n".join(sentences),
         groups=recorded,
         savings=saved,
+        optima=optima,
     )
+
+
+def _optima(fits: Fits, group_by: str | None) -> dict[str, FittedLaw]:
+    """Return the best x as a power of compute, by curve.
+
+    By `chinchilla` it follows from each group's parameters, for a compute of 6*x*x2. By `parabola` a power law goes
+    through the minima of the groups, whose names are their budgets. Raises UserError if a name is no positive number.
+    """
+    form, optima, minima = "x = a*compute^b", dict[str, FittedLaw](), list[Point]()
+    for name, fit in fits.get(CHINCHILLA.kind, {}).items():
+        _, a, b, alpha, beta = np.vstack([fit.parameters, fit.drawn_parameters]).T
+        with np.errstate(all="ignore"):
+            exponent = beta / (alpha + beta)
+            factor = (alpha * a / (beta * b)) ** (1 / (alpha + beta)) / 6**exponent
+        interval = partial(_t_interval, degrees_of_freedom=fit.degrees_of_freedom)
+        a_of_compute = interval(float(factor[0]), factor[1:], as_factor=True)
+        b_of_compute = interval(float(exponent[0]), exponent[1:], as_factor=False)
+        optima[name] = FittedLaw(form=form, parameters={"a": a_of_compute, "b": b_of_compute})
+    for name, fit in fits.get(PARABOLA.kind, {}).items():
+        if group_by is not None and PARABOLA.warning(fit.parameters, fit.group.x) is None:
+            minima.append(Point.of_seeds(name, positive(name, group_by, "--group"), [float(fit.parameters[0])]))
+    group = CurveGroup("minima", tuple(sorted(minima, key=lambda point: point.x)))
+    if len(set(group.x)) >= LAWS["power"].fewest_points:
+        found = fit_law(LAWS["power"], group).record()
+        a, b = found.parameters["a"], found.parameters["b"]
+        ends = (None if end is None else -end for end in (b.mean, b.high, b.low))
+        rising = Estimate(**dict(zip(("mean", "low", "high"), ends)))
+        optima["minima"] = found.model_copy(update={"form": form, "parameters": {"a": a, "b": rising}})
+    return optima
 
 
 def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tuple[LawName, str]:
     """Return one law for all groups, so that their curves are comparable, and the reason for it."""
     if wanted is not None:
-        check_one_of("--law", wanted, LAWS)
-        law = next(law for law in LAWS.values() if law.kind == wanted)
+        law = next(law for law in ALL_LAWS.values() if law.kind == wanted)
         if reasons := [reason for group in groups if (reason := objection(law, group))]:
             raise UserError(f"--law: got {wanted}, which {reasons[0]}")
         return law.kind, "as asked"
@@ -227,7 +311,7 @@ def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tup
         kind: error
         for kind, law in LAWS.items()
         if math.isfinite(error := _left_out_rms(law, groups))
-        and not any(law.warning(fit.parameters) for fit in fits[kind].values())
+        and not any(law.warning(fit.parameters, fit.group.x) for fit in fits[kind].values())
     }
     if not errors:
         return next(iter(LAWS)), "since the points are too few to choose by"
@@ -247,15 +331,23 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
         kind: own[group.name].record()
         if group.name in (own := fits[kind])
         else FittedLaw(form=law.form, parameters={}, reason=objection(law, group), **unknown)
-        for kind, law in LAWS.items()
+        for kind, law in ALL_LAWS.items()
+        if kind in fits
     }
+    if chosen in LAWS and laws[chosen].reason is None:
+        laws[chosen] = laws[chosen].model_copy(update={"reason": _u_shape(group)})
     return ScalingGroup(name=group.name, points=group.points, fits=laws, chosen=chosen)
 
 
-def _law_sentence(fit: Fit, group: ScalingGroup, x: str, y: str) -> str:
+def _optimum_sentence(name: str, optimum: FittedLaw, x: str) -> str:
+    a, b = optimum.parameters["a"], optimum.parameters["b"]
+    return f"{name}: best {x} = {a.mean:.4g}*compute^{b.mean:.4g} (exponent: {_ends(b, '{:.4g}')})."
+
+
+def _law_sentence(fit: Fit, group: ScalingGroup, axes: Axes) -> str:
     law, found = fit.law, group.chosen_fit
     numbers = dict(zip(law.symbols, fit.parameters))
-    formula = law.formula.format(x=x, y=y, minus_b=-fit.parameters[-1], **numbers)
+    formula = law.formula.format(x=axes.x, x2=axes.x2, y=axes.y, minus_b=-fit.parameters[-1], **numbers)
     quality = "all points are equal" if found.r_squared is None else f"R² {found.r_squared:.4f}"
     warning = "" if found.reason is None else f"; {found.reason}"
     if fit.has_lack_of_fit:

@@ -37,6 +37,12 @@ class Axes:
     group_by: str | None = None
     """A column of a table; for runs, a dotted key of their recipes or "folder".
     None: the variant of a comparison, the group of a sweep, the stem of a table; all run directories are one group."""
+    x2: str | None = None
+    """The second variable of a law of two."""
+
+    @property
+    def variables(self) -> list[str]:
+        return [self.x] if self.x2 is None else [self.x, self.x2]
 
 
 class Point(ScalingPoint):
@@ -45,10 +51,10 @@ class Point(ScalingPoint):
     per_seed: tuple[float, ...]
 
     @classmethod
-    def of_seeds(cls, name: str, x: float, per_seed: Sequence[float]) -> "Point":
+    def of_seeds(cls, name: str, x: float, per_seed: Sequence[float], x2: float | None = None) -> "Point":
         y, n_seeds = float(np.mean(per_seed)), len(per_seed)
         y_sd = float(np.std(per_seed, ddof=1)) if n_seeds > 1 else None
-        return cls(name=name, x=x, y=y, y_sd=y_sd, n_seeds=n_seeds, per_seed=tuple(per_seed))
+        return cls(name=name, x=x, x2=x2, y=y, y_sd=y_sd, n_seeds=n_seeds, per_seed=tuple(per_seed))
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,11 @@ class CurveGroup:
     @property
     def x(self) -> np.ndarray:
         return np.array([point.x for point in self.points], dtype=np.float64)
+
+    @property
+    def variables(self) -> np.ndarray:
+        """(n_points, 2) x and x2."""
+        return np.array([point.variables for point in self.points], dtype=np.float64)
 
     @property
     def y(self) -> np.ndarray:
@@ -134,24 +145,24 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
     (_, header), *rows = lines
     if len(set(header)) < len(header):
         raise UserError(f"{path}: two columns have the same name ({', '.join(header)})")
-    for option, column in (("--x", axes.x), ("--y", axes.y), ("--group-by", axes.group_by)):
+    for option, column in (("--x", axes.x), ("--x2", axes.x2), ("--y", axes.y), ("--group-by", axes.group_by)):
         if column is not None:
             check_one_of(f"{path}: {option}", column, header)
-    seeds: dict[tuple[str, str, float], list[float]] = {}
+    seeds: dict[tuple[str, str, tuple[float, ...]], list[float]] = {}
     for where, cells in rows:
         if len(cells) != len(header):
             raise UserError(f"{path}: {where}: has {len(cells)} cells; expected {len(header)} ({', '.join(header)})")
         row = dict(zip(header, cells))
-        x, y = (_positive(row[column], column, f"{path}: {where}") for column in (axes.x, axes.y))
+        *x, y = (positive(row[column], column, f"{path}: {where}") for column in (*axes.variables, axes.y))
         group = path.stem if axes.group_by is None else row[axes.group_by]
-        seeds.setdefault((group, row.get("name") or where, x), []).append(y)
+        seeds.setdefault((group, row.get("name") or where, tuple(x)), []).append(y)
     if not seeds:
         raise UserError(f"{path}: has column names but no rows")
-    for (group, name, x), per_seed in seeds.items():
-        yield group, Point.of_seeds(name, x, per_seed)
+    for (group, name, (x, *x2)), per_seed in seeds.items():
+        yield group, Point.of_seeds(name, x, per_seed, *x2)
 
 
-def _positive(text: str | float, name: str, where: str) -> float:
+def positive(text: str | float, name: str, where: str) -> float:
     """Return the number. Raises UserError if it is none, or has no logarithm."""
     try:
         value = float(text)
@@ -165,12 +176,15 @@ def _positive(text: str | float, name: str, where: str) -> float:
 def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> tuple[str, Point]:
     """Return the group and the point of a variant. folder: that to which the paths of its runs are relative."""
     key = axes.group_by
-    x, losses = (QUANTITY[name].of_variant(variant) for name in (axes.x, axes.y))
-    if x is None or losses is None or not losses.per_seed:
-        raise UserError(f"{where}: has no {axes.x if x is None else axes.y}")
-    x = _positive(finite((x.per_seed or [x.mean])[0]), axes.x, where)
-    per_seed = [_positive(finite(loss), axes.y, where) for loss in losses.per_seed]
-    point = Point.of_seeds(variant.name, x, per_seed)
+    values = dict[str, list[float]]()
+    for name in (*axes.variables, axes.y):
+        value = QUANTITY[name].of_variant(variant)
+        numbers = [] if value is None else value.per_seed or [value.mean]
+        if not numbers:
+            raise UserError(f"{where}: has no {name}")
+        values[name] = [positive(finite(number), name, where) for number in numbers]
+    *x, per_seed = values.values()
+    point = Point.of_seeds(variant.name, x[0][0], per_seed, *(numbers[0] for numbers in x[1:]))
     if key is None:
         return default_group, point
     if key == BY_FOLDER:
@@ -186,9 +200,10 @@ def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder
 def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Point]], set[str | None], list[str]]:
     """Return the points of run directories, comparisons and sweeps, each with its group; the names of the baselines of
     these; the unfinished points of sweeps, in words. Raises UserError for any other folder."""
-    for option, name, allowed in (("--x", axes.x, X_QUANTITIES), ("--y", axes.y, Y_QUANTITIES)):
-        if folders:
-            check_one_of(option, name, allowed)
+    if folders:
+        for option, name in zip(("--x", "--x2"), axes.variables):
+            check_one_of(option, name, X_QUANTITIES)
+        check_one_of("--y", axes.y, Y_QUANTITIES)
     points, baselines, left_out = list[tuple[str, Point]](), set[str | None](), list[str]()
     alike: dict[str, list[RunDir]] = {}
     for path in folders:

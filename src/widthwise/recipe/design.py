@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from functools import cache
@@ -217,6 +218,8 @@ class Family:
     def __init__(self, changes: Sequence[str], shape: dict[str, Any], n_devices: int):
         """changes: a.b=c, as on the command line; shape: the `model.shape` section. Raises UserError."""
         self._changes, self._shape, self._n_devices = changes, shape, n_devices
+        self.has_data = any(re.match(r"data(\.(corpus|path|mixture))?=", change) for change in changes)
+        """True if the changes name the data."""
         for change in changes:
             if change.split("=")[0] in ("model.d_model", "model.n_layers", "train.steps"):
                 raise UserError(f"{change}: is what a plan without a recipe proposes; leave it out, or give a recipe")

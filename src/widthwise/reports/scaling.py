@@ -5,7 +5,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from widthwise.experiments.laws import LAWS
+from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.records.scaling import ScalingGroup, ScalingLaws
@@ -37,11 +37,11 @@ def scaling_page(scaling: ScalingLaws) -> Page:
         others = [clean(name) for name in names if name != baseline]
         need = "does" if len(others) == 1 else "do"
         question = f"With how much of the {x} of {clean(baseline)} {need} {sequence(others)} reach the same {y}?"
-    sentences = scaling.sentence.splitlines()
+    sentences, x2 = scaling.sentence.splitlines(), [clean(scaling.x2)] if scaling.x2 else []
     has_bands = any(group.chosen_fit.band for group in scaling.groups)
     files = "scaling.json: every number of this page\nfits.csv, savings.csv: fitted values and savings"
     points = [
-        [clean(group.name), clean(point.name), f"{point.x:.4g}", fixed(point.y, 4), si(point.n_seeds)]
+        [clean(group.name), clean(point.name), *map(_digits, point.variables), fixed(point.y, 4), si(point.n_seeds)]
         for group in scaling.groups
         for point in group.points
     ]
@@ -59,7 +59,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
                 note("fitted-laws", "bands" * has_bands, "arrows" * bool(scaling.arrows), level=level, y=y, x=x),
                 in_words(sentences),
             ),
-            section("Points", Table("Points", ["Group", "point", x, y, "seeds"], points, words={"point"})),
+            section("Points", Table("Points", ["Group", "point", x, *x2, y, "seeds"], points, words={"point"})),
             section(
                 "How to reproduce",
                 Text(["Fits draw with fixed seeds: on the same points this command gives the same numbers."]),
@@ -123,6 +123,11 @@ def law_tables(scaling: ScalingLaws) -> list[Table]:
                 [*names, symbol, _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
                 for symbol, each in fit.parameters.items()
             ]
+    for name, optimum in scaling.optima.items():
+        values += [
+            [clean(name), optimum.form, symbol, _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
+            for symbol, each in optimum.parameters.items()
+        ]
     header = ["Group", "law", "rms", "left out", "R²", "form", "note"]
     caption = "Fitted laws; those with a star are drawn"
     left_out = "left out: rms at each point of the curve through the others"
@@ -201,9 +206,11 @@ def law_figure(scaling: ScalingLaws, looks: Looks) -> Figure:
 def _curve(group: ScalingGroup, end: float | None) -> list[tuple[float, float]]:
     """Return points of the chosen law of a group. end: of an arrow, which may lie beyond the group's own points."""
     values = np.array([finite(each.mean) for each in group.chosen_fit.parameters.values()])
+    if group.chosen == CHINCHILLA.kind:
+        return []
     reached = [*(point.x for point in group.points), *([] if end is None else [end])]
     dense = np.geomspace(min(reached) / 1.15, max(reached) * 1.15, 80)
-    return list(zip(dense.tolist(), LAWS[group.chosen].y(values, dense).tolist())) if len(values) else []
+    return list(zip(dense.tolist(), ALL_LAWS[group.chosen].y(values, dense).tolist())) if len(values) else []
 
 
 def percent(ratio: float | None) -> str:

@@ -8,6 +8,7 @@ or written.
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
 from widthwise.data.config import DataConfig
+from widthwise.data.corpus import named_corpus
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
 from widthwise.data.prepared import is_prepared
 from widthwise.data.remote import is_url
@@ -294,10 +296,33 @@ def remarks(recipe: Recipe) -> Iterator[str]:
             f"train.steps: {ratio:.3g} tokens for each parameter that a token uses, far {side} the "
             f"{LAW_TOKENS_PER_PARAM:g} of compute-optimal training; {advice} model would end lower for the same compute"
         )
+    if (n_epochs := data_epochs(recipe)) > MOST_EPOCHS:
+        yield f"data: has {recipe.n_tokens / n_epochs:,.0f} tokens, so the run reads each {n_epochs:,.0f} times"
+    if (path := missing_data(recipe)) is not None:
+        n_tokens = recipe.n_tokens / MOST_EPOCHS
+        yield f"data.path: {path} is not on this machine; {n_tokens:,.0f} tokens are enough, read {MOST_EPOCHS} times"
+
+
+def data_epochs(recipe: Recipe) -> float:
+    """Return how often a run reads each token; of a named corpus an estimate, 0 for other data that is not here."""
     if (manifest := _manifest(recipe)) is not None:
-        n_tokens = manifest.splits.train.n_tokens
-        if (n_epochs := recipe.n_tokens / n_tokens) > MOST_EPOCHS:
-            yield f"data: has {n_tokens:,} tokens, so the run reads each {n_epochs:,.0f} times"
+        return recipe.n_tokens / manifest.splits.train.n_tokens
+    data = recipe.data
+    if not isinstance(data, DataConfig) or data.corpus is None:
+        return 0
+    n_bytes = (1 - (data.held_out or 0)) * _corpus_bytes(data.corpus)
+    return recipe.n_tokens * (1 if data.tokenizer == "bytes" else BYTES_PER_TOKEN) / n_bytes
+
+
+@cache
+def _corpus_bytes(name: str) -> int:
+    return sum(len(document.text) for document in named_corpus(name))
+
+
+def missing_data(recipe: Recipe) -> str | None:
+    """Return the folder of prepared data if it is not on this machine."""
+    path = recipe.data.path if isinstance(recipe.data, DataConfig) else None
+    return None if path is None or is_url(path) or is_prepared(Path(path)) else path
 
 
 def _manifest(recipe: Recipe) -> Manifest | None:

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from widthwise.computing import ActivationCheckpointing
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, parse
 from widthwise.recipe.design import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.plan import CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, Planner
+from widthwise.runs.plan import CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, MOST_EPOCHS, Planner, data_epochs
 from widthwise.training.devices import Device
 
 TOKENS_PER_PASS = 8192
 """A pass is to have so many at least, that its matrix products are efficient; a model that leaves room for fewer is
 called too large."""
+PATH_TO_FILL_IN = "FILL_IN"
+"""Value of `data.path` where the family's corpus does not hold the tokens."""
 LARGEST_SIZE = 512
 """Heads of the largest model that is proposed; its width follows from them."""
 
@@ -98,6 +100,9 @@ def propose(request: Request, family: Family) -> Proposal:
     pass_of = Planner(recipe, request.n_devices).setup(device, kind).micro_batch_size or 1
     changes = {"activation_checkpointing": kind, "micro_batch_size": pass_of}
     recipe, data = family.recipe(size, n_tokens, changes)
+    if not family.has_data and data_epochs(recipe) > MOST_EPOCHS:
+        data["data"] = {"path": PATH_TO_FILL_IN, "tokenizer": data["data"]["tokenizer"]}
+        recipe = parse(Recipe, data, "proposal")
     if request.n_params is not None:
         n_params = recipe.explicit_model.cost().params
         law += f", {n_params:,} ({n_params / request.n_params - 1:+.1%})"
