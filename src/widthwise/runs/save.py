@@ -120,13 +120,12 @@ def write_first(
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
         partial = RunDir(folder)
-        partial.begin(to_yaml(recipe), {**environment(), **provenance})
+        cut = {} if origin is None else origin.write(folder)
+        partial.begin(to_yaml(recipe), {**environment(), **provenance, **cut})
         if tokenizer is not None:
             tokenizer.save(partial.tokenizer_folder)
         if record is not None:
             record.write(folder)
-        if origin is not None:
-            origin.write(folder)
         optimizer = recipe.optimizer.build(model)
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():
