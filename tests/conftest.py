@@ -2,6 +2,7 @@
 and fp64, a finished run or a browser for who asks."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 import pytest
 from chromium_pipe import CHROMIUM, Page, chromium_page
 
+# A shell starts a background job with Ctrl-C ignored, and every process that a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT):
+    signal.signal(_number, signal.SIG_DFL)
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 # Tiny models are slower on several threads, and many times slower on a busy machine. Read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,8 +1,20 @@
-"""What a process that is killed before a file operation of its own leaves behind."""
+"""States of files: what a process that is killed before a file operation leaves, and what a forger writes."""
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from widthwise.records.record import SealedFile
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the entries of a sealed file, with the checksums that go with them."""
+    entries = SealedFile(path).read()
+    change(entries)
+    SealedFile(path).write(entries)
+
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename"}
 REMOVALS = {"os.remove", "os.rmdir"}

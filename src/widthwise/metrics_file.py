@@ -2,12 +2,31 @@
 
 import hashlib
 import json
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError
-from widthwise.files import FileRecord, fsync_file, parse_json, read_text, reading, write_atomic, writing
+from widthwise.files import (
+    HASHED_BYTES_AT_ONCE,
+    FileRecord,
+    fsync_file,
+    parse_json,
+    read_text,
+    reading,
+    write_atomic,
+    writing,
+)
+
+_BETWEEN = ("tokens", "training_flops", "params_before", "params_after")
+NUMBERS: Mapping[str, Sequence[str]] = {
+    "train": ("loss", "step_seconds"),
+    "validation": ("loss",),
+    **dict.fromkeys(("growth", "grown", "baked", "padded"), _BETWEEN),
+}
+"""Event -> the numbers that training reads from its records when it resumes and when it ends."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +37,7 @@ class MetricsFile:
 
     def records(self) -> list[dict[str, Any]]:
         """All records; a last line cut short by a kill is left out. Raises UserError for a line that is no record."""
-        if not self.path.is_file():
+        if not self.path.exists():
             return []
         lines = read_text(self.path).split("\n")[:-1]  # what follows the last newline is a torn line
         return [_record(line, f"{self.path}: line {number}") for number, line in enumerate(lines, start=1)]
@@ -30,7 +49,7 @@ class MetricsFile:
         """
         last: dict[str, Any] = {}
         found: dict[str, dict[str, Any]] = {}
-        lines = read_text(self.path).split("\n")[:-1] if self.path.is_file() else []
+        lines = read_text(self.path).split("\n")[:-1] if self.path.exists() else []
         for number, line in reversed(list(enumerate(lines, start=1))):
             # Records of layers are long, and most lines need not be parsed to know that they are of another event.
             if last and not any(f'"{event}"' in line for event in events if event not in found):
@@ -55,17 +74,26 @@ class MetricsFile:
             fsync_file(self.path)
 
     def rewind(self, step: int) -> None:
-        """Drops the records after `step`, so that a resumed run writes each record once."""
+        """Drops the records after `step`, so that a resumed run writes each record once.
+
+        Raises UserError for a record without its NUMBERS.
+        """
         kept = [record for record in self.records() if record["step"] <= step]
+        for number, record in enumerate(kept, start=1):
+            for key in NUMBERS.get(record["event"], ()):
+                if not isinstance(record.get(key), (int, float)):
+                    raise UserError(f"{self.path}: record {number} ({record['event']}): has no number {key!r}")
         write_atomic(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
-    def front(self, n_bytes: int = -1) -> FileRecord:
+    def front(self, n_bytes: int = sys.maxsize) -> FileRecord:
         """Size and checksum of the first n_bytes bytes, or of all."""
-        content = b""
-        if self.path.is_file():
-            with reading(self.path), open(self.path, "rb") as file:
-                content = file.read(n_bytes)
-        return FileRecord(n_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        digest, n_read = hashlib.sha256(), 0
+        if self.path.exists():
+            with reading(self.path), open(self.path, "rb", buffering=0) as file:
+                while part := file.read(min(HASHED_BYTES_AT_ONCE, n_bytes - n_read)):
+                    digest.update(part)
+                    n_read += len(part)
+        return FileRecord(n_bytes=n_read, sha256=digest.hexdigest())
 
     def check_front(self, wanted: FileRecord, of: str) -> None:
         """Raises UserError where the file does not begin as it was when something was written; of: what, for errors."""

@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from widthwise.config_io import Config, UserError, parse, to_data
@@ -33,7 +34,7 @@ from widthwise.files import (
     writing,
 )
 from widthwise.metrics_file import MetricsFile
-from widthwise.records.record import CHECKSUMS, check_unchanged, digests
+from widthwise.records.record import CHECKSUMS, SealedFile, check_unchanged, digests
 from widthwise.records.run import OF_PROCESSES, Continuation, RunResult, changes_in_words, continued, other_folder
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
@@ -41,6 +42,13 @@ WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.js
 """Files that only the process that holds the run writes."""
 RECIPE = "recipe"
 """Key of the recipe in environment.json, so that a config.yaml that was changed later can be told what it was."""
+ENTRIES = {
+    **dict.fromkeys(("command", "widthwise"), (str, "text")),
+    **dict.fromkeys(("data", "imported", "validation"), (dict, "a mapping")),
+}
+"""Key of environment.json -> the type of its value, in Python and in words, where one is relied on."""
+SEAL = "seal"
+"""Key of the checksum of the seal in result.json."""
 CONTINUED = "continued"
 """Key of the other settings with which the run was resumed, and the times, in environment.json."""
 
@@ -76,6 +84,8 @@ class RunDir:
 
         A link to a folder of no run, such as one on a larger disk, is fine.
         """
+        if os.path.lexists(self.checkpoints) and not self.checkpoints.is_dir():
+            raise UserError(f"{self.checkpoints}: is no folder, nor a link to one; delete it")
         owner = self.checkpoints.resolve().parent
         if owner != self.path.resolve() and (owner / "config.yaml").exists():
             raise UserError(f"{self.checkpoints}: leads to the checkpoints of another run, {owner}; must be this run's")
@@ -83,6 +93,10 @@ class RunDir:
     @property
     def tokenizer_folder(self) -> Path:
         return self.path / "tokenizer"
+
+    @property
+    def _environment_file(self) -> SealedFile:
+        return SealedFile(self.path / "environment.json")
 
     @property
     def metrics_file(self) -> MetricsFile:
@@ -102,7 +116,7 @@ class RunDir:
         if self.exists:
             self.check_recipe(config_yaml)
             return
-        self._write_environment({**environment, RECIPE: config_yaml})
+        self._environment_file.write({**environment, RECIPE: config_yaml})
         write_atomic(self.path / "config.yaml", config_yaml)
 
     def check_recipe(self, config_yaml: str, begun_with: str | None = None) -> None:
@@ -139,8 +153,8 @@ class RunDir:
 
     def _begun_with(self) -> str:
         """The recipe that the run was begun with. Raises UserError where it was not kept."""
-        path = self.path / "environment.json"
-        recipe = read_json_mapping(path).get(RECIPE)
+        path = self._environment_file.path
+        recipe = self._environment_file.read().get(RECIPE)
         if recipe is None:
             raise UserError(f"{path}: has no {RECIPE}; an older version wrote the run, in a format no longer read")
         if not isinstance(recipe, str):
@@ -149,14 +163,18 @@ class RunDir:
 
     def environment(self) -> dict[str, Any]:
         """Versions, machine, command and data. Raises UserError where the file is missing or broken."""
-        found = read_json_mapping(self.path / "environment.json")
+        found = self._environment_file.read()
+        for key, (kind, words) in ENTRIES.items():
+            if not isinstance(found.get(key), (kind, NoneType)):
+                got = type(found[key]).__name__
+                raise UserError(f"{self._environment_file.path}: {key}: holds {got}; must be {words}, or null")
         return {key: value for key, value in found.items() if key not in (RECIPE, CONTINUED)}
 
     def continuations(self) -> list[Continuation]:
         """The moments at which the run was resumed with other settings, in order."""
-        path = self.path / "environment.json"
-        found = read_json_mapping(path).get(CONTINUED, []) if path.is_file() else []
-        return [parse(Continuation, each, f"{path}: {CONTINUED}") for each in found]
+        file = self._environment_file
+        found = file.read().get(CONTINUED, []) if file.path.is_file() else []
+        return [parse(Continuation, each, f"{file.path}: {CONTINUED}") for each in found]
 
     def continue_with(self, continuation: Continuation) -> None:
         """Changes the recipe from here on, and keeps on record what it was."""
@@ -174,10 +192,8 @@ class RunDir:
         """Writes down what was not known when the run was begun."""
         known = [each.to_data() for each in self.continuations()]
         continued_with = {CONTINUED: known} if known else {}
-        self._write_environment({**self.environment(), **continued_with, **records, RECIPE: self._begun_with()})
-
-    def _write_environment(self, environment: Mapping[str, Any]) -> None:
-        write_atomic(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+        changed = {**self.environment(), **continued_with, **records, RECIPE: self._begun_with()}
+        self._environment_file.write(changed)
 
     def seal(self) -> Seal:
         """Return the owner of a checkpoint or result of this moment. Call when the records are safe on the disk."""
@@ -214,7 +230,8 @@ class RunDir:
             return None
         found = read_json_mapping(path)
         checksums = parse(_Checksums, found.pop(CHECKSUMS, None), f"{path}: {CHECKSUMS}")
-        check_unchanged(found, checksums.entries, path)
+        seal = {SEAL: to_data(checksums.seal)} if SEAL in checksums.entries else {}  # older versions left it out
+        check_unchanged({**found, **seal}, checksums.entries, path)
         self.check_seal(checksums.seal, "the result")
         return parse(RunResult, found, str(path)).stored_in(self.path)
 
@@ -222,8 +239,9 @@ class RunDir:
         """Writes result.json where the folder is now. Raises UserError on a full disk, RunFailed where it is gone."""
         self.follow()
         self.metrics_file.fsync()
-        data = result.to_data()
-        content = {**data, CHECKSUMS: to_data(_Checksums(seal=self.seal(), entries=digests(data)))}
+        data, seal = result.to_data(), self.seal()
+        checksums = _Checksums(seal=seal, entries=digests({**data, SEAL: to_data(seal)}))
+        content = {**data, CHECKSUMS: to_data(checksums)}
         write_atomic(self.path / RunResult.file_name, json.dumps(content, indent=2) + "\n")
         result.stored_in(self.path)
 
@@ -266,12 +284,15 @@ class RunDir:
     def is_in_use(self) -> bool:
         """True if a process holds the run at this moment."""
         try:
-            with open(self.path / "lock", "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            handle = os.open(self.path / "lock", os.O_RDONLY | os.O_NONBLOCK)  # of a pipe it does not wait for a writer
         except OSError:  # no such file, or one that nobody may read
             return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
         return False
 
     def follow(self) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from file_operations import forge
+
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus, Document
 
@@ -43,9 +45,4 @@ def check_same_bytes(folder: Path, expected: Path) -> None:
 def in_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     """Return a function that lets `change` change what the manifest of a prepared folder says."""
 
-    def edit(folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        change(manifest)
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    return edit
+    return lambda folder: forge(folder / "manifest.json", change)

@@ -1,6 +1,5 @@
 """A recipe whose runs take a fraction of a second, and what is done to runs and heard of them."""
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from file_operations import forge
 from tiny_runs import TINY
 
 from widthwise.experiments import jobs
@@ -54,10 +54,7 @@ def every_run_raises(error: type[Exception], message: str, *details: Any) -> Ite
 
 def spoil(run: Path) -> None:
     """As if a run had been trained on other data."""
-    path = run / "environment.json"
-    record = json.loads(path.read_text())
-    record["data"]["corpus"]["fingerprint"] = "of another Python"
-    path.write_text(json.dumps(record))
+    forge(run / "environment.json", lambda record: record["data"]["corpus"].update(fingerprint="of another Python"))
 
 
 def hourglass_sizes(budget: float, n_layers: int, n_blocks: int, ratio: float, quantum: int) -> tuple[int, int]:

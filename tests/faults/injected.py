@@ -124,6 +124,14 @@ def at_start(event: Fault) -> None:
 
 
 @fault
+def before_joining(name: str, event: Fault) -> None:
+    """Before the process calls that function of `training.distributed`."""
+    from widthwise.training import distributed
+
+    before_each(distributed, name, lambda *_: event())
+
+
+@fault
 def before_data(event: Fault) -> None:
     """Before the process opens the data, which the first one does while the others wait."""
     from widthwise.runs import data_identity
@@ -159,6 +167,10 @@ def send_to_group(number: int, times: int) -> None:
 
 def hang() -> None:
     time.sleep(600)
+
+
+def slow_start() -> None:
+    time.sleep(6)
 
 
 def die() -> None:

@@ -1,6 +1,5 @@
 """A checkpoint of several processes of which anything is missing or changed is named, and the one before is used."""
 
-import json
 import os
 import pickle
 import shutil
@@ -8,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from file_operations import forge
 from injected import run_command
 from ranks import launched
 from tiny_runs import outcome, unfinished_copy
@@ -45,11 +45,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 def of_other_shards(n_shards: int) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        manifest = json.loads((path / MANIFEST).read_text())
-        (path / MANIFEST).write_text(json.dumps({**manifest, "n_shards": n_shards}))
-
-    return change
+    return lambda path: forge(path / MANIFEST, lambda manifest: manifest.update(n_shards=n_shards))
 
 
 DAMAGES = {

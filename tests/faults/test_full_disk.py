@@ -30,6 +30,14 @@ def test_a_full_disk_is_said_once_and_the_next_start_goes_on(recipe_file, finish
     assert outcome(run) == outcome(finished)  # checkpoints of the foreground and the background are the same bytes
 
 
+def test_where_there_are_no_checkpoints_before_none_are_called_intact(recipe_file, tmp_path):
+    run = tmp_path / "run"
+    command = ("train", str(recipe_file), "--out", str(run))
+    launch = launched(2, run_command, command, on_rank(0, full_disk(1)), errors=tmp_path / "full", codes=[2, 2])
+    reason = "cannot be written (No space left on device)"
+    assert launch.errors() == [(0, f"{run / 'checkpoints' / 'step_00000001'}: {reason}")]
+
+
 def test_what_failed_in_the_background_is_said_at_the_end_at_the_latest(recipe_file, tmp_path):
     run = tmp_path / "run"
     command = ("train", str(recipe_file), IN_BACKGROUND, "--out", str(run))

@@ -1,8 +1,8 @@
 """Who hangs or has been killed is named by the others, in one line each, within `train.hang_seconds`."""
 
 import pytest
-from injected import at_step, die, hang, on_rank, run_command
-from ranks import Launch
+from injected import at_step, before_data, before_joining, die, hang, on_rank, run_command, slow_start
+from ranks import Launch, launched
 
 pytestmark = pytest.mark.hard
 
@@ -22,6 +22,25 @@ def test_one_of_two_is_named(recipe_file, tmp_path, victim, fault):
     ((rank, error),) = named(recipe_file, tmp_path, 2, victim, fault)
     assert rank == 1 - victim
     assert error.startswith(f"process {rank}: waits for process {victim}, which has ended or hangs (train.hang_seconds")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("moment", ["_join", "Group", "_messages"])
+@pytest.mark.parametrize("fault", [hang, die])
+def test_a_process_that_is_lost_while_all_join_costs_one_line(recipe_file, tmp_path, victim, moment, fault):
+    command = ("train", str(recipe_file), "train.hang_seconds=4", "--out", str(tmp_path / "run"))
+    faults = on_rank(victim, before_joining(moment, fault))
+    with Launch(2, run_command, command, faults, errors=tmp_path / "errors") as launch:
+        launch.wait_for_others(victim)
+        assert launch.codes(0)[1 - victim] == 1, launch.stacks()
+        ((rank, error),) = launch.errors()
+    assert rank == 1 - victim
+    assert error.startswith(f"process {rank}: waits for all processes to join, of which one has ended or hangs")
+
+
+def test_others_wait_longer_than_that_for_what_the_first_process_does_alone(recipe_file, tmp_path):
+    command = ("train", str(recipe_file), "train.hang_seconds=2", "--out", str(tmp_path / "run"))
+    launched(2, run_command, command, on_rank(0, before_data(slow_start)), errors=tmp_path / "errors", codes=[0, 0])
 
 
 def test_a_process_that_hangs_while_others_save_in_the_background_is_named(recipe_file, tmp_path):

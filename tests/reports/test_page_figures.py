@@ -1,6 +1,7 @@
 """What a page draws: curves of records, shapes to scale, and pictures that nobody misreads."""
 
 import re
+import resource
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from boxes import refusal
 from fake_comparison import cost, token_widths
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from page_section import drawn
 from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import page
-from widthwise.reports.charts import COLOURS, HEAT, MUTED, styles
+from widthwise.reports.charts import COLOURS, HEAT, MUTED, FileKind, styles
 from widthwise.reports.curves import Curve, against_flops, by_place, by_step, curve_figure, thin
 from widthwise.reports.page import Page, section
 from widthwise.reports.shapes import width_figures
@@ -134,6 +136,16 @@ def test_a_figure_gives_the_page_columns_and_a_file_rows_of_the_same_numbers() -
     (rows,) = figure.spec(is_file=True)["datasets"].values()
     assert [dict(zip(columns, row)) for row in zip(*columns.values())] == rows
     assert columns["y"] == [3.0, None, 0.333333]
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf"])
+def test_under_a_limit_of_addresses_a_figure_costs_one_line(monkeypatch: pytest.MonkeyPatch, kind: FileKind) -> None:
+    """Without it the JavaScript engine would end the process."""
+    figure = curve_figure("k", "t", {"a": Curve(np.arange(2.0), np.arange(2.0))}, styles(["a"]), "x", "y")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (8 * 2**30, resource.RLIM_INFINITY))
+    assert "this process may have 8 GiB; run `ulimit -v unlimited` first" in refusal(figure.document, kind)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert figure.document(kind)
 
 
 def test_every_note_is_used_and_every_name_of_one_is_there() -> None:

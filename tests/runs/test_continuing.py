@@ -76,6 +76,15 @@ def test_what_would_be_another_run_is_refused_and_leaves_nothing(finished, tmp_p
     assert resume(run, overrides=["train.steps=8"]).steps == 8
 
 
+def test_the_step_of_a_continuation_is_that_of_the_checkpoint_it_loads(finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 7)
+    (run / "checkpoints" / "step_00000007" / "model.safetensors").write_bytes(b"damaged")
+    notes = resume(run, overrides=["train.keep_last=2"]).notes
+    assert [note for note in notes if "went on from step 6 instead" in note]
+    assert [note for note in notes if note.startswith("resumed after step 6 with ")]
+    assert RunDir(run).continuations()[0].after_step == 6
+
+
 def test_a_kill_between_the_files_leaves_a_run_that_can_be_read_and_continued(finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     config, result = (run / "config.yaml").read_text(), (run / "result.json").read_bytes()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from boxes import refusal
+from file_operations import forge
 from harness_cases import QUESTIONS, keep_harness_in, write_lines
 from tiny_runs import Listener, tiny_recipe
 
@@ -15,6 +16,7 @@ from widthwise.config_io import parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import evaluation_differences
 from widthwise.recipe.recipe import saved_recipe
+from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
 from widthwise.runs.train import resume
@@ -137,7 +139,7 @@ def test_an_evaluation_is_kept_in_its_run_and_changes_nothing_else(runs: list[Pa
     first, other = evaluate_run(run, _asked(max_tokens=40)), evaluate_run(run, _asked(max_tokens=60))
     paths = [save_evaluation(record) for record in (first, other, first)]
     assert paths[0] == paths[2] != paths[1]
-    assert json.loads(paths[0].read_text()) == json.loads(first.to_json())
+    assert SealedFile(paths[0]).read() == json.loads(first.to_json())
     assert {path.name for path in run.iterdir()} - {"evaluations"} == {path.name for path in runs[0].iterdir()}
     assert {path: path.read_bytes() for path in before} == before
     resume(run)
@@ -183,12 +185,12 @@ def test_data_must_be_of_its_tokenizer_and_the_held_out_text_that_of_the_trainin
     message = "was tokenised by bpe-300, not by the tokenizer of the run (bytes)"
     assert message in refusal(evaluate_run, runs[0], _asked(data=[str(other)]))
     run = shutil.copytree(runs[0], tmp_path / "run")
-    recipe, environment = run / "config.yaml", json.loads((run / "environment.json").read_text())
+    recipe = run / "config.yaml"
     recipe.write_text(recipe.read_text().replace("held_out: 0.05", "held_out: 0.01"))
     assert "was trained on other data (synthetic " in (said := refusal(evaluate_run, run, _asked()))
     assert said.endswith("name a text with --text or --data")
-    unseen = {**environment, "data": None, "tokenizer": environment["data"]["tokenizer"]}  # as an imported run has it
-    (run / "environment.json").write_text(json.dumps(unseen))
+    tokenizer = RunDir(run).environment()["data"]["tokenizer"]
+    forge(run / "environment.json", lambda entries: entries.update(data=None, tokenizer=tokenizer))  # as imported
     message = "has not been trained yet; name a text with --text or --data"
     assert message in refusal(evaluate_run, run, _asked())
     assert evaluate_run(run, _asked(texts=[__file__], max_tokens=20)).texts[__file__].n_tokens == 20

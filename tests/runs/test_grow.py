@@ -13,6 +13,7 @@ from widthwise.config_io import checked_copy
 from widthwise.growth.choices import Multiples, NewSizes
 from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.recipe.recipe import saved_recipe
+from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import carry_out
 from widthwise.runs.grow import GrowOptions, bake_intended, growth_intended, pad_intended, wanted_recipe
@@ -53,7 +54,7 @@ def test_a_grown_run_trains_on_where_the_old_one_stood_with_its_weights_and_mome
     run = RunDir(tmp_path / "grown")
     assert found["step"] == STEP
     assert found["certificate"]["is_preserved"]
-    assert json.loads((run.path / "certificate.json").read_text()) == found["certificate"]
+    assert SealedFile(run.path / "certificate.json").read() == found["certificate"]
     assert find_damage(checkpoint_paths(run.checkpoints)[0]) is None
     assert [layer.ffn.d_ff for layer in saved_recipe(run).explicit_model.layers[1:]] == [40, 110]
     before, after = state_json(source.run.path), state_json(run.path)

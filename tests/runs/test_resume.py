@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from boxes import refusal
+from file_operations import forge
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.run_dir import RunDir
@@ -80,13 +81,26 @@ def test_checkpoints_of_another_run_are_refused_before_any_is_deleted(finished, 
     assert outcome(run) == outcome(finished)
 
 
+def test_a_changed_seal_of_the_newest_checkpoint_costs_that_checkpoint_and_no_more(finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 7)
+    manifest = run / "checkpoints" / "step_00000007" / "manifest.json"
+    text = manifest.read_text()
+    sha256 = json.loads(text)["seal"]["metrics"]["sha256"]
+    manifest.write_text(text.replace(sha256, sha256[:-1] + "0f"[sha256[-1] == "0"]))
+    notes = resume(run).notes
+    assert notes == [
+        "checkpoint step_00000007 is damaged (manifest.json: seal: was changed after it was written; "
+        "undo that, or repeat the command that wrote it); went on from step 6 instead"
+    ]
+    assert outcome(run)["model"] == outcome(finished)["model"]
+
+
 def test_checkpoints_that_another_run_sealed_stay(finished, tmp_path):
     run, other = unfinished_copy(finished, tmp_path / "run", 8), tmp_path / "other"
     train(tiny_recipe("train.seed=4", "train.keep_last=1"), other)
     shutil.rmtree(run / "checkpoints" / "step_00000003")
     stranger = shutil.copytree(other / "checkpoints" / "step_00000009", run / "checkpoints" / "step_00000003")
-    manifest = json.loads((stranger / "manifest.json").read_text())
-    (stranger / "manifest.json").write_text(json.dumps({**manifest, "step": 3}))
+    forge(stranger / "manifest.json", lambda manifest: manifest.update(step=3))
     resume(run, overrides=["train.keep_last=1"])
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_00000003", "step_00000009"]
 

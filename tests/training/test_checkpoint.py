@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from boxes import refusal
+from file_operations import forge
 from growing_runs import MUON
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -179,9 +180,8 @@ def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path
 
 def vouch_for(path: Path) -> None:
     """Makes the manifest right for whatever the files hold."""
-    manifest = json.loads((path / checkpoint_folder.MANIFEST).read_text())
-    manifest["files"] = {name: FileRecord.of(path / name).model_dump() for name in checkpoint_folder.files()}
-    (path / checkpoint_folder.MANIFEST).write_text(json.dumps(manifest))
+    files = {name: FileRecord.of(path / name).model_dump() for name in checkpoint_folder.files()}
+    forge(path / checkpoint_folder.MANIFEST, lambda manifest: manifest.update(files=files))
 
 
 WRONG_TENSORS = (

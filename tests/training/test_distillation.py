@@ -8,6 +8,7 @@ import one_step
 import pytest
 import torch
 from boxes import refusal
+from file_operations import forge
 from growing_runs import UNIFORM
 from one_step import BATCH, CPU, INPUTS, TARGETS, UNCLIPPED
 from tiny_runs import outcome, resumed_alike, step_config, tiny_recipe, unfinished_copy
@@ -221,9 +222,10 @@ def test_a_model_that_was_not_cut_has_the_states_to_learn(parent: Path, tmp_path
 def test_of_layers_and_coordinates_that_were_cut_off_the_rest_learns(parent: Path, tmp_path: Path) -> None:
     """The first layer what the third, the next one kept, has read; the last what the last has written."""
     run = cut_of(parent, tmp_path / "run")
-    origin, theirs = Origin.read(run), states_of(parent)
+    origin, theirs = Origin.read(RunDir(run)), states_of(parent)
     assert origin is not None
-    origin._replace(stream=origin.stream[:, :16], layers=torch.tensor([0, 2])).write(run)
+    record = origin._replace(stream=origin.stream[:, :16], layers=torch.tensor([0, 2])).write(run)
+    RunDir(run).add_to_environment(record)
     smaller = tiny_recipe(UNIFORM, "model.n_layers=2", f"train.distill={{teacher: {parent}}}")
     recipe = smaller.model_copy(update={"train": saved_recipe(RunDir(run)).train})
     found = LoadedTeacher(recipe, RunDir(run)).read(BATCH, None, None).states
@@ -267,7 +269,35 @@ def test_the_states_of_another_teacher_than_the_one_that_was_cut_are_refused(par
     train(tiny_recipe(UNIFORM, "model.d_model=24", "train.seed=4"), other)
     run = cut_of(parent, tmp_path / "run", f"train.distill.teacher={other}")
     assert f"run was not cut out of {other}" in refusal(resume, run)
-    (run / "origin.safetensors").unlink()
+    path = run / "origin.safetensors"
+    content = path.read_bytes()
+    for damaged in (content[:-1] + bytes([content[-1] ^ 1]), b"no tensors"):
+        path.write_bytes(damaged)
+        assert f"{path}: was changed after it was written" in refusal(resume, run)
+    path.unlink()
+    assert f"{path}: cannot be read" in refusal(resume, run)
+    forge(run / "environment.json", lambda entries: entries.pop(path.name))  # as of an older version
     assert "run began with weights that were not cut out of the teacher" in refusal(resume, run)
-    (run / "origin.safetensors").write_bytes(b"no tensors")
-    assert "origin.safetensors: cannot be read" in refusal(resume, run)
+    path.write_bytes(b"no tensors")
+    assert f"{path}: cannot be read" in refusal(resume, run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": torch.tensor([0, 103])},
+        {"layers": torch.tensor([1, 0])},
+        {"layers": torch.tensor([[0, 1]])},
+        {"stream": torch.tensor([-1])},
+        {"stream": torch.ones(3, 3)},
+        {"first_rows": torch.tensor(0.0)},
+    ],
+)
+def test_an_origin_names_parts_that_its_teacher_has(finished: Path, change: dict[str, Tensor]) -> None:
+    config = saved_recipe(RunDir(finished)).final_model
+    right = Origin(torch.arange(config.n_coordinates), torch.arange(config.n_layers), torch.zeros(1, 8))
+    turned = right._replace(stream=torch.eye(config.n_coordinates)[:, :3])
+    assert right.is_of(config)
+    assert turned.is_of(config)
+    assert not right._replace(**change).is_of(config)
+    assert "stream" in change or not turned._replace(**change).is_of(config)

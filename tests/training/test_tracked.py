@@ -1,5 +1,7 @@
 """What keeps a tracker from disturbing a run, and what it is told; with one that writes into a list."""
 
+import json
+
 import pytest
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
@@ -11,7 +13,7 @@ from widthwise.training.tracked import TRACKERS, TrackedRun, Tracker, Values, tr
 
 
 class Kept(Tracker):
-    module, extra = "json", "none"
+    module, extra, survives_kills = "json", "none", True
     told: list = []  # noqa: RUF012
 
     def __init__(self, run: TrackedRun):
@@ -25,6 +27,22 @@ class Kept(Tracker):
         self.told.append(("closed", is_finished))
 
 
+class Buffering(Kept):
+    """Loses what it was told unless it is closed."""
+
+    survives_kills = False
+
+    def __init__(self, run: TrackedRun):
+        super().__init__(run)
+        self._buffer: list = []
+
+    def log(self, step: int, values: Values) -> None:
+        self._buffer.append((step, dict(values)))
+
+    def close(self, is_finished: bool) -> None:
+        self.told.extend(self._buffer)
+
+
 class Failing(Kept):
     def log(self, step: int, values: Values) -> None:
         print("on standard output")
@@ -34,9 +52,15 @@ class Failing(Kept):
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch):
-    monkeypatch.setattr(tracked_module, "TRACKERS", {**TRACKERS, "kept": Kept, "failing": Failing})
+    monkeypatch.setattr(
+        tracked_module, "TRACKERS", {**TRACKERS, "kept": Kept, "buffering": Buffering, "failing": Failing}
+    )
     monkeypatch.setattr(Kept, "told", [])
     return Kept.told
+
+
+def write_records(run, records):
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def logged(told):
@@ -62,6 +86,24 @@ def test_records_repeated_after_a_kill_are_sent_once(told, finished, tmp_path):
         ("opened", "run"),
         ("closed", True),
     ]
+
+
+@pytest.mark.parametrize("name", ["kept", "buffering"])
+def test_after_kills_a_tracker_has_every_record_once(told, finished, tmp_path, name):
+    run = unfinished_copy(finished, tmp_path / "run", 3)
+    records = RunDir(run).metrics()
+    for i in range(0, len(records), 2):  # killed after two more records, and after two more stopped
+        observer = tracked(None, [name]).__enter__()
+        write_records(run, records[:i])
+        observer.opened(run)
+        for record in records[i : i + 2]:
+            observer.record(record)
+        if i % 4:
+            observer.close()
+    with tracked(None, [name]) as observer:
+        write_records(run, records)
+        observer.opened(run)
+    assert logged(told) == of_records(records)
 
 
 def test_a_run_that_stopped_before_its_first_record_is_found_again(told, finished, tmp_path):

@@ -17,6 +17,7 @@ from widthwise.cli.terminal import progress_console, remark, say, say_json, say_
 from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
 from widthwise.records.evaluation import EvaluationTable
+from widthwise.records.record import SealedFile
 from widthwise.reports.formats import counted
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line
@@ -95,7 +96,7 @@ def eval_(
         files.append(out)
     if report is not None:
         table = models_table(evaluations, differences, command_line())
-        write_atomic(report / table.file_name, json.dumps(table.to_data() | whole, indent=2) + "\n")
+        SealedFile(report / table.file_name).write(table.to_data() | whole)
         files += [report / table.file_name, *reversed(write_report(report))]
         answers = answer(table)
     shown = {"runs": [each.totals() for each in evaluations], "differences": compared}

@@ -14,6 +14,7 @@ import pydantic
 from widthwise.config_io import Config, UserError, parse
 from widthwise.data.shards import ENDING, bin_path, idx_path
 from widthwise.files import FileRecord, PathInside
+from widthwise.records.record import SealedFile
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -116,4 +117,4 @@ def parse_manifest(data: Any, where: str) -> Manifest:
     version = data.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(f"{where}: has format version {version!r}; this program reads {FORMAT_VERSION}")
-    return parse(Manifest, data, where)
+    return parse(Manifest, SealedFile.checked(data, where), where)

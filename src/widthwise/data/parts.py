@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.data.documents import (
     DIGEST_BYTES,
     Counter,
@@ -39,7 +39,8 @@ from widthwise.data.prepare import PLAN, PreparationPlan, finish, read_plan, wri
 from widthwise.data.prepared import PreparedData, assemble
 from widthwise.data.readers import open_source
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import fsync_file, new_folder, read_json, reading, write_atomic
+from widthwise.files import fsync_file, new_folder, read_json, reading
+from widthwise.records.record import SealedFile
 
 KEYS, RECORD = "keys.bin", "part.json"
 KEYS_READ_AT_ONCE = 2**24
@@ -98,7 +99,7 @@ def begin(plan: PreparationPlan, folder: Path, progress: ProgressCallback = igno
     if plan.held_out_from:
         shutil.rmtree(held_out_folder(folder), ignore_errors=True)  # of a beginning that was killed
         _write_part(held_out_folder(folder), division.held_out_elsewhere(), tokenizer)
-    write_atomic(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
+    SealedFile(folder / PLAN).write(to_data(plan))
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _write_part(
             shards.fill(encode(entries, tokenizer), lambda: has_added(shards))
         fsync_file(partial / KEYS)
         record = PartRecord(splits=shards.splits(), n_left_out=shards.n_left_out, is_cut=shards.is_full)
-        write_atomic(partial / RECORD, record.model_dump_json(indent=1) + "\n")
+        SealedFile(partial / RECORD).write(to_data(record))
     return shards
 
 
@@ -239,7 +240,7 @@ def _append(shards: SplitShards, part_folder: Path, record: PartRecord) -> None:
 
 def _read_record(folder: Path) -> PartRecord:
     """Raises UserError where there is none."""
-    return parse(PartRecord, read_json(folder / RECORD), str(folder / RECORD))
+    return parse(PartRecord, SealedFile(folder / RECORD).read(), str(folder / RECORD))
 
 
 def _read_keys(folder: Path) -> Iterator[bytes]:

@@ -24,7 +24,8 @@ from widthwise.data.manifest import CorpusRecord
 from widthwise.data.prepared import PreparedData, assemble, record_files, write_manifest
 from widthwise.data.readers import SourceFile, check_document_bytes, open_source, source_file, source_files
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import file_sha256, read_json
+from widthwise.files import file_sha256
+from widthwise.records.record import SealedFile
 
 
 def prepare(
@@ -266,4 +267,4 @@ def _nearest(numbers: list[int], wanted: int) -> int:
 
 def read_plan(folder: Path) -> PreparationPlan:
     """The plan of a folder. Raises UserError where there is none."""
-    return parse(PreparationPlan, read_json(folder / PLAN), str(folder / PLAN))
+    return parse(PreparationPlan, SealedFile(folder / PLAN).read(), str(folder / PLAN))

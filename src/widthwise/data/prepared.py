@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.config_io import UserError, refusing
+from widthwise.config_io import UserError, refusing, to_data
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
 from widthwise.data.json_tokenizer import open_tokenizer, restore_tokenizer
 from widthwise.data.manifest import (
@@ -40,9 +40,9 @@ from widthwise.files import (
     is_at,
     read_json,
     reading,
-    write_atomic,
     writing,
 )
+from widthwise.records.record import SealedFile
 
 CHECKED_TOKENS_AT_ONCE = 2**24
 
@@ -222,7 +222,7 @@ def write_manifest(
         splits=splits,
         files=files,
     )
-    write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+    SealedFile(folder / MANIFEST).write(to_data(manifest))
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """New recipes: a shape designed or searched from a base recipe and a request, and recipes to start from."""
 
-import json
 import math
 import os
 import re
@@ -17,6 +16,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.records.quantities import OF_MODELS
+from widthwise.records.record import SealedFile
 from widthwise.shape.adjusting import nearest_size
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.search import SearchResult, search
@@ -171,7 +171,7 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
     for row in summary["candidates"]:
         data = {"extends": f"{recipe_name(base)}.yaml", "model": _changes(row), **({"train": off} if off else {})}
         contents[recipes / f"{row['name']}.yaml"] = dump_yaml(data)
-    files = {folder / "search.json": json.dumps(summary, indent=2) + "\n", **contents}
+    files = {folder / "search.json": SealedFile.content(summary), **contents}
     for path, text in files.items():
         if path.exists() and read_text(path) != text:
             raise UserError(f"{path}: exists already with other content; choose another --out")

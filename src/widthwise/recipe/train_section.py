@@ -93,7 +93,8 @@ class TrainConfig(Config):
     """Processes that hold one copy of the model and of the optimizer's state together, each its rows; 1: each holds
     all. Must divide the number of processes. It may be another when a run is resumed."""
     hang_seconds: pydantic.PositiveFloat = 1800
-    """Time that a process waits for the others within a step before it says which one is missing, and ends."""
+    """Time that a process waits for the others, as they join and within a step, before it names the missing one and
+    ends."""
     precision: Literal["auto", "fp32", "bf16"] = "bf16"
     """Type of the matrix products; weights and optimizer state are fp32. `auto`: bf16 if the machine that starts the
     run multiplies it clearly faster than fp32 (`runs.speed.faster_precision`), else fp32; predictions count bf16."""
@@ -179,7 +180,10 @@ class TrainConfig(Config):
     def rows_of_process(self, n: int) -> int:
         """Sequences of a step that each of n processes has. Raises UserError where a number does not divide another."""
         if n % self.shards:
-            raise UserError(f"train.shards: got {self.shards}; must divide the number of processes, which is {n}")
+            raise UserError(
+                f"train.shards: got {self.shards}; must divide the number of processes, which is {n}; "
+                f"`train.shards={math.gcd(self.shards, n)}` does, also for a run that is resumed"
+            )
         if self.batch_size % n:
             raise UserError(
                 f"train.batch_size: got {self.batch_size}; must be a multiple of the number of processes, which is {n}"

@@ -1,11 +1,13 @@
 """Scores of checkpoints: `evaluations/step_STEP-REQUEST.json` of one, `evaluation_table.json` of several."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pydantic
 
-from widthwise.records.record import Known, Record, StoredRecord
+from widthwise.config_io import parse
+from widthwise.records.record import Known, Record, SealedFile, StoredRecord
 
 MEAN_OVER_TEXTS = "mean over texts"
 """Name of the means over texts among scores and differences."""
@@ -140,6 +142,16 @@ class Evaluation(Record):
     damages: Sequence[str] = ()
     """Damaged checkpoints that were passed over."""
     environment: Mapping[str, Any] = {}
+
+    @classmethod
+    def read_all(cls, run: Path, steps: str = "*") -> list["Evaluation"]:
+        """Read the evaluations of a run by step, of one step by name. Raises UserError for a broken file.
+
+        steps: pattern of the steps, which have eight digits.
+        """
+        paths = sorted(run.glob(f"evaluations/step_{steps}-*.json"))
+        evaluations = [parse(cls, SealedFile(path).read(), str(path)) for path in paths]
+        return sorted(evaluations, key=lambda evaluation: evaluation.step or 0)
 
     @property
     def scores(self) -> Mapping[str, Scores]:

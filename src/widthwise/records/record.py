@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import KeysView, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Self
@@ -69,14 +70,12 @@ class StoredRecord(Record):
     def read(cls, folder: Path) -> Self:
         """Read the record in a folder. Raises UserError if the file is missing, broken, or of another kind."""
         path = folder / cls.file_name
-        found = read_json_mapping(path)
-        check_unchanged(found, found.pop(CHECKSUMS, None), path)
-        return parse(cls, found, str(path)).stored_in(folder)
+        return parse(cls, SealedFile(path).read(), str(path)).stored_in(folder)
 
     def write(self, folder: Path) -> Path:
         """Write the file atomically and return its path. Raises UserError if it cannot."""
-        path, data = folder / self.file_name, self.to_data()
-        write_atomic(path, json.dumps({**data, CHECKSUMS: digests(data)}, indent=2) + "\n")
+        path = folder / self.file_name
+        SealedFile(path).write(self.to_data())
         self.stored_in(folder)
         return path
 
@@ -92,21 +91,46 @@ class StoredRecord(Record):
         return None if folder is None else resolve_name("widthwise.reports.notebook:html")(self, folder)
 
 
+@dataclass(frozen=True)
+class SealedFile:
+    """A JSON file with a checksum of each entry. One of an older version has none and is read without the check."""
+
+    path: Path
+
+    def read(self) -> dict[str, Any]:
+        """Return the entries. Raises UserError for a broken file, and for entries that were changed."""
+        return self.checked(read_json_mapping(self.path), self.path)
+
+    def write(self, data: Mapping[str, Any]) -> None:
+        """Write the entries atomically. Raises UserError if the file cannot be written."""
+        write_atomic(self.path, self.content(data))
+
+    @staticmethod
+    def checked(data: dict[str, Any], where: Path | str) -> dict[str, Any]:
+        """Return the entries in the content of a file. Raises UserError for entries that were changed."""
+        check_unchanged(data, data.pop(CHECKSUMS, None), where)
+        return data
+
+    @staticmethod
+    def content(data: Mapping[str, Any]) -> str:
+        """Return the content of a file with these entries."""
+        return json.dumps({**data, CHECKSUMS: digests(data)}, indent=2) + "\n"
+
+
 def digests(data: Mapping[str, Any]) -> dict[str, str]:
     """Return a checksum of each entry, so that the one that was changed can be named."""
     return {key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16] for key, value in data.items()}
 
 
-def check_unchanged(data: Mapping[str, Any], written: Mapping[str, str] | None, path: Path) -> None:
+def check_unchanged(data: Mapping[str, Any], written: Any, where: Path | str) -> None:
     """Raises UserError where entries of a file are not those that were written.
 
     written: their digests; None of a version that wrote none.
     """
-    now = digests(data)
-    changed = [] if written is None else [key for key, *_ in differences(dict(written), now)]
+    changed = [] if written is None else [key or CHECKSUMS for key, *_ in differences(written, digests(data))]
     if changed:
         raise UserError(
-            f"{path}: {', '.join(changed[:3])}: was changed after it was written; undo that, or repeat the command "
+            f"{where}: {', '.join(changed[:3])}: was changed after it was written; undo that, or repeat the command "
             "that wrote it"
         )
 

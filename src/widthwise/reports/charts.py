@@ -3,16 +3,19 @@
 import json
 import math
 import re
+import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import altair as alt
 import vl_convert
 from markupsafe import Markup
 
+from widthwise.config_io import UserError
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.reports.formats import clean, printable, shorten
@@ -113,6 +116,8 @@ MARGIN = 0.06
 """Room at each end of an axis, as a share of what it shows."""
 _WIDTH = 460
 """Pixels of a figure as a file; on a page it is as wide as its column."""
+VEGA_BYTES = 80 * 2**30
+"""Addresses, not memory, that the JavaScript engine of vl_convert reserves; 64 GiB, and those of this process."""
 FileKind = Literal["svg", "pdf"]
 
 
@@ -152,8 +157,19 @@ class Figure:
         for name, (light, _) in COLOURS.items():
             text = text.replace(colour(name), light)
         if kind == "pdf":
-            return vl_convert.vegalite_to_pdf(text)
-        return printable(vl_convert.vegalite_to_svg(text)).encode()
+            return vega_library().vegalite_to_pdf(text)
+        return printable(vega_library().vegalite_to_svg(text)).encode()
+
+
+def vega_library() -> ModuleType:
+    """Return the library that draws figures. Raises UserError under a limit of memory that would end the process."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or limit >= VEGA_BYTES:
+        return vl_convert
+    raise UserError(
+        f"figures: vl_convert reserves up to {VEGA_BYTES >> 30} GiB of addresses, and this process may have "
+        f"{limit >> 30} GiB; run `ulimit -v unlimited` first"
+    )
 
 
 def _add_zoom(spec: dict[str, Any]) -> None:

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jinja2
-import vl_convert
 import yaml
 from markupsafe import Markup
 
 from widthwise.files import write_atomic
 from widthwise.records.record import StoredRecord
 from widthwise.records.run import Run
-from widthwise.reports.charts import LOOK, Figure, FileKind
+from widthwise.reports.charts import LOOK, Figure, FileKind, vega_library
 from widthwise.reports.formats import capital, clean, printable
 from widthwise.reports.table import Table
 
@@ -167,7 +166,7 @@ class Page:
 @functools.cache
 def vega() -> str:
     """Return the library that draws figures, as one script."""
-    return vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
+    return vega_library().javascript_bundle()
 
 
 def _hash(script: str) -> str:

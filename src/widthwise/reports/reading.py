@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import parse
-from widthwise.files import read_json
 from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
 from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run, RunResult
@@ -30,15 +29,9 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
         growths=_growths(metrics, result, f"{path}/metrics.jsonl"),
         certificate=Certificate.read(folder.path) if (folder.path / Certificate.file_name).is_file() else None,
         shrinking=Shrinking.read(folder.path) if (folder.path / Shrinking.file_name).is_file() else None,
-        evaluations=_evaluations(folder.path / "evaluations"),
+        evaluations=Evaluation.read_all(folder.path),
         samples=folder.samples_file.records(),
     )
-
-
-def _evaluations(folder: Path) -> list[Evaluation]:
-    """By step; those of one step by name."""
-    paths = sorted(folder.glob("step_*.json"))
-    return sorted((parse(Evaluation, read_json(path), str(path)) for path in paths), key=lambda each: each.step or 0)
 
 
 def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, where: str) -> list[GrowthRecord]:

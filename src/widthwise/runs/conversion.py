@@ -11,7 +11,7 @@ from torch import Tensor
 from widthwise.config_io import UserError, checked_copy
 from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
-from widthwise.files import check_free, new_folder, write_atomic
+from widthwise.files import check_free, new_folder
 from widthwise.growth.certificate import certify, model_size
 from widthwise.growth.choices import Reset
 from widthwise.growth.describe import KeptConstant, expansions
@@ -142,7 +142,7 @@ def carry_out(
             run.begin(to_yaml(recipe), {**environment(), **identity})
             snapshot = checkpoint.Snapshot.of(model, optimizer)
             checkpoint.write(run.checkpoints, state.step, snapshot, state.as_data(), run.seal())
-            write_atomic(run.path / Certificate.file_name, certificate.to_json() + "\n")
+            certificate.write(folder)
     found = {**intention.record(), "notes": notes, "certificate": certificate.to_data(), "lines": certificate.lines()}
     return {"out": str(out), "step": source.step, "steps": recipe.train.steps, **found}
 

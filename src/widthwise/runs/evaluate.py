@@ -14,8 +14,8 @@ from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task
 from widthwise.evaluation.paper_tasks import plan_suite
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
-from widthwise.files import write_atomic
 from widthwise.records.evaluation import Evaluation, TaskAnswers, TextAnswers
+from widthwise.records.record import SealedFile
 from widthwise.runs.environment import environment
 from widthwise.runs.loaded import load_model
 from widthwise.runs.scoring import EvaluationConfig
@@ -154,5 +154,5 @@ def save_evaluation(evaluation: Evaluation) -> Path:
     request = json.dumps(evaluation.request)
     name = f"step_{evaluation.step:08d}-{hashlib.sha256(request.encode()).hexdigest()[:12]}.json"
     path = Path(evaluation.run) / "evaluations" / name
-    write_atomic(path, evaluation.to_json() + "\n")
+    SealedFile(path).write(evaluation.to_data())
     return path

@@ -11,7 +11,6 @@ import torch
 
 from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import JsonTokenizer
-from widthwise.files import read_json_mapping
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.pad import pad_heads_plan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
@@ -28,6 +27,7 @@ from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.recipe.inspection import layer_rows
 from widthwise.recipe.recipe import Recipe
+from widthwise.records.evaluation import Evaluation
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import IMPORTED, KEY, recorded_identity
 from widthwise.runs.environment import shown_path
@@ -158,11 +158,10 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
 
 def _evaluations(run: RunDir, step: int) -> Iterator[tuple[Any, ...]]:
     """Rows of `widthwise eval`: text or task, metric, value, standard error."""
-    for path in sorted((run.path / "evaluations").glob(f"step_{step:08d}-*.json")):
-        record = read_json_mapping(path)
-        for name, each in (*record["texts"].items(), *record["tasks"].items()):
-            for metric, estimate in each["metrics"].items():
-                yield name, metric, estimate["value"], estimate["stderr"]
+    for evaluation in Evaluation.read_all(run.path, f"{step:08d}"):
+        for name, answers in (*evaluation.texts.items(), *evaluation.tasks.items()):
+            for metric, score in answers.metrics.items():
+                yield name, metric, score.value, score.stderr
 
 
 def _cell(value: Any) -> str:

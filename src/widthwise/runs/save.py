@@ -105,19 +105,19 @@ def write_first(
     model: Decoder,
     tokenizer: Tokenizer | None,
     provenance: Mapping[str, Any],
-    write_records: Callable[[Path], None] = lambda folder: None,
+    write_records: Callable[[Path], Mapping[str, Any]] = lambda folder: {},
 ) -> None:
     """Writes the run directory of a model at step 0, whole or not at all.
 
-    recipe: resolved, with the model's config; provenance: entries of environment.json; write_records: adds more files.
+    recipe: resolved, with the model's config; provenance: entries of environment.json; write_records: adds files to the
+    folder and returns more such entries.
     """
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
         partial = RunDir(folder)
-        partial.begin(to_yaml(recipe), {**environment(), **provenance})
+        partial.begin(to_yaml(recipe), {**environment(), **provenance, **write_records(folder)})
         if tokenizer is not None:
             tokenizer.save(partial.tokenizer_folder)
-        write_records(folder)
         optimizer = recipe.optimizer.build(model)
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():

@@ -153,12 +153,12 @@ def shrink_run(
         kept = torch.tensor([old for old, _ in layers_kept(sizes).pairs()])
         origin = Origin(stream[..., : smaller.d_model], kept, first_rows)
 
-        def write_records(folder: Path) -> None:
+        def write_records(folder: Path) -> Mapping[str, Any]:
             found.write(folder)
-            origin.write(folder)
             if shape is not None:
                 of_shape = recipe_of_cut(recipe, config, shape, options.budget or "params")
                 write_atomic(folder / f"{SHRUNK}.yaml", dump_yaml(of_shape))
+            return origin.write(folder)
 
         write_first(Path(out), resolved, small, data.tokenizer, provenance, write_records)
         found.stored_in(Path(out))

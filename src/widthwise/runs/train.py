@@ -278,10 +278,15 @@ def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
     before: the recipe until now. Raises UserError for fewer steps than are made, and where nothing is left to do.
     """
     result = run.result()
-    saved = [checkpoint_folder.step_of(path) for path in checkpoint_folder.checkpoint_paths(run.checkpoints)]
-    reached = max(saved, default=0) if result is None else result.steps or before.train.steps
     old, new = to_data(before.train), to_data(recipe.train)
     pairs = {f"train.{key}": (old[key], new[key]) for key in new if old[key] != new[key]}
+    if result is not None:
+        reached = result.steps or before.train.steps
+    elif pairs:
+        newest, _ = checkpoint_folder.latest_valid(run.checkpoints)
+        reached = 0 if newest is None else checkpoint_folder.step_of(newest)
+    else:
+        return
     is_longer = recipe.train.steps > reached
     if pairs and (recipe.train.steps < reached or (result is not None and not is_longer)):
         has = "has finished" if result is not None else "has made"

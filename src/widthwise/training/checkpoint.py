@@ -38,6 +38,7 @@ from widthwise.training.checkpoint_folder import (
     RNG,
     STATE,
     CheckpointManifest,
+    checkpoint_paths,
     manifest_of,
     name_of,
     partial_of,
@@ -113,12 +114,12 @@ def write(
 
     @_refusing()
     def finish() -> None:
-        _save_json(state, partial / STATE)
+        _save(json.dumps(state) + "\n", partial / STATE)
         records[STATE] = FileRecord.of(partial / STATE)
         manifest = CheckpointManifest(
             format_version=FORMAT_VERSION, step=step, n_shards=processes.n_shards, files=records, seal=seal
         )
-        _save_json(manifest.to_dict(), partial / MANIFEST)
+        _save(manifest.content(), partial / MANIFEST)
         fsync_folder(partial)
         if path.exists():
             shutil.rmtree(path)
@@ -133,9 +134,8 @@ def write(
         processes.on_rank_zero(finish)
     except UserError as error:
         processes.on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
-        raise processes.on_every_rank(
-            UserError(f"{path}: cannot be written ({error}); the checkpoints before it are intact")
-        ) from None
+        intact = "; the checkpoints before it are intact" if checkpoint_paths(folder) else ""
+        raise processes.on_every_rank(UserError(f"{path}: cannot be written ({error}){intact}")) from None
     return path
 
 
@@ -224,7 +224,7 @@ def merge(path: Path) -> bool:
                 write_one_by_one(merged, saved.types(), saved.whole)
             records[merged.name] = FileRecord.of(merged)
         merged_manifest = manifest.model_copy(update={"n_shards": 1, "files": records})
-        write_atomic(path / MANIFEST, json.dumps(merged_manifest.to_dict()))
+        write_atomic(path / MANIFEST, merged_manifest.content())
     shards = [shard for stem in (MODEL, OPTIMIZER) for shard in path.glob(f"{stem}-*-of-*.safetensors")]
     for needless in (*shards, *(left.path for left in leftovers(path) if left.name == MANIFEST)):
         needless.unlink()
@@ -239,8 +239,8 @@ def _weights(model: Decoder) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.values()}
 
 
-def _save_json(data: Any, path: Path) -> None:
-    path.write_text(json.dumps(data) + "\n")
+def _save(text: str, path: Path) -> None:
+    path.write_text(text)
     fsync_file(path)
 
 

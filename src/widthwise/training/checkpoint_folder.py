@@ -5,11 +5,12 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from widthwise.config_io import Config, UserError, parse
-from widthwise.files import FileRecord, read_json
+from widthwise.files import FileRecord
 from widthwise.recipe.train_section import TrainConfig
+from widthwise.records.record import SealedFile
 from widthwise.run_dir import Seal
 from widthwise.sizes import Count
 from widthwise.training.processes import ALONE, Processes
@@ -38,9 +39,9 @@ class CheckpointManifest(Config):
     seal: Seal | None = None
     """The run that it belongs to; None where it was saved outside of one."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def content(self) -> str:
         """The content of the file: what equals its default is left out."""
-        return self.model_dump(exclude_none=True, exclude_defaults=True)
+        return SealedFile.content(self.model_dump(exclude_none=True, exclude_defaults=True))
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | Non
 
 def manifest_of(path: Path) -> CheckpointManifest:
     """Read the manifest of a checkpoint. Raises UserError where there is none or it is damaged."""
-    return parse(CheckpointManifest, read_json(path / MANIFEST), f"{path / MANIFEST}")
+    return parse(CheckpointManifest, SealedFile(path / MANIFEST).read(), f"{path / MANIFEST}")
 
 
 def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:

@@ -57,10 +57,18 @@ def group(config: TrainConfig) -> Iterator["Group"]:
     An error that only this process has is raised as RankLocalError, which says so.
     """
     is_ours = not dist.is_initialized()
-    if is_ours:
-        _join(config)
     key = (config.shards, config.hang_seconds)
-    processes = _groups[key] = _groups.get(key) or Group(*key)
+    try:
+        if is_ours:
+            _join(config)
+        processes = _groups[key] = _groups.get(key) or Group(*key)
+    except RuntimeError as error:
+        if not LOST.search(str(error)):
+            raise
+        raise RankLocalError(
+            f"process {os.environ['RANK']}: waits for all processes to join, of which one has ended or hangs "
+            f"(train.hang_seconds = {config.hang_seconds:g}; {str(error).splitlines()[0]})"
+        ) from None
     try:
         yield processes
     except RankLocalError:
@@ -86,7 +94,7 @@ def _join(config: TrainConfig) -> None:
     agents differ: that of one whose workers lived goes on without a restart of its own.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")  # nothing is in place
-    store, rank, world_size = next(iter(rendezvous("env://", timeout=PATIENCE)))
+    store, rank, world_size = next(iter(rendezvous("env://", timeout=timedelta(seconds=config.hang_seconds))))
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
     own = PrefixStore(f"widthwise-{start}-{next(_n_groups)}", store)
@@ -118,7 +126,8 @@ class Group(Processes):
         self.shard = self._mesh.get_local_rank(1)
         self._seconds, self._store = hang_seconds, _get_default_store()
         # For what may take one process long, and for what all come to at about the same time.
-        self._messages, self._pulse = _messages(PATIENCE), _messages(timedelta(seconds=hang_seconds))
+        self._messages, self._pulse = _messages(hang_seconds), _messages(hang_seconds)
+        self._messages._get_backend(torch.device("cpu"))._set_default_timeout(PATIENCE)
         self._background: Group | None = None
 
     @property
@@ -212,13 +221,13 @@ class Group(Processes):
         if self._background is None:
             self._background = copy(self)
             # Of what all begin at once: a thread that waited longer would keep its process from ending.
-            self._background._messages = _messages(timedelta(seconds=self._seconds))
+            self._background._messages = _messages(self._seconds)
         return self._background
 
 
-def _messages(timeout: timedelta) -> dist.ProcessGroup:
+def _messages(hang_seconds: float) -> dist.ProcessGroup:
     """Return a group of all processes for messages on the CPU."""
-    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=hang_seconds)))
 
 
 def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:

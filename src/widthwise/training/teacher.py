@@ -1,14 +1,15 @@
 """The teacher of a run: its predictions and hidden states, which a student learns beside its targets."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from widthwise.config_io import UserError, refusing
+from widthwise.config_io import UserError, parse, refusing, to_data
+from widthwise.files import FileRecord
 from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import allocate, blueprint
@@ -25,8 +26,12 @@ TEACHER_KEY = "teacher_step"
 trained."""
 
 
+ORIGIN = "origin.safetensors"
+"""File of a run whose model was cut out of another one, and the key of its checksum in `environment.json`."""
+
+
 class Origin(NamedTuple):
-    """Where the parts of a model that was cut out of another one come from: `origin.safetensors` in its run."""
+    """Where the parts of a model that was cut out of another one come from."""
 
     stream: Tensor
     """int64 (n,), the old coordinate of the stream at each new one; or fp32 (n_old, n), a column for each new one."""
@@ -36,32 +41,35 @@ class Origin(NamedTuple):
     """fp32 (n_rows, n_columns), the first rows of the old embedding, by which the model that was cut is known."""
 
     @classmethod
-    def read(cls, folder: Path) -> "Origin | None":
+    def read(cls, run: RunDir) -> "Origin | None":
         """Return the origin of the model of a run; None where it was not cut. Raises UserError for a broken file."""
-        path = folder / "origin.safetensors"
-        if not path.exists():
+        path = run.path / ORIGIN
+        record = run.environment().get(ORIGIN) if run.exists else None
+        if record is None and not path.exists():
             return None
+        if record is not None and FileRecord.of(path) != parse(FileRecord, record, f"{run.path}: {ORIGIN}"):
+            raise UserError(f"{path}: was changed after it was written; cut the model again")
         with refusing(f"{path}: cannot be read", OSError, SafetensorError, TypeError):
             return cls(**load_file(path))
 
-    def is_of(self, model: ModelConfig) -> bool:
-        """Return True if the parts are some of this model's."""
-        stream, layers, rows = self
-        if stream.dim() == 1:
-            is_stream = _are_places(stream, model.n_coordinates)
-        else:
-            is_stream = stream.is_floating_point() and stream.shape[:-1] == (model.n_coordinates,)
-        is_ascending = _are_places(layers, model.n_layers) and bool((layers.diff() > 0).all())
-        return is_stream and is_ascending and rows.dim() == 2 and rows.dtype == torch.float32
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the file into the folder of a run and return its entry of `environment.json`. Raises OSError."""
+        write_tensors(self._asdict(), folder / ORIGIN)
+        return {ORIGIN: to_data(FileRecord.of(folder / ORIGIN))}
 
-    def write(self, folder: Path) -> None:
-        """Write the file into the folder of a run. Raises OSError."""
-        write_tensors(self._asdict(), folder / "origin.safetensors")
+    def is_of(self, config: ModelConfig) -> bool:
+        """Return True if these are parts of a model of that config."""
+        n_old, layers = config.n_coordinates, self.layers
+        is_turned = self.stream.dim() == 2 and self.stream.is_floating_point() and len(self.stream) == n_old
+        ascends = _are_indices(layers, config.n_layers) and bool((layers.diff() > 0).all())
+        has_rows = self.first_rows.dim() == 2 and self.first_rows.dtype == torch.float32
+        return (is_turned or _are_indices(self.stream, n_old)) and ascends and has_rows
 
 
-def _are_places(places: Tensor, n: int) -> bool:
-    """Return True for indices from 0 to n - 1."""
-    return places.dtype == torch.int64 and places.dim() == 1 and bool(((places >= 0) & (places < n)).all())
+def _are_indices(tensor: Tensor, n: int) -> bool:
+    """Return True for one or more whole numbers from 0 to n - 1."""
+    is_vector = tensor.dim() == 1 and tensor.dtype == torch.int64 and len(tensor) > 0
+    return is_vector and int(tensor.min()) >= 0 and int(tensor.max()) < n
 
 
 class LoadedTeacher:
@@ -99,14 +107,14 @@ class LoadedTeacher:
     def _origin(self, run: RunDir | None, path: Path) -> Origin:
         """Return the origin of a student; one whose weights were drawn learns the states as they are."""
         config, where = self._model.config, f"train.distill.layers: got {self._config.layers}; {run and run.path}"
-        origin = None if run is None else Origin.read(run.path)
+        origin = None if run is None else Origin.read(run)
         if origin is None:
             if run is not None and run.exists and TEACHER_KEY not in run.environment():
                 raise UserError(f"{where} began with weights that were not cut out of the teacher; must be none there")
             return Origin(torch.arange(config.n_coordinates), torch.arange(config.n_layers), torch.empty(0))
         if not origin.is_of(config):
             raise UserError(
-                f"{run and run.path}/origin.safetensors: does not fit a teacher of {config.n_layers} layers and "
+                f"{where}: {ORIGIN}: does not fit a teacher of {config.n_layers} layers and "
                 f"{config.n_coordinates} coordinates; restore the file, or set train.distill.layers=none"
             )
         with checkpoint.opened(path, checkpoint_folder.MODEL) as saved:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from widthwise.config_io import UserError, require
-from widthwise.files import read_json_mapping, read_text, write_atomic
+from widthwise.files import read_text
+from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.training.launch import is_silent
 from widthwise.training.observer import ForwardingObserver, Observer, SilentObserver
@@ -58,6 +59,8 @@ class Tracker(ABC):
 
     id: str
     """Its name for the run, by which it finds it again."""
+    survives_kills: ClassVar[bool] = False
+    """True if a record is in a file once `log` returns; otherwise only once `close` does."""
 
     @abstractmethod
     def __init__(self, run: TrackedRun):
@@ -77,10 +80,11 @@ class TensorBoardTracker(Tracker):
     precision, words as text."""
 
     module, extra = "tensorboard", "tensorboard"
+    survives_kills = True
 
     def __init__(self, run: TrackedRun):
         writing = require("torch.utils.tensorboard", self.extra)
-        self._writer = writing.SummaryWriter(str(run.folder / "tensorboard"), flush_secs=10)
+        self._writer = writing.SummaryWriter(str(run.folder / "tensorboard"))
         self.id = "tensorboard"
         if run.id is None:
             self._writer.add_text("recipe", f"```\n{json.dumps(run.recipe, indent=2)}\n```", 0)
@@ -91,6 +95,7 @@ class TensorBoardTracker(Tracker):
                 self._writer.add_text(name, value, step)
             else:
                 self._writer.add_scalar(name, value, step, new_style=True, double_precision=True)
+        self._writer.flush()
 
     def close(self, is_finished: bool) -> None:
         self._writer.close()
@@ -149,7 +154,7 @@ def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
 
 TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
 STATE = "tracking.json"
-"""File of a run: for each tracker its name for the run, and the last step that it has of each event."""
+"""File of a run: for each tracker its name for the run, and the last step of each event that it surely has."""
 
 
 @contextmanager
@@ -207,8 +212,8 @@ class _Tracked(ForwardingObserver):
 class _Follower:
     """One tracker of one run. The first error ends it, with a message, and nothing else.
 
-    Each record is sent once: a resumed run, or one that is tracked only now, is completed from metrics.jsonl, and what
-    a run repeats after a kill is passed over.
+    A resumed run, or one that is tracked only now, is completed from metrics.jsonl. Each record is sent once; after a
+    kill, a tracker that does not survive kills gets those again that it has taken since it was opened.
     """
 
     def __init__(self, name: str, folder: Path, say: Callable[[str], None]):
@@ -233,23 +238,24 @@ class _Follower:
                         return
                     self._tracker.log(record["step"], values_of(record))
                     self._sent[record["event"]] = record["step"]
-            if self._sent != before:
+            if self._sent != before and self._tracker is not None and self._tracker.survives_kills:
                 self._keep_state()
 
     def close(self) -> None:
         with self._harmless():
             if self._tracker is not None:
                 self._tracker.close(RunDir(self._folder).has_result)
+                self._keep_state()
         self._tracker = None
 
     def _state(self) -> dict[str, Any]:
         path = self._folder / STATE
-        return read_json_mapping(path) if path.is_file() else {}
+        return SealedFile(path).read() if path.is_file() else {}
 
     def _keep_state(self) -> None:
         if self._tracker is not None and RunDir(self._folder).exists:  # else it was moved or deleted meanwhile
             state = {**self._state(), self._name: {"id": self._tracker.id, "sent": self._sent}}
-            write_atomic(self._folder / STATE, json.dumps(state, indent=2) + "\n")
+            SealedFile(self._folder / STATE).write(state)
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
