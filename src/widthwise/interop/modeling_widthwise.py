@@ -33,7 +33,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Matrix(nn.Module):
-    """The rows of a linear map. It is no `nn.Linear`, which quantisers and adapters replace and rely on being called."""
+    """A linear map that is no `nn.Linear`: quantisers and adapters replace those, and rely on them being called."""
 
     def __init__(self, d_in: int, d_out: int):
         super().__init__()
@@ -473,21 +473,11 @@ class Hourglass(nn.Module):
         return total[..., : self.d_out]
 
 
-class Experts(Matrix):
-    """The matrices of several experts, stacked along the rows."""
-
-    def __init__(self, n_experts: int, d_in: int, d_out: int):
-        super().__init__(d_in, n_experts * d_out)
-        self.n_experts = n_experts
-
-    def forward(self, x: Tensor, expert: int) -> Tensor:
-        return linear(x, self.weight.unflatten(0, (self.n_experts, -1))[expert])
-
-
 class MoE(nn.Module):
     """The sum over the top_k experts of weight * expert(x), and a shared expert if there is one.
 
-    The weights are the softmax over the chosen experts' logits. There is no auxiliary loss here.
+    The weights are the softmax over the chosen experts' logits. There is no auxiliary loss here. Each projection stacks
+    the matrices of all experts along the rows.
     """
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
@@ -496,9 +486,9 @@ class MoE(nn.Module):
         self.n_experts, self.top_k = ffn["n_experts"], ffn["top_k"]
         self.norm = ffn_norm(layer)
         self.router = Matrix(d_model, self.n_experts)
-        self.gate_proj = Experts(self.n_experts, d_model, d_expert)
-        self.up_proj = Experts(self.n_experts, d_model, d_expert)
-        self.down_proj = Experts(self.n_experts, d_expert, d_out)
+        self.gate_proj = Matrix(d_model, self.n_experts * d_expert)
+        self.up_proj = Matrix(d_model, self.n_experts * d_expert)
+        self.down_proj = Matrix(d_expert, self.n_experts * d_out)
         self.shared = FeedForward(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
@@ -506,12 +496,14 @@ class MoE(nn.Module):
         tokens = x.flatten(0, 1)
         best, chosen = wide(self.router(tokens)).topk(self.top_k, dim=-1)
         weights = best.softmax(dim=-1)
-        total = weights.new_zeros(len(tokens), len(self.down_proj.weight) // self.n_experts)
+        projections = (self.gate_proj, self.up_proj, self.down_proj)
+        gates, ups, downs = (matrix.weight.unflatten(0, (self.n_experts, -1)) for matrix in projections)
+        total = weights.new_zeros(len(tokens), downs.shape[1])
         for expert in range(self.n_experts):
             token, place = (chosen == expert).nonzero(as_tuple=True)
             seen = tokens[token]
-            hidden = silu(self.gate_proj(seen, expert)) * self.up_proj(seen, expert)
-            total = total.index_add(0, token, self.down_proj(hidden, expert) * weights[token, place, None])
+            hidden = silu(linear(seen, gates[expert])) * linear(seen, ups[expert])
+            total = total.index_add(0, token, linear(hidden, downs[expert]) * weights[token, place, None])
         update = total.to(x.dtype).unflatten(0, x.shape[:2])
         return self.norm.after(update if self.shared is None else update + self.shared(x))
 
