@@ -62,6 +62,13 @@ def test_a_damaged_folder_is_refused_on_opening(folder, change, message):
         PreparedData.open(folder)
 
 
+def test_an_empty_path_is_not_the_working_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    PreparedData.open(".").verify()
+    with pytest.raises(UserError, match="data: got ''; expected a prepared folder"):
+        PreparedData.open("")
+
+
 def test_a_changed_byte_and_a_token_outside_the_vocabulary_are_found_by_verify(folder):
     content = bytearray((folder / "train.bin").read_bytes())
     content[1001] = 0xFF

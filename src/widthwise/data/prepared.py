@@ -68,6 +68,8 @@ class PreparedData:
 
         Raises UserError if it is missing, unfinished, damaged or too new, or cannot be fetched.
         """
+        if path == "":
+            raise UserError("data: got ''; expected a prepared folder; `.` is the working folder")
         path = fetched(path, progress) if isinstance(path, str) and is_url(path) else Path(path)
         if not path.is_dir():
             looked_at = "" if path.is_absolute() else f"; looked at {path.absolute()}"

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from widthwise.computing import Precision
 from widthwise.config_io import Config
-from widthwise.files import PathText
 from widthwise.sizes import Count, NTokens
 
 
@@ -46,12 +45,12 @@ class ScoringOptions(Config):
 class EvaluationConfig(ScoringOptions):
     """The texts and tasks of an evaluation. Where none is named, the held-out text of the run's own data."""
 
-    texts: tuple[PathText, ...] = ()
+    texts: tuple[str, ...] = ()
     """Raw text, as `data prepare` reads it: .txt .md .py .jsonl .parquet, or a folder; repeat for several. Every
     document counts for itself."""
-    data: tuple[PathText, ...] = ()
+    data: tuple[str, ...] = ()
     """Prepared folder, whose held-out part is read as one stream; repeat for several."""
-    task_files: tuple[PathText, ...] = ()
+    task_files: tuple[str, ...] = ()
     """JSONL file of questions and answers; repeat for several."""
     tasks: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Tasks of lm-evaluation-harness (extra `eval`), such as piqa,arc_easy."""
