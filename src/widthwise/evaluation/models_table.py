@@ -105,13 +105,15 @@ def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str, s
     metric = column.shown.metric
     score = column.score(evaluation)
     tested, own = (entries.get((column.on, each)) for each in (TESTED.get(metric, metric), metric))
-    is_tested = tested is not None and tested.p_value is not None
+    is_better = None
+    if tested is not None and tested.p_value is not None:
+        is_better = (finite(tested.value) > 0) == column.shown.is_share
     return TableCell(
         value=score.value,
         stderr=score.stderr,
         difference=own and own.value,
         p_value=tested and tested.p_value,
-        is_better=(finite(tested.value) > 0) == column.shown.is_share if is_tested else None,
+        is_better=is_better,
     )
 
 

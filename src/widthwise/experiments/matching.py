@@ -87,8 +87,8 @@ def _differences(name: str, recipe: Recipe, other_name: str, other: Recipe, shar
     for what in shared:
         pair = [attrgetter(what)(each) for each in (recipe, other)]
         if pair[0] != pair[1]:
-            data = [to_data(each) if isinstance(each, Config) else each for each in pair]
-            found += differences(*data, what)
+            own, expected = (to_data(each) if isinstance(each, Config) else each for each in pair)
+            found += differences(own, expected, what)
     return [f"{name}: {key} is {shortened(own)}, but {shortened(value)} in {other_name}" for key, own, value in found]
 
 
