@@ -85,10 +85,10 @@ def check_matched(
 def _differences(name: str, recipe: Recipe, other_name: str, other: Recipe, shared: Iterable[str]) -> list[str]:
     found = []
     for what in shared:
-        values = [attrgetter(what)(each) for each in (recipe, other)]
-        if values[0] != values[1]:
-            first, second = (to_data(value) if isinstance(value, Config) else value for value in values)
-            found += differences(first, second, what)
+        pair = [attrgetter(what)(each) for each in (recipe, other)]
+        if pair[0] != pair[1]:
+            own, expected = (to_data(each) if isinstance(each, Config) else each for each in pair)
+            found += differences(own, expected, what)
     return [f"{name}: {key} is {shortened(own)}, but {shortened(value)} in {other_name}" for key, own, value in found]
 
 
