@@ -1,7 +1,6 @@
 """The sizes of a smaller model at a budget: in proportion along a shape, or layer by layer where least is lost."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -29,7 +28,7 @@ from widthwise.model.layer import LayerConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.discovery import Curve
-from widthwise.shape.adjusting import closest_size
+from widthwise.shape.adjusting import closest_size, or_nan
 from widthwise.shape.profile import sizes_of
 from widthwise.shape.rounding import FAR
 from widthwise.shape.schedule import SCHEDULES
@@ -128,13 +127,12 @@ def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) 
             shape["hidden"] = [round(point * percent / 100, 4) for point in section.get("hidden", [1.0])]
         return to_data(rule) | {"n_layers": n_layers, "shape": shape}
 
-    @cache
     def miss(n: int) -> float:
         template = parse(ModelTemplate, model_at(n * STEP), "the model")
         return count(template.resolve(recipe.seq_len).inference_cost(), recipe.seq_len) / budget - 1
 
     steps = range(round(90 / STEP), round(110 / STEP) + 1)
-    n_steps = closest_size(miss, round(100 / STEP), steps, FAR)
+    n_steps = closest_size(or_nan(miss), round(100 / STEP), steps, FAR)
     return to_data(recipe) | {"model": model_at(n_steps * STEP), "growth": ()}
 
 
