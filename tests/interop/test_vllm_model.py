@@ -111,5 +111,5 @@ def test_a_prompt_in_parts_and_one_seen_before_change_nothing(tmp_path: Path) ->
 
 def test_a_model_that_does_not_run_is_refused_where_it_is_loaded(tmp_path: Path) -> None:
     model = own_model(_config("moe"))
-    with pytest.raises(UserError, match=r"model: vLLM cannot run this model: layer 0: feed_forward moe; supported: "):
+    with pytest.raises(UserError, match=r"model: vLLM cannot run this model: layer 1: feed_forward moe; supported: "):
         _engine(model, tmp_path)

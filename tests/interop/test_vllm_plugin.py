@@ -21,15 +21,15 @@ from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.config import ModelConfig
 
 REFUSED = {
-    "layer_norm": "layer 0: feed_forward mlp",
-    "hourglass_gelu": "layer 0: feed_forward hourglass whose blocks are no SwiGLUs",
-    "hourglass_ungated": "layer 0: feed_forward hourglass whose blocks are no SwiGLUs",
-    "moe": "layer 0: feed_forward moe",
-    "dynamic": "layer 0: feed_forward dynamic",
-    "inserted": "layer 0: feed_forward dynamic",
+    "layer_norm": "layer 1: feed_forward mlp",
+    "hourglass_gelu": "layer 1: feed_forward hourglass whose blocks are no SwiGLUs",
+    "hourglass_ungated": "layer 1: feed_forward hourglass whose blocks are no SwiGLUs",
+    "moe": "layer 1: feed_forward moe",
+    "dynamic": "layer 1: feed_forward dynamic",
+    "inserted": "layer 1: feed_forward dynamic",
     "slots": "residual hyper_connections",
     "slots_static": "residual hyper_connections",
-    "frozen": "layer 0: head sizes 6, 10",
+    "frozen": "layer 1: head sizes 6, 10",
 }
 SERVED = (
     *("slim", "slim_grouped", "full_projection", "projection", "reordered"),
@@ -89,7 +89,7 @@ def test_what_devices_cannot_share_is_refused(tmp_path: Path) -> None:
     ):
         check_with(SHARED, 4)
         check_with(changes, 1)
-        with pytest.raises(UserError, match=f"models/x: layer 0: {reason}"):
+        with pytest.raises(UserError, match=f"models/x: layer 1: {reason}"):
             check_with(changes, n_devices)
 
 

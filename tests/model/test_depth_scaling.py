@@ -51,7 +51,7 @@ def test_layers_keep_their_factors_when_others_come_between_and_say_so():
     kept = factors(plan.new)
     assert kept.pop(added) == (1 / math.sqrt(added + 1), 1 / math.sqrt(added + 1))
     assert kept == factors(old)
-    assert "layer 3: attention_norm.output_multiplier stays 0.57735 (the recipe would have 0.5)" in [
+    assert "layer 4: attention_norm.output_multiplier stays 0.57735 (the recipe would have 0.5)" in [
         str(constant) for constant in kept_constants(plan, wanted)
     ]
     assert_preserved(bake_plan(plan.new))

@@ -244,7 +244,7 @@ def test_the_recipe_of_a_small_cut_meets_its_budget_though_heads_are_whole(match
         QUANTITIES[match](each.inference_cost(), SEQ_LEN)
         for each in (parse_recipe(data, "recipe").explicit_model, model)
     )
-    assert own == pytest.approx(whole_cost, rel=0.005)
+    assert own == pytest.approx(whole_cost, rel=0.01)
 
 
 def test_a_curve_needs_a_uniform_model_that_was_cut() -> None:

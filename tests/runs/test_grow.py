@@ -99,11 +99,11 @@ def test_a_larger_batch_goes_on_behind_the_windows_seen_and_other_data_begin_ane
 def test_constants_that_stay_are_told_changed_where_that_is_allowed_and_folded_by_bake(source, tmp_path: Path) -> None:
     wider_heads = ["model.layers.1.attention.head_dim=12", "model.layers.1.attention.scale=0.25"]
     found = grown(source, tmp_path / "grown", *wider_heads)
-    assert any(line.startswith("layer 1: attention.scale stays 0.353553 (the recipe") for line in found["constants"])
+    assert any(line.startswith("layer 2: attention.scale stays 0.353553 (the recipe") for line in found["constants"])
     assert found["bake_helps"]
     assert found["changes"] == []
     allowed = grown(source, tmp_path / "changed", *wider_heads, allow_change=True)
-    assert "layer 1: attention.scale 0.353553 -> 0.25" in allowed["changes"]
+    assert "layer 2: attention.scale 0.353553 -> 0.25" in allowed["changes"]
     assert allowed["constants"] == []
     assert not allowed["certificate"]["is_preserved"]
     assert saved_recipe(RunDir(tmp_path / "changed")).explicit_model.layers[1].attention.scale == 0.25

@@ -57,7 +57,7 @@ def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> Non
     assert [point * 24 for point in found.shape.widths] == pytest.approx(model.widths)
     recipe = load_recipe(out / "shrunk.yaml")
     assert recipe.train.steps == 6
-    assert recipe.explicit_model.cost().forward_flops(17) == pytest.approx(found.before.flops_per_token, rel=0.005)
+    assert recipe.explicit_model.cost().forward_flops(17) == pytest.approx(found.before.flops_per_token, rel=0.01)
 
 
 def test_the_model_that_was_cut_may_teach_the_smaller_one(parent: Path, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class KeptConstant:
     """A constant of a grown model that differs from its recipe."""
 
     path: str
-    """Dotted path in the config of the model, or after the layers as in "layers 0-3: attention.scale" in theirs."""
+    """Dotted path in the config of the model, or after the layers as in "layers 1-4: attention.scale" in theirs."""
     value: Any
     is_kept: bool
     """The old model has the same value."""

@@ -47,7 +47,7 @@ def check(config: Any, where: str, n_devices: int = 1) -> None:
     if config.residual["kind"] not in RESIDUALS:
         _refuse(where, f"residual {config.residual['kind']}")
     layers = list(config.per_layer_config)
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(layers, start=1):
         kind = layer.feed_forward["kind"]
         if kind not in FEED_FORWARDS:
             _refuse(where, f"layer {index}: feed_forward {kind}")

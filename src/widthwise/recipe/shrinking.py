@@ -1,7 +1,6 @@
 """The sizes of a smaller model at a budget: in proportion along a shape, or layer by layer where least is lost."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -29,7 +28,7 @@ from widthwise.model.layer import LayerConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.discovery import Curve
-from widthwise.shape.adjusting import closest_size
+from widthwise.shape.adjusting import closest_size, or_nan
 from widthwise.shape.profile import sizes_of
 from widthwise.shape.rounding import FAR
 from widthwise.shape.schedule import SCHEDULES
@@ -43,8 +42,6 @@ N_HALVINGS = 40
 """Steps of the bisection for the largest scale within a budget."""
 SECONDS = 60
 """Time for the solver, after which the best sizes so far are taken."""
-STEP = 0.5
-"""Steps, in percent, in which hidden units of a curve are adjusted to a budget."""
 N_LEVELS = 16
 """Widths, and numbers of hidden units and experts, among which a layer chooses."""
 
@@ -122,20 +119,18 @@ def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) 
     rule, n_layers, count = uniform_rule(model), len(curve.widths), QUANTITIES[match]
     section, budget = curve.section(match), count(model.inference_cost(), recipe.seq_len)
 
-    def model_at(percent: float) -> dict[str, Any]:
+    def model_at(percent: int) -> dict[str, Any]:
         shape = section | {"depth": n_layers / rule.n_layers}
         if percent != 100:
             shape["hidden"] = [round(point * percent / 100, 4) for point in section.get("hidden", [1.0])]
         return to_data(rule) | {"n_layers": n_layers, "shape": shape}
 
-    @cache
-    def miss(n: int) -> float:
-        template = parse(ModelTemplate, model_at(n * STEP), "the model")
+    def miss(percent: int) -> float:
+        template = parse(ModelTemplate, model_at(percent), "the model")
         return count(template.resolve(recipe.seq_len).inference_cost(), recipe.seq_len) / budget - 1
 
-    steps = range(round(90 / STEP), round(110 / STEP) + 1)
-    n_steps = closest_size(miss, round(100 / STEP), steps, FAR)
-    return to_data(recipe) | {"model": model_at(n_steps * STEP), "growth": ()}
+    percent = closest_size(or_nan(miss), 100, range(90, 111), FAR)
+    return to_data(recipe) | {"model": model_at(percent), "growth": ()}
 
 
 def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[Callable[[Sizes], float], float]:

@@ -65,7 +65,7 @@ class Knob:
         is no such model.
         """
 
-        missed = _or_nan(miss)
+        missed = or_nan(miss)
         limits = self.adjustable.limits
         if limits is None:
             return nearest_size(missed, self.start)
@@ -84,7 +84,7 @@ def depth_at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[Mode
         d_model = max(1, round(aspect * n_layers / quantum)) * quantum
         return miss(checked_copy(template, "model", n_layers=n_layers, d_model=d_model))
 
-    return nearest_size(_or_nan(missed), template.n_layers)
+    return nearest_size(or_nan(missed), template.n_layers)
 
 
 def _width_quantum(template: ModelTemplate) -> int:
@@ -92,7 +92,7 @@ def _width_quantum(template: ModelTemplate) -> int:
     return math.lcm(template.attention.quantum, template.residual.d_model_quantum)
 
 
-def _or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:
+def or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:
     """Asked once for each size; NaN where there is no model of that size."""
 
     @cache
