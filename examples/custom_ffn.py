@@ -1,6 +1,6 @@
-"""A custom feed-forward: config, template and module in one file; it is then designed, counted and trained."""
+"""A custom feed-forward: config, template and module in one file; it is then designed, counted, trained and grown."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pydantic
 from torch import Tensor, sin
@@ -16,6 +16,8 @@ from widthwise.model.norm import NormSite
 class SineConfig(FFNConfig):
     kind: Literal["sine"] = "sine"
     d_ff: pydantic.PositiveInt
+    kept = ()  # fields that growth must not change
+    hidden_axes: ClassVar = {"d_ff": "d_ff"}
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:
@@ -55,3 +57,5 @@ class Sine(FeedForward):
 widthwise.register_ffn(SineConfig, SineTemplate)
 recipe = widthwise.load_recipe("smoke", ["model.ffn={kind: sine}"])
 print(f"held-out loss {widthwise.train(recipe, 'runs/sine').val_loss:.3f}")
+grown = widthwise.grow_run("runs/sine", "runs/larger", sizes=widthwise.NewSizes(add_layers=2))
+print(*grown["lines"], sep="\n")

@@ -19,7 +19,8 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 SAYS = {
     "analyse_model": "page: runs/analysis/report.html",
     "compare_recipes": "page: runs/comparison/report.html",
-    "custom_ffn": "held-out loss",
+    "coordinate_check": "muP: power of the width",
+    "custom_ffn": "same function",
     "design_shape": "kind: x",
     "grow_in_memory": "grown: logits differ by",
     "own_loop": "bits per byte",
@@ -45,7 +46,10 @@ def test_an_example_is_short_and_runs(example: Path, tmp_path: Path) -> None:
         script = tmp_path / "cells.py"
         script.write_text(_cells(example))
     assert len(script.read_text().splitlines()) < 60
-    assert SAYS[example.stem] in said_by_script(1, script, folder=tmp_path)[0]
+    (printed,) = said_by_script(1, script, folder=tmp_path)
+    assert SAYS[example.stem] in printed
+    for mark in ("<bound method", "object at 0x", "Traceback"):
+        assert mark not in printed + example.read_text()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ BAD = {
     "keys that are no names": ["? [1, 2]\n: 3", "? {a: 1}\n: 3", "1.5: a", "null: a", "<<: {a: 1}"],
     "tags": ["a: !!timestamp x", "a: !!bool x", "a: !!int ''", "a: !!int x", "a: !!float ''", "a: !!omap x"],
     "more tags": ["a: !!set x", "a: !!binary é", "a: 0x", "a: 0b_", "a: 2024-13-45"],
-    "size": [f"a: {LONG}", "[" * 3000 + "]" * 3000, "{a: " * 3000 + "}" * 3000],
+    "size": [f"a: {LONG}", f"a: [{'7,' * 50_001}]", "[" * 3000 + "]" * 3000, "{a: " * 3000 + "}" * 3000],
     "circles and controls": ["a: &x [*x]\nb: &y {c: *y}", "a: \x00", "a: \x07"],
 }
 

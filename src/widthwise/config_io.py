@@ -260,7 +260,9 @@ def _place(mistake: Any, data: Any) -> tuple[str, ...]:
     path: list[str] = [str(part) for part in location] if data is None else []
     node = data
     for part in location:
-        if isinstance(node, Mapping) and (part in node or str(part) in {str(key) for key in node}):
+        if isinstance(node, Mapping) and part in node:
+            node = node[part]
+        elif isinstance(node, Mapping) and str(part) in {str(key) for key in node}:
             node = next(value for key, value in node.items() if str(key) == str(part))
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             node = node[part]

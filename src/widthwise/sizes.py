@@ -14,7 +14,7 @@ Width = Annotated[int, Field(gt=0, le=WIDEST)]
 """Channels: of the stream, of a hidden layer, of a head."""
 Count = Annotated[int, Field(gt=0, le=2**16)]
 """Heads, experts, sequences of a batch."""
-MOST_LAYERS = 10_000
+MOST_LAYERS = 2_000
 NLayers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
 NBlocks = Annotated[int, Field(gt=0, le=1000)]
 """Blocks of an hourglass."""

@@ -19,6 +19,8 @@ from widthwise.files import read_text
 
 MAX_RECIPE_BYTES = 2**20
 """The longest recipe that is read; those of the package have some thousands."""
+MOST_ENTRIES = 50_000
+"""Lines and commas of a text: PyYAML reads about ten thousand entries a second."""
 PACKAGE = Path(__file__).parent
 RECIPE_FOLDERS = (".", "evidence", "papers/models", "papers/recipes")
 """Folders of recipes in `configs`, first that of the recipes to start from. No two recipes have the same name."""
@@ -73,6 +75,8 @@ for _yaml_class in (_StrictLoader, _StrictDumper):
 
 def parse_yaml(text: str, where: str) -> Any:
     """YAML text -> plain data. `where` names the text in an error."""
+    if text.count(",") + text.count("\n") > MOST_ENTRIES:
+        raise UserError(f"{where}: has more than {MOST_ENTRIES:,} entries, which no recipe needs")
     try:
         return yaml.load(text, Loader=_StrictLoader)  # a SafeLoader: constructs plain data only
     # The last two are what PyYAML's constructors raise for `!!bool x` and `!!timestamp x`.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from model_cases import KINDS, OVER_WIDTH, SLOTS, VARIANTS, config, decoder, random_tokens
 
-from widthwise.config_io import parse
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.mup import coordinate_check, coordinate_sizes, grouped_parameters
 from widthwise.shape.template import ModelTemplate
@@ -142,6 +142,23 @@ def of_width(width_multiplier):
         return build(parse(ModelTemplate, data).resolve(8), 0)
 
     return build_at
+
+
+def test_mup_sets_what_muP_needs_and_refuses_other_values():
+    sizes = {"vocab_size": 61, "d_model": 96, "n_layers": 2}
+    mup = {**sizes, "attention": {"head_dim": 8}, "init": {"std": 0.1, "mup": 32}}
+    written = {
+        **sizes,
+        "attention": {"head_dim": 8, "scale": "1/head_dim"},
+        "init": {"std": 0.1, "width_multiplier": 3.0},
+        "logit_multiplier": 1 / 3,
+    }
+    template = parse(ModelTemplate, mup)
+    assert template.resolve(8) == parse(ModelTemplate, written).resolve(8)
+    assert parse(ModelTemplate, to_data(template)) == template
+    for other in ({"logit_multiplier": 0.5}, {"attention": {"scale": "1/sqrt(head_dim)"}}):
+        with pytest.raises(UserError, match=r"init.mup: sets (logit_multiplier|attention.scale) to .*; leave one"):
+            parse(ModelTemplate, mup | other)
 
 
 def test_coordinates_keep_their_size_when_the_multiplier_follows_the_width():

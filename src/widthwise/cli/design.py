@@ -14,7 +14,7 @@ from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, s
 from widthwise.config_io import Config, UserError
 from widthwise.records.quantities import QUANTITY, SHAPE_COSTS
 from widthwise.reports.formats import clean, fixed, shown
-from widthwise.reports.inspection import budget_line, cost_table, layer_table
+from widthwise.reports.inspection import budget_lines, cost_table, layer_table
 from widthwise.reports.table import Table
 from widthwise.shape.search_space import ShapeRequest
 from widthwise.training.launch import Interrupted
@@ -100,7 +100,7 @@ def inspect(
         notes.append(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
     chosen = ", in the precision that is faster where it starts" if one.train.precision == "auto" else ""
     notes.append(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{chosen}")
-    say_result(summary, as_json, (), [layer_table(summary), cost_table(summary)], notes=notes)
+    say_result(summary, as_json, budget_lines(summary), [layer_table(summary), cost_table(summary)], notes=notes)
 
 
 def _costs_table(work: dict[str, Any]) -> Table:
@@ -132,8 +132,7 @@ def design(
     from widthwise.recipe.design import design_recipe
 
     text, summary = design_recipe(base, request, overrides or (), out)
-    answer = [budget_line(summary["budget"])] if "budget" in summary else []
-    say_result(summary, as_json, answer, [layer_table(summary), cost_table(summary)])
+    say_result(summary, as_json, budget_lines(summary), [layer_table(summary), cost_table(summary)])
     if as_json:
         return
     if out is None:

@@ -11,7 +11,7 @@ from widthwise.recipe.design import budget_met
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.reports.formats import MISSING, duration, si
-from widthwise.reports.inspection import budget_line, cost_table, layer_table
+from widthwise.reports.inspection import budget_lines, cost_table, layer_table
 from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml, read_recipe, recipe_name
 
@@ -43,13 +43,12 @@ class Answers:
         """The inspection, as `inspect --json` prints it for the recipe, its tables, and how near a budget is."""
         data, request = setting.applied(self._base, self._where)
         recipe = parse_recipe(data, self._where)
-        inspection = inspect_recipe(recipe)
-        met = budget_met(recipe, request)
+        inspection = inspect_recipe(recipe) | budget_met(recipe, request)
         return {
             "inspection": inspection,
             "costs": _cells(cost_table(inspection)),
             "layers": _cells(layer_table(inspection)),
-            "budget": budget_line(met["budget"]) if met else "",
+            "budget": "; ".join(budget_lines(inspection)),
             "yaml": dump_yaml(data),
         }
 

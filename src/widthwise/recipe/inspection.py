@@ -8,6 +8,7 @@ from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS
+from widthwise.shape.kinds import SolvedShape
 from widthwise.shape.template import ModelTemplate
 
 
@@ -66,6 +67,11 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
     summary = inspection(recipe.final_model, baseline, recipe.seq_len)
     summary["n_tokens"] = recipe.n_tokens
     summary["pflops_days"] = recipe.pflops_days
+    if against is None and isinstance(section, ModelTemplate) and isinstance(section.shape, SolvedShape):
+        match = section.shape.match
+        costs = (CostSummary.model_validate(each) for each in (summary, summary["baseline"]))
+        matched, target = (OF_MODELS[match].of_cost(each) for each in costs)
+        summary["matched"] = {"match": match, "asked": target, "miss": matched / target - 1}
     if dynamic_layers(recipe.final_model):
         summary["chosen_flops"] = _chosen_flops(recipe)
     if recipe.growth:

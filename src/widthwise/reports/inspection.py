@@ -7,6 +7,7 @@ from widthwise.records.quantities import OF_MODELS, SHAPE_COSTS
 from widthwise.reports.formats import hidden_widths, shown, si, signed
 from widthwise.reports.table import Table
 
+SMALLEST_MISS = 0.001
 SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
 LAYER_COSTS = {"forward_flops" if each.name == "flops" else each.name: each for each in SHAPE_COSTS}
 """Cost of a layer in an inspection -> its quantity; a row lacks those of whole models."""
@@ -53,6 +54,14 @@ def _exact(value: float) -> str:
     return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
 
 
-def budget_line(budget: dict[str, Any]) -> str:
-    """Return the distance of a designed model from the budget it was asked to meet, from its inspection."""
-    return f"budget: {si(budget['asked'])} {budget['match']}, missed by {signed(100 * budget['miss'], 2)}%"
+def budget_lines(summary: dict[str, Any]) -> list[str]:
+    """Return the distance of a designed model from its budget, and of a shape from the uniform model it matches if it
+    is more than SMALLEST_MISS, from an inspection."""
+    found = [("budget", each) for each in [summary.get("budget")] if each]
+    found += [
+        ("uniform model", each) for each in [summary.get("matched")] if each and abs(each["miss"]) > SMALLEST_MISS
+    ]
+    return [
+        f"{name}: {si(each['asked'])} {each['match']}, missed by {signed(100 * each['miss'], 2)}%"
+        for name, each in found
+    ]

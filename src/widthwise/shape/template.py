@@ -8,7 +8,7 @@ import numpy as np
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
-from widthwise.config_io import Config, UserError, mistakes_at, options_of, parse, to_data
+from widthwise.config_io import Config, UserError, differences, mistakes_at, options_of, parse, to_data
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.config import InitConfig, ModelConfig
 from widthwise.model.ffn import FFNTemplate
@@ -51,6 +51,14 @@ class NormTemplate(Config):
         return NormConfig(kind=self.kind, eps=self.eps, norm_dim=width, output_multiplier=factor)
 
 
+class InitTemplate(InitConfig):
+    """Initial weights; `mup` writes out what muP needs."""
+
+    mup: Width | None = None
+    """Base width of muP: sets init.width_multiplier to d_model / mup, logit_multiplier to its inverse, and
+    attention.scale to 1/head_dim."""
+
+
 class ModelTemplate(Config):
     """A model as a recipe describes it: one rule for all layers, a shape, and changes to single layers."""
 
@@ -70,12 +78,27 @@ class ModelTemplate(Config):
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
-    init: InitConfig = InitConfig()
+    init: InitTemplate = InitTemplate()
     layers: dict[int, dict[str, Any]] = Field(default_factory=dict)
     """Changes to single layers, counted from 0, laid over what the rules give: {3: {ffn: {d_ff: 96}}}.
 
     A changed d_model resizes the whole layer first.
     """
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _write_out_mup(cls, data: Any) -> Any:
+        init = data.get("init") if isinstance(data, dict) else None
+        base = init.get("mup") if isinstance(init, dict) else None
+        if not (isinstance(base, int) and base > 0 and isinstance(data.get("d_model"), int)):
+            return data  # none, or refused as a value of a wrong type
+        multiplier = data["d_model"] / base
+        init = {"width_multiplier": multiplier}
+        settings = {"init": init, "logit_multiplier": 1 / multiplier, "attention": {"scale": "1/head_dim"}}
+        for path, given, value in differences(data, merge(data, settings)):
+            if given is not None:
+                raise ValueError(f"init.mup: sets {path} to {value}, but it is {given}; leave one of the two out")
+        return merge(data, settings)
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ModelTemplate":
@@ -96,7 +119,8 @@ class ModelTemplate(Config):
         norms_layer = residual.final_norm_spans_layer and self.shape.endpoints != "slim"
         final_norm_width = widths[-1] if norms_layer else self.d_model
         final_norm = {"final_norm": self.norm.over(final_norm_width), "final_norm_width": final_norm_width}
-        solved = {"layers": layers, "residual": residual, "mtp": mtp, **final_norm}
+        init = InitConfig(**options_of(InitConfig, self.init))
+        solved = {"layers": layers, "residual": residual, "mtp": mtp, "init": init, **final_norm}
         as_given = {name: getattr(self, name) for name in ModelConfig.model_fields if name not in solved}
         with mistakes_at("model"):
             return ModelConfig(**as_given | solved)

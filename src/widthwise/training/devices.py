@@ -150,7 +150,8 @@ def parse_bytes(option: str, text: str) -> int:
 
 
 def _key(name: str) -> str:
-    return re.sub(r"[ _-]", "", name.casefold())
+    """Return the name without spaces, case and a leading RTX."""
+    return re.sub(r"[ _-]", "", name.casefold()).removeprefix("rtx")
 
 
 def _known(name: str, memory: float, bandwidth: float, tflops: float, node: float = 0, network: float = 0) -> Device:
@@ -159,13 +160,18 @@ def _known(name: str, memory: float, bandwidth: float, tflops: float, node: floa
 
 
 DEVICES = (
+    _known("T4", 16, 320, 8.1),
+    _known("V100", 32, 900, 15.7),
     _known("A10", 24, 600, 125),
     _known("L4", 24, 300, 121),
     _known("L40S", 48, 864, 362),
+    _known("A6000", 48, 768, 154.8),
+    _known("RTX 6000 Ada", 48, 960, 364.2),
     _known("A100", 80, 2039, 312, node=300, network=25),
     _known("H100", 80, 3350, 989, node=450, network=50),
     _known("H200", 141, 4800, 989, node=450, network=50),
     _known("B200", 180, 8000, 2250, node=900, network=50),
+    _known("MI300X", 192, 5300, 1307.4, node=448, network=50),
     _known("RTX 3060", 12, 360, 25.5),
     _known("RTX 3090", 24, 936, 71),
     _known("RTX 4060 Ti 8GB", 8, 288, 44.1),
@@ -181,8 +187,9 @@ DEVICES = (
 )
 """By NVIDIA's data sheets (A100 80 GB, H100 and H200 as SXM), and for GeForce its white papers of Ampere GA102, Ada and
 RTX Blackwell: the bf16 tensor peak with fp32 sums, without sparsity. It is twice the fp32 peak of the CUDA cores, which
-gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2). Links are those of the DGX systems: half of the
-NVLink bandwidth, which is given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
+gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2). T4 and V100 (SXM2, 32 GB) multiply no bf16, so
+theirs is the fp32 peak, in which they train. The MI300X is by AMD's data sheet, with seven links of 64 GB/s in each
+direction. The other links are those of the DGX systems: half of the NVLink bandwidth, which is given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
 WITH_MEMORY = tuple(each for each in DEVICES if each.memory_bytes)
 WITH_LINKS = tuple(each for each in DEVICES if each.node_bytes_per_second)
 
