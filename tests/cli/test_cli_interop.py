@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 import torch
 import yaml
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from widthwise.run_dir import RunDir
 from widthwise.runs.trained import load_trained
@@ -284,3 +284,135 @@ def test_the_python_of_a_card_runs_as_it_stands(succeeds, recipe: Path, tmp_path
         done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("Once upon a time")
+
+
+SETTINGS = {
+    "bos_token": {
+        "__type": "AddedToken",
+        "content": "<s>",
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+    },
+    **{"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<unk>", "padding_side": "left", "model_max_length": 33},
+    "chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}<eot>{% endfor %}",
+}
+SAMPLING = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+CHAT = [{"role": "user", "content": "ab a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A llama as makers give it away: SentencePiece's spaces, a beginning of text, two ends, a token too many."""
+    special = ["<unk>", "<s>", "</s>", "<eot>"]
+    pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijk", "▁a"]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens([*special, "<past>"])
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "max_position_embeddings": 48}
+    config = transformers.LlamaConfig(
+        vocab_size=len(pieces), **sizes, num_attention_heads=4, initializer_range=0.4, bos_token_id=1, eos_token_id=2
+    )
+    source = tmp_path / "source"
+    transformers.LlamaForCausalLM(config).save_pretrained(source)
+    tokenizer.save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **SETTINGS})
+    )
+    (source / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": [2, 3], **SAMPLING}))
+    monkeypatch.chdir(tmp_path)
+    return source
+
+
+def _greedy(folder: Path, ids: list[int], n: int) -> list[int]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    prompt = torch.tensor([ids])
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": n, "do_sample": False}
+    return model.generate(prompt, **options, eos_token_id=None, pad_token_id=0)[0].tolist()
+
+
+def test_a_pretrained_model_begins_ends_and_spaces_its_texts_as_transformers_does(
+    answer, succeeds, refused, chat_model: Path
+) -> None:
+    succeeds("import", chat_model, "run")
+    theirs = transformers.AutoTokenizer.from_pretrained(chat_model)
+    for text in ("ab", "ab ", "a cab"):
+        ids = theirs(text)["input_ids"]
+        assert ids[0] == 1
+        for prompt, option in ((ids, ()), (ids[1:], ("--no-bos",))):
+            whole = theirs.decode(_greedy(chat_model, prompt, 12), skip_special_tokens=True)
+            arguments = ("--prompt", text, "--max-new-tokens", 12, "--temperature", 0, *option)
+            for path in (chat_model, "run"):
+                (row,) = answer("generate", path, *arguments)["continuations"]
+                assert row["prompt"] + row["continuation"] == whole
+    _, error = succeeds("generate", "run", "--prompt", "ab", *TWO_TOKENS)
+    assert error == "texts begin with <s>, as the model's tokenizer has it; --no-bos leaves it out\n"
+    whole = _greedy(chat_model, theirs("ab")["input_ids"], 12)[-12:]
+    generation = chat_model / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": [2, whole[5]]}))
+    (row,) = answer("generate", chat_model, "--prompt", "ab", "--temperature", 0)["continuations"]
+    cut = theirs.decode([*theirs("ab")["input_ids"], *whole[: whole.index(whole[5])]], skip_special_tokens=True)
+    assert "ab" + row["continuation"] == cut
+    config = json.loads((chat_model / "config.json").read_text())
+    (chat_model / "config.json").write_text(json.dumps({**config, "model_type": "gpt_neox"}))
+    assert "model_type: got 'gpt_neox'; allowed: gpt2, " in refused("generate", chat_model, *TWO_TOKENS)
+
+
+def test_what_transformers_knows_of_a_tokenizer_survives_import_growth_cut_and_export(
+    succeeds, chat_model: Path
+) -> None:
+    _, error = succeeds("import", chat_model, "run")
+    assert "1 special tokens past the model's vocabulary, such as <past>, are ignored" in error
+    succeeds("grow", "run", "--d-ff", 48, "--out", "grown")
+    data = (
+        "seq_len=16",
+        "train.validation_tokens=64",
+        "schedule.warmup_steps=1",
+        "train.steps=2",
+        "train.batch_size=2",
+    )
+    _, error = succeeds("shrink", "grown", "--flops", "0.9", "--calibration-batches", 1, "--out", "cut", *data)
+    assert "texts begin with <s>" in error
+    succeeds("resume", "cut")
+    succeeds("export", "cut", "out")
+    before, after = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (chat_model, "out"))
+    for key in SETTINGS:
+        assert getattr(after, key) == getattr(before, key), key
+    generation = json.loads(Path("out/generation_config.json").read_text())
+    assert SAMPLING.items() <= generation.items()
+    assert generation["eos_token_id"] == [2, 3]
+    ids = after.apply_chat_template(CHAT, tokenize=True, return_dict=False)
+    assert ids == before.apply_chat_template(CHAT, tokenize=True, return_dict=False)
+    assert (ids[0], ids.count(3)) == (1, 2)
+    batch = after(["ab", "a longer one"], padding=True, return_tensors="pt")
+    succeeds("export", "run", "short", "--n-positions", 20)
+    model = transformers.AutoModelForCausalLM.from_pretrained("short")
+    found = model.generate(**batch, max_new_tokens=3, do_sample=False)
+    alone = model.generate(**after("ab", return_tensors="pt"), max_new_tokens=3, do_sample=False)
+    assert found[0].tolist()[-3:] == alone[0].tolist()[-3:]
+    assert transformers.AutoTokenizer.from_pretrained("short").model_max_length == 20
+
+
+def test_a_tokenizer_that_cannot_be_used_names_the_way_out(refused, succeeds, chat_model: Path) -> None:
+    wordpiece = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "</s>": 2}, unk_token="[UNK]"))
+    wordpiece.decoder = decoders.WordPiece()
+    wordpiece.save(str(chat_model / "tokenizer.json"))
+    assert refused("import", chat_model, "run").endswith("; or remove tokenizer.json to import the model alone")
+    (chat_model / "tokenizer.json").unlink()
+    succeeds("import", chat_model, "run", "data.tokenizer=bytes")
+
+
+def test_an_export_of_a_run_adds_no_token_that_its_model_has_not_seen(succeeds, chat_model: Path) -> None:
+    tokenizer = "source/tokenizer.json"
+    Path("training.yaml").write_text(yaml.safe_dump(RECIPE))
+    sizes = ("model.d_model=64", "model.n_layers=1", "model.vocab_size=280", f"data.tokenizer={tokenizer}")
+    succeeds("train", "training.yaml", *sizes, "--out", "run")
+    succeeds("export", "run", "out")
+    ids = transformers.AutoTokenizer.from_pretrained("out")("ab")["input_ids"]
+    assert ids == tokenizers.Tokenizer.from_file(tokenizer).encode("ab", add_special_tokens=False).ids

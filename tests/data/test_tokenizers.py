@@ -144,6 +144,8 @@ def test_a_template_that_repeats_or_drops_the_text_is_refused(single, is_nested)
 def test_the_beginning_is_the_one_token_that_a_template_puts_before_the_text(is_nested):
     for single, bos_id in (([END, A], 0), ([A], None), ([A, END], None), ([END, END, A], None), ([END, A, END], 0)):
         tokenizer = JsonTokenizer("x", with_template(single, is_nested), "x")
+        assert tokenizer.bos_id is None  # of a model that was trained from scratch
+        tokenizer = tokenizer.as_pretrained({})
         assert (tokenizer.bos_id, tokenizer.encode("the cat")) == (bos_id, BPE.encode("the cat"))
     with pytest.raises(UserError, match="adds token 353; must be one of the vocabulary"):
         JsonTokenizer("x", with_template([END, A], is_nested, bos_id=353), "x")

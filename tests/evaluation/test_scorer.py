@@ -15,6 +15,7 @@ from thinned import in_turn
 
 from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import train_bpe
+from widthwise.data.tokenizer import ByteTokenizer
 from widthwise.evaluation import batches as batching
 from widthwise.evaluation import scorer as scoring
 from widthwise.evaluation.batches import Row, WholeRows, batches
@@ -54,6 +55,22 @@ def test_continuations_get_what_a_full_softmax_gives_whatever_they_are_batched_w
             nats, is_greedy = softmax_nats(scorer.model, tokens[-(MAX_LENGTH + 1) :])
             assert result.log_likelihood == pytest.approx(-nats[-len(continuation) :].sum(), rel=1e-12)
             assert result.is_greedy == is_greedy[-len(continuation) :].all()
+
+
+def test_every_row_of_a_model_that_needs_it_begins_with_the_beginning_of_text(float64, monkeypatch) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.bos_id = 5
+    scorer = Scorer(tiny_model(), tokenizer, MAX_LENGTH)
+    for (context, continuation), result in zip(REQUESTS, scorer.continuations(REQUESTS)):
+        tokens = [5, *[*context, *continuation][-MAX_LENGTH:]]
+        nats, _ = softmax_nats(scorer.model, tokens)
+        assert result.log_likelihood == pytest.approx(-nats[-len(continuation) :].sum(), rel=1e-12)
+    document = list(b"a text that is longer than three of the windows of this model, in which all begin alike")
+    (found,) = scorer.rolling([document])
+    ends = [*range(MAX_LENGTH, len(document), MAX_LENGTH), len(document)]
+    nats = [softmax_nats(scorer.model, [5, *document[end - MAX_LENGTH : end]])[0] for end in ends]
+    np.testing.assert_allclose(found[: ends[-2]], np.concatenate(nats[:-1]), rtol=1e-12)
+    np.testing.assert_allclose(found[ends[-2] :], nats[-1][ends[-2] - ends[-1] :], rtol=1e-12)
 
 
 def test_the_most_probable_continuation_is_greedy_and_another_is_not(float64) -> None:

@@ -98,6 +98,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=32, max_position_embeddings=16, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(path)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (path / name).write_text("{}")
     return path
 
 

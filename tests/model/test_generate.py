@@ -1,5 +1,7 @@
 """Generation: greedy decoding against a loop without a cache, sampling against brute force."""
 
+from itertools import takewhile
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,6 +35,9 @@ def test_greedy_equals_the_argmax_loop_without_cache_for_prompts_of_different_le
     for eos in {token for row in greedy for token in row}:
         expected = [row[: row.index(eos)] if eos in row else row for row in greedy]
         assert generate(model, PROMPTS, 9, GREEDY, eos_id=eos) == expected
+    ends = {greedy[0][3], greedy[1][2]}
+    expected = [[*takewhile(lambda token: token not in ends, row)] for row in greedy]
+    assert generate(model, PROMPTS, 9, GREEDY, eos_id=ends) == expected
 
 
 def test_a_seed_names_a_sample():

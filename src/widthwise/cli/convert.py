@@ -199,7 +199,8 @@ def import_(
     """Turn a llama, qwen2, qwen3, olmo2 or gpt2 of Hugging Face into a run at step 0, to generate from, grow, train
     further or export.
 
-    From the hub, `org/name` or `hf://org/name`, only JSON and safetensors are fetched, and the run records the commit.
+    From the hub, `org/name` or `hf://org/name`, only JSON, safetensors and the chat template are fetched, and
+    the run records the commit.
 
     Example: `widthwise import Qwen/Qwen3-0.6B runs/qwen && widthwise generate runs/qwen --prompt "Once"`
     """

@@ -105,6 +105,13 @@ class JsonTokenizer(Tokenizer):
     def definition(self) -> str:
         return self._definition
 
+    def plain_definition(self) -> str:
+        """The definition without tokens that it adds to texts, for a model that was not trained with them."""
+        data = json.loads(self._definition)
+        if any("special_tokens" in part or "cls" in part for part in _mappings(data.get("post_processor"))):
+            return json.dumps({**data, "post_processor": None}, ensure_ascii=False)
+        return self._definition
+
     def name_of(self, index: int) -> str:
         return self._tokenizer.id_to_token(index) or super().name_of(index)
 

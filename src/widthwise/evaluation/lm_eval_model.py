@@ -51,7 +51,7 @@ class ScorerLM(TemplateLM):
     """Log-likelihoods and texts of a `Scorer`'s model, in one process.
 
     Requests are tokenised and cut as by `lm_eval.models.huggingface.HFLM`. The end-of-text token precedes a text that
-    is scored from its first token; no other token is added.
+    is scored from its first token, unless the tokenizer has a `bos_id`, which precedes all.
     """
 
     def __init__(self, scorer: Scorer):

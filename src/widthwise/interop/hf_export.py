@@ -16,10 +16,17 @@ from widthwise.config_io import UserError, differences, to_data
 from widthwise.files import as_readable_as_others, check_free, fsync_file, new_folder, write_atomic
 from widthwise.interop.architecture import Architecture, Fields
 from widthwise.interop.families import family_of
-from widthwise.interop.hf_import import CONFIG, GENERATION, ONE_FILE, TOKEN_IDS, TOKENIZER, WIDTHWISE, read_config
+from widthwise.interop.hf_import import (
+    CONFIG,
+    GENERATION,
+    ONE_FILE,
+    TOKEN_IDS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WIDTHWISE,
+    read_config,
+)
 from widthwise.model.config import ModelConfig
-
-TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class Surroundings:
     """The content of tokenizer.json."""
     eos: str | None = None
     """The end-of-text token as that file spells it."""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further keys of TOKENIZER_CONFIG and GENERATION, as `ImportedModel.settings`."""
     model_keys: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of config.json."""
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -140,7 +149,9 @@ def export_hf(
         "torch_dtype": type_name,  # its name before transformers 5
     }
     written = {**head, **surroundings.model_keys, **written, **token_ids, "use_cache": True}
-    generation = {key: value for key, value in token_ids.items() if value is not None}
+    settings = surroundings.settings
+    ids = {key: value for key, value in token_ids.items() if value is not None}
+    generation = {**settings.get(GENERATION, {}), **ids}
     texts = {CONFIG: _json(written), GENERATION: _json(generation), **surroundings.texts}
     if surroundings.tokenizer is not None:
         # Names the class, which transformers would guess by the model_type and which might split text otherwise.
@@ -148,7 +159,9 @@ def export_hf(
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": surroundings.n_positions,
             "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", "attention_mask"],
             **({} if surroundings.eos is None else {"eos_token": surroundings.eos}),
+            **settings.get(TOKENIZER_CONFIG, {}),
         }
         texts |= {TOKENIZER: surroundings.tokenizer, TOKENIZER_CONFIG: _json(tokenizer_config)}
     tensors = {}

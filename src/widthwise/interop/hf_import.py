@@ -27,6 +27,21 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+TOKENIZER_SETTINGS = (
+    *NAMED_TOKENS,
+    *("additional_special_tokens", "extra_special_tokens", "chat_template", "padding_side", "truncation_side"),
+    *("model_max_length", "clean_up_tokenization_spaces", "model_input_names"),
+)
+"""Keys of TOKENIZER_CONFIG that stay with a model; none of them names code."""
+SAMPLING_SETTINGS = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
+    *("no_repeat_ngram_size", "num_beams", "max_length", "max_new_tokens"),
+)
+"""Keys of GENERATION that stay with a model."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 HEAD = "lm_head.weight"
 LAYER_CONFIG = "per_layer_config"
@@ -52,6 +67,8 @@ class ImportedModel:
     """The tokenizer.json, if there is one."""
     eos: str | None
     """Its end-of-text token, if the folder names one."""
+    settings: dict[str, dict[str, Any]]
+    """TOKENIZER_SETTINGS and SAMPLING_SETTINGS that the folder has, by the file of an export."""
 
     def take_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight and let go of it, so that no more than one lies in memory."""
@@ -89,6 +106,7 @@ def import_hf(folder: Path | str) -> ImportedModel:
         token_ids=token_ids,
         tokenizer=tokenizer if has_tokenizer else None,
         eos=eos,
+        settings=_settings(folder) if has_tokenizer else {},
     )
 
 
@@ -192,6 +210,24 @@ def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[in
         if value is not None and not all(isinstance(index, int) for index in ids):
             raise UserError(f"{folder}: {key}: got {value!r}; allowed: the number of a token, or several")
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _settings(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read what transformers knows of a tokenizer and of sampling besides the ids of tokens."""
+    files = {name: folder / name for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG, GENERATION)}
+    data = {name: read_json_mapping(path) for name, path in files.items() if path.is_file()}
+    template = {"chat_template": read_text(folder / CHAT_TEMPLATE)} if (folder / CHAT_TEMPLATE).is_file() else {}
+    tokenizer: dict[str, Any] = {}
+    for found in (data.get(SPECIAL_TOKENS, {}), data.get(TOKENIZER_CONFIG, {}), template):
+        tokenizer |= {key: found[key] for key in TOKENIZER_SETTINGS if found.get(key) is not None}
+    for key in tokenizer.keys() & NAMED_TOKENS:
+        if isinstance(tokenizer[key], dict):  # a token with its flags, which tokenizer.json has too
+            tokenizer[key] = tokenizer[key].get("content")
+    sampling = data.get(GENERATION, {})
+    return {
+        TOKENIZER_CONFIG: tokenizer,
+        GENERATION: {key: sampling[key] for key in SAMPLING_SETTINGS if sampling.get(key) is not None},
+    }
 
 
 def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:

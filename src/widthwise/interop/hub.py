@@ -6,9 +6,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from widthwise.config_io import UserError, require
-from widthwise.interop.hf_import import CONFIG, GENERATION, INDEX, ONE_FILE, TOKENIZER
+from widthwise.interop.hf_import import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    GENERATION,
+    INDEX,
+    ONE_FILE,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
 
-FETCHED = (CONFIG, GENERATION, TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")
+OF_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
+FETCHED = (CONFIG, GENERATION, *OF_TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")
 REASONS = {
     "GatedRepoError": "is gated; accept its terms on its page, then run `hf auth login`",
     "RepositoryNotFoundError": "is no folder here and no model on the hub; a private one needs `hf auth login`",
@@ -44,9 +54,9 @@ def hub_name(source: Path | str) -> str | None:
 def import_source(source: Path | str, revision: str | None = None) -> ImportSource:
     """Return a local folder, or that of a model of the hub: `hf://org/name`, or `org/name` if there is no such folder.
 
-    Only JSON and safetensors are fetched, once for each commit; without the network, or with HF_HUB_OFFLINE=1, the
-    newest commit of the revision in the cache is taken. revision: branch, tag or commit. Raises UserError without the
-    extra, and if the model cannot be fetched or holds no safetensors.
+    Only JSON, safetensors and the chat template are fetched, once for each commit; without the network, or with
+    HF_HUB_OFFLINE=1, the newest commit of the revision in the cache is taken. revision: branch, tag or commit. Raises
+    UserError without the extra, and if the model cannot be fetched or holds no safetensors.
     """
     name = hub_name(source)
     if name is None:

@@ -14,7 +14,7 @@ from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.pad import pad_heads_plan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
-from widthwise.interop.hf_import import TOKEN_IDS, token_named
+from widthwise.interop.hf_import import TOKEN_IDS, TOKENIZER_CONFIG
 from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.decoder import blueprint
@@ -60,6 +60,7 @@ def export_run(
     source = RunCheckpoint.of(path, step)
     run, recipe, model, step = source.run, source.recipe, source.model, source.step
     origin = run.environment().get(IMPORTED) or {}
+    has_limit = n_positions is not None
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
     padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
     config, plan, reason = model if padding is None else padding.new, None, None
@@ -74,7 +75,12 @@ def export_run(
     for each in (padding, plan):
         weights = weights if each is None else dict(each.weights(weights))
     tokenizer = tokenizer_of(run) if any(run.tokenizer_folder.glob("*.json")) else None
-    definition = tokenizer.definition() if isinstance(tokenizer, JsonTokenizer) else None
+    definition = None
+    if isinstance(tokenizer, JsonTokenizer):
+        definition = tokenizer.definition() if origin else tokenizer.plain_definition()
+    settings = {name: dict(found) for name, found in origin.get("settings", {}).items()}
+    if has_limit:
+        settings.get(TOKENIZER_CONFIG, {}).pop("model_max_length", None)
     token_ids: dict[str, Any] | None = origin.get("token_ids")
     if token_ids is None:  # a text of ours begins behind the end of another, so that one token is both
         token_ids = {} if tokenizer is None else dict.fromkeys(TOKEN_IDS[:2], tokenizer.eos_id)
@@ -94,7 +100,8 @@ def export_run(
         n_positions,
         token_ids,
         definition,
-        token_named(definition, tokenizer.eos_id, tokenizer.spec) if tokenizer and definition else None,
+        tokenizer.eos if tokenizer and definition else None,
+        settings,
         AUTO_MAP if has_code else {},
         texts | model_code() if has_code else texts,
     )
