@@ -201,7 +201,7 @@ QUANTISED = ("slim_grouped", "layer_norm", "full_projection", "hourglass", "moe"
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", (*QUANTISED, "slots_expanded", "slots_in_turn"))
+@pytest.mark.parametrize("name", [*QUANTISED, "slots_expanded", "slots_in_turn"])
 @pytest.mark.filterwarnings("ignore")
 def test_in_8_bit_it_computes_almost_the_same(tmp_path: Path, name: str) -> None:
     pytest.importorskip("bitsandbytes")

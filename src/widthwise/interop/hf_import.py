@@ -1,7 +1,8 @@
 """A Hugging Face folder -> a config of ours and weights by our names. Needs no transformers: JSON and safetensors."""
 
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,19 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, mistakes_at
 from widthwise.data.json_tokenizer import read_definition
-from widthwise.files import read_json_mapping, read_text
+from widthwise.files import MAX_JSON_BYTES, check_plain_file, read_json_mapping, read_text
 from widthwise.interop.architecture import Architecture, Fields
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
+from widthwise.sizes import MOST_LAYERS
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ADAPTER = "adapter_config.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
@@ -62,21 +65,8 @@ class ImportedModel:
 def import_hf(folder: Path | str) -> ImportedModel:
     """Read a folder that `save_pretrained` wrote. Raises UserError for a model that ours cannot equal exactly."""
     folder = Path(folder)
-    where = str(folder / CONFIG)
-    if not folder.is_dir():
-        found = "is a file" if folder.exists() else "no such folder"
-        raise UserError(f"{folder}: {found}; allowed: a folder with {CONFIG} and {ONE_FILE}")
-    data = read_json_mapping(folder / CONFIG)
-    fields = Fields(data, where)
-    model_type = data.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise UserError(f"{where}: model_type: got {model_type!r}; allowed: {', '.join(sorted(ARCHITECTURES))}")
-    architecture = ARCHITECTURES[model_type]
-    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", LAYER_CONFIG):
-        if fields.get(key) is not None:
-            raise UserError(f"{where}: {key}: is not supported; allowed: null")
-    config = read_config(architecture, fields)
-    tokenizer, token_ids = folder / TOKENIZER, _token_ids(folder, data)
+    fields, architecture, config = read_model(folder)
+    tokenizer, token_ids = folder / TOKENIZER, _token_ids(folder, fields)
     has_tokenizer = tokenizer.is_file()
     return ImportedModel(
         model_type=architecture.model_type,
@@ -87,6 +77,43 @@ def import_hf(folder: Path | str) -> ImportedModel:
         tokenizer=tokenizer if has_tokenizer else None,
         eos=token_named(read_text(tokenizer), token_ids.get("eos_token_id"), str(tokenizer)) if has_tokenizer else None,
     )
+
+
+def read_fields(folder: Path) -> Fields:
+    """Return config.json of a folder, the first step of every reader of one.
+
+    Raises UserError for a folder without it, for an adapter, for a device or a pipe among its files, from which reading
+    may never end, and for numbers of layers, experts or labels for which transformers would take all memory.
+    """
+    where = folder / CONFIG
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "no such folder"
+        raise UserError(f"{folder}: {problem}; allowed: a folder with {CONFIG} and {ONE_FILE}")
+    if (folder / ADAPTER).exists():
+        raise UserError(f"{folder}: holds an adapter ({ADAPTER}); merge it into its model, and save that")
+    if not where.exists() and any(folder.glob("*.gguf")):
+        raise UserError(f"{folder}: holds a model of GGUF; allowed: a folder with {CONFIG} and {ONE_FILE}")
+    for path in folder.iterdir():
+        if not path.is_dir():
+            check_plain_file(path, MAX_JSON_BYTES if path.suffix == ".json" else None)
+    fields = Fields(read_json_mapping(where), str(where))
+    for key, value in fields.entries(r"\w*(?:layers?|blocks|experts|labels)"):
+        if isinstance(value, int | float) and value > MOST_LAYERS:
+            raise UserError(f"{where}: {key}: got {value}; allowed: a whole number up to {MOST_LAYERS}")
+    return fields
+
+
+def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
+    """Return config.json of a folder and the model it describes. Raises UserError as `import_hf`; needs no weights."""
+    fields = read_fields(folder)
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        fields.refuse("model_type", ", ".join(sorted(ARCHITECTURES)))
+    architecture = ARCHITECTURES[model_type]
+    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", LAYER_CONFIG):
+        if fields.get(key) is not None:
+            raise UserError(f"{fields.where}: {key}: is not supported; allowed: null")
+    return fields, architecture, read_config(architecture, fields)
 
 
 def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
@@ -100,19 +127,29 @@ def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
             raise error
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor. Raises UserError without safetensors, and for a file that is missing."""
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor, as transformers finds it.
+
+    Raises UserError without safetensors, for a file that is missing or in another folder, and where the folder holds
+    two sets of weights.
+    """
     path, index = folder / ONE_FILE, folder / INDEX
-    if index.is_file():
+    if index.exists():
         names = read_json_mapping(index).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise UserError(f"{index}: weight_map: must map the names of tensors to names of files")
         for name in names.values():
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise UserError(f"{index}: weight_map: got {name!r}; allowed: a .safetensors file of the same folder")
-            if not (folder / name).is_file():
-                raise UserError(f"{folder / name}: is missing; {INDEX} names it")
-        return {name: folder / file_name for name, file_name in names.items()}
+        missing = next((name for name in names.values() if not (folder / name).is_file()), None)
+        if path.exists() and missing is None:
+            raise UserError(f"{folder}: holds weights in {ONE_FILE} and in the files of {INDEX}; delete either")
+        if path.exists():
+            warnings.warn(f"{index}: names {missing}, which is missing; {ONE_FILE} is read instead", stacklevel=2)
+        elif missing is not None:
+            raise UserError(f"{folder / missing}: is missing; {INDEX} names it")
+        else:
+            return {name: folder / file_name for name, file_name in names.items()}
     if not path.is_file():
         pickled = sorted(found.name for pattern in PICKLED for found in folder.glob(pattern))
         if pickled:
@@ -138,7 +175,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> dict[str, Tensor]:
     """Read the tensors, by our names. Raises UserError for damaged files, and for numbers that are no plain floats."""
-    file_of, prefix = _files(folder), architecture.base_prefix
+    file_of, prefix = tensor_files(folder), architecture.base_prefix
     is_whole = any(name.startswith(prefix) for name in file_of)  # else saved without its head
     stored = {name if is_whole or name == HEAD else prefix + name: (name, path) for name, path in file_of.items()}
 
@@ -173,7 +210,7 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
     return weights
 
 
-def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[int]]:
+def _token_ids(folder: Path, data: Fields) -> dict[str, int | list[int]]:
     """Read the special tokens from generation_config.json, which may name other ends, else from config.json."""
     path = folder / GENERATION
     generation = read_json_mapping(path) if path.is_file() else {}

@@ -33,7 +33,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Matrix(nn.Module):
-    """The rows of a linear map. It is no `nn.Linear`, which quantisers and adapters replace and rely on being called."""
+    """A linear map that quantisers and adapters leave alone. They replace each `nn.Linear`, and rely on its call."""
 
     def __init__(self, d_in: int, d_out: int):
         super().__init__()
@@ -480,7 +480,7 @@ class Experts(Matrix):
         super().__init__(d_in, n_experts * d_out)
         self.n_experts = n_experts
 
-    def forward(self, x: Tensor, expert: int) -> Tensor:
+    def forward(self, x: Tensor, expert: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return linear(x, self.weight.unflatten(0, (self.n_experts, -1))[expert])
 
 
