@@ -120,6 +120,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"tie_word_embeddings": True}, "lm_head.weight differs from the embedding"),
     ("llama", {"num_hidden_layers": 1}, r"has a tensor model.layers.1.\S+, which a llama does not have"),
     ("llama", {"pad_token_id": "</s>"}, "pad_token_id: got '</s>'; allowed: the number"),
+    ("llama", {"pad_token_id": 61}, "pad_token_id: got 61; allowed: the number of a token, from -1 to 60, or several"),
+    ("llama", {"eos_token_id": -1}, "eos_token_id: got -1; allowed: the number of a token, from 0 to 60"),
+    ("llama", {"eos_token_id": [5, 61]}, "eos_token_id: got .5, 61.; allowed: the number of a token, from 0 to 60"),
+    ("llama", {"eos_token_id": True}, "eos_token_id: got True; allowed: the number of a token"),
+    ("llama", {"eos_token_id": 10**30}, "eos_token_id: got 10+; allowed: the number of a token"),
 ]
 
 

@@ -35,7 +35,7 @@ class Surroundings:
     eos: str | None = None
     """The end-of-text token as that file spells it."""
     model_keys: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of config.json."""
+    """Further keys of config.json, also instead of `token_ids`."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Further files: name -> content."""
 
@@ -139,7 +139,7 @@ def export_hf(
         "dtype": type_name,
         "torch_dtype": type_name,  # its name before transformers 5
     }
-    written = {**head, **surroundings.model_keys, **written, **token_ids, "use_cache": True}
+    written = {**head, **written, **token_ids, **surroundings.model_keys, "use_cache": True}
     generation = {key: value for key, value in token_ids.items() if value is not None}
     texts = {CONFIG: _json(written), GENERATION: _json(generation), **surroundings.texts}
     if surroundings.tokenizer is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from widthwise.config_io import UserError, mistakes_at
 from widthwise.data.json_tokenizer import read_definition
 from widthwise.files import MAX_JSON_BYTES, check_plain_file, read_json_mapping, read_text
-from widthwise.interop.architecture import Architecture, Fields
+from widthwise.interop.architecture import MOST, Architecture, Fields
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.config import ModelConfig
@@ -50,7 +50,9 @@ class ImportedModel:
     n_positions: int
     """The longest context the model was made for, in tokens."""
     token_ids: dict[str, int | list[int]]
-    """Ids of the special tokens that config.json names, by name."""
+    """Ids of the special tokens by name, from generation_config.json where it names them, else from config.json."""
+    config_token_ids: dict[str, int | list[int]]
+    """Those of config.json alone, whose padding must be a token of the model."""
     tokenizer: Path | None
     """The tokenizer.json, if there is one."""
     eos: str | None
@@ -66,7 +68,11 @@ def import_hf(folder: Path | str) -> ImportedModel:
     """Read a folder that `save_pretrained` wrote. Raises UserError for a model that ours cannot equal exactly."""
     folder = Path(folder)
     fields, architecture, config = read_model(folder)
-    tokenizer, token_ids = folder / TOKENIZER, _token_ids(folder, fields)
+    tokenizer, generation = folder / TOKENIZER, folder / GENERATION
+    config_token_ids = _token_ids(fields, config.vocab_size, config.vocab_size)
+    token_ids = dict(config_token_ids)
+    if generation.is_file():
+        token_ids |= _token_ids(Fields(read_json_mapping(generation), str(generation)), config.vocab_size, MOST)
     has_tokenizer = tokenizer.is_file()
     return ImportedModel(
         model_type=architecture.model_type,
@@ -74,6 +80,7 @@ def import_hf(folder: Path | str) -> ImportedModel:
         weights=_weights(architecture, config, folder),
         n_positions=architecture.n_positions(fields),
         token_ids=token_ids,
+        config_token_ids=config_token_ids,
         tokenizer=tokenizer if has_tokenizer else None,
         eos=token_named(read_text(tokenizer), token_ids.get("eos_token_id"), str(tokenizer)) if has_tokenizer else None,
     )
@@ -210,21 +217,21 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
     return weights
 
 
-def _token_ids(folder: Path, data: Fields) -> dict[str, int | list[int]]:
-    """Read the special tokens from generation_config.json, which may name other ends, else from config.json."""
-    path = folder / GENERATION
-    generation = read_json_mapping(path) if path.is_file() else {}
-    found = {key: generation.get(key, data.get(key)) for key in TOKEN_IDS}
-    for key, value in found.items():
-        ids = value if isinstance(value, list) else [value]
-        if value is not None and not all(isinstance(index, int) for index in ids):
-            raise UserError(f"{folder}: {key}: got {value!r}; allowed: the number of a token, or several")
-    return {key: value for key, value in found.items() if value is not None}
+def _token_ids(fields: Fields, n_tokens: int, n_padding: int) -> dict[str, int | list[int]]:
+    """Read the special tokens of a file: numbers below n_tokens, and for padding from -1, none, to below n_padding."""
+    ids = {key: value for key in TOKEN_IDS if (value := fields.get(key)) is not None}
+    for key, value in ids.items():
+        least, end = (-1, n_padding) if key == "pad_token_id" else (0, n_tokens)
+        if not all(type(i) is int and least <= i < end for i in (value if isinstance(value, list) else [value])):
+            fields.refuse(key, f"the number of a token, from {least} to {end - 1}, or several")
+    return ids
 
 
 def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
     """Return the text of a token, the first of several, in a tokenizer.json. Raises UserError for a broken file."""
     first = index[0] if isinstance(index, list) and index else index
-    if not isinstance(first, int):
+    if first is None or first == []:
         return None
+    if type(first) is not int or not 0 <= first <= MOST:
+        raise UserError(f"{where}: the model names {first!r} as its end of text; allowed: the number of a token")
     return read_definition(definition, where)[0].id_to_token(first)
