@@ -1,5 +1,6 @@
 """Models of ours as folders that transformers loads."""
 
+import json
 from collections.abc import Callable
 from functools import reduce
 from itertools import cycle
@@ -10,16 +11,18 @@ from typing import Any
 import pytest
 import torch
 from boxes import refusal
-from hf_models import CONFIGS, TOLERANCE, VOCAB_SIZE, hf_logits, hf_model, own_logits
+from hf_models import CONFIGS, SPECIAL, TOLERANCE, VOCAB_SIZE, hf_folder, hf_logits, hf_model, own_logits
 from safetensors.torch import load_file
 from widthwise_models import own_model
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.interop import hf_export
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
-from widthwise.interop.hf_import import import_hf
+from widthwise.interop.hf_import import GENERATION, TOKEN_IDS, import_hf
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
+from widthwise.runs.export import export_run
+from widthwise.runs.save import import_run
 from widthwise.shape.template import ModelTemplate
 
 PLAIN = Surroundings(n_positions=64)
@@ -142,3 +145,16 @@ def test_a_folder_in_use_and_a_full_disk_stay_as_they_were(tmp_path: Path, monke
     monkeypatch.setattr(hf_export, "save_file", full)
     assert "out: cannot be written (No space left" in refusal(export_hf, config, weights, tmp_path / "out", PLAIN)
     assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["mine", "mine/notes.txt"]
+
+
+def test_padding_beyond_the_vocabulary_stays_out_of_the_config(tmp_path: Path) -> None:
+    """transformers builds the embedding with the config's; the other file's is only what `generate` fills up with."""
+    folder = hf_folder(tmp_path / "hf", "llama")
+    generation = {"eos_token_id": [5, 7], "pad_token_id": VOCAB_SIZE}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    import_run(folder, tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "out")
+    torch.testing.assert_close(hf_logits(tmp_path / "out"), hf_logits(folder))
+    config, written = (json.loads((tmp_path / "out" / name).read_text()) for name in ("config.json", GENERATION))
+    assert {key: config[key] for key in TOKEN_IDS} == SPECIAL
+    assert written == {"bos_token_id": 3, **generation}

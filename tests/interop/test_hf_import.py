@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"tie_word_embeddings": True}, "lm_head.weight differs from the embedding"),
     ("llama", {"num_hidden_layers": 1}, r"has a tensor model.layers.1.\S+, which a llama does not have"),
     ("llama", {"pad_token_id": "</s>"}, "pad_token_id: got '</s>'; allowed: the number"),
+    ("llama", {"pad_token_id": 61}, "pad_token_id: got 61; allowed: the number of a token, from -1 to 60, or several"),
+    ("llama", {"eos_token_id": -1}, "eos_token_id: got -1; allowed: the number of a token, from 0 to 60"),
+    ("llama", {"eos_token_id": [5, 61]}, "eos_token_id: got .5, 61.; allowed: the number of a token, from 0 to 60"),
+    ("llama", {"eos_token_id": True}, "eos_token_id: got True; allowed: the number of a token"),
+    ("llama", {"eos_token_id": 10**30}, "eos_token_id: got 10+; allowed: the number of a token"),
 ]
 
 
@@ -149,6 +155,9 @@ def test_weights_that_are_missing_or_torn_or_pickled_or_whole_numbers_are_refuse
     assert "only pickled weights (pytorch_model.bin)" in refusal(import_hf, folder)
     (folder / "pytorch_model.bin").unlink()
     assert "holds no weights" in refusal(import_hf, folder)
+    (folder / "config.json").unlink()
+    (folder / "model-q4.gguf").touch()
+    assert "holds a model of GGUF" in refusal(import_hf, folder)
     assert f"{tmp_path}/none: no such folder" in refusal(import_hf, tmp_path / "none")
 
 
@@ -160,6 +169,19 @@ def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
         index["weight_map"]["lm_head.weight"] = file_name
         path.write_text(json.dumps(index))
         assert message in refusal(import_hf, folder)
+
+
+def test_a_whole_file_is_read_where_the_files_of_the_index_are_gone(tmp_path: Path) -> None:
+    """As transformers reads it. With both there, which of two models is meant nobody knows."""
+    expected = import_hf(hf_folder(tmp_path / "whole", "llama")).weights
+    folder = hf_folder(tmp_path / "shards", "llama", max_shard_size="8KB")
+    shutil.copy(tmp_path / "whole" / "model.safetensors", folder)
+    said = refusal(import_hf, folder)
+    assert "holds weights in model.safetensors and in the files of model.safetensors.index.json; delete either" in said
+    min(folder.glob("model-*.safetensors")).unlink()
+    with pytest.warns(UserWarning, match=r"names model-.*, which is missing; model.safetensors is read instead"):
+        weights = import_hf(folder).weights
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
 
 def _change_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

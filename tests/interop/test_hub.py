@@ -19,6 +19,7 @@ from widthwise.interop.hub import import_source
 hub = pytest.importorskip("huggingface_hub", reason="needs the extra [hf]")
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
 
+STATUSES = {"org/busy": 429, "org/down": 503}
 SHAS = {"main": "a" * 40, "v1": "b" * 40}
 SCRIPT = """
 import contextlib, io, json, sys
@@ -61,7 +62,10 @@ class _Hub(BaseHTTPRequestHandler):
             self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         elif sha not in SHAS.values():
             self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        elif repository in STATUSES:
+            self._answer(STATUSES[repository], b"")
         elif kind == "revision":
+            sha = "../" * 3 + "outside" if repository == "org/evil" else sha
             siblings = [{"rfilename": name} for name in files]
             self._answer(200, json.dumps({"id": repository, "sha": sha, "siblings": siblings}).encode())
         elif kind == "tree":
@@ -110,6 +114,8 @@ def endpoint(folder: Path) -> Iterator[str]:
     config = {"config.json": model["config.json"]}
     pickled = {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "onnx/model-q4.json": b"{}"}
     _Hub.files = {"org/llama": {**model, **pickled}, "org/pickled": config | pickled, "org/gated": config}
+    mamba = {"config.json": b'{"model_type": "mamba"}', "model.safetensors": b"large"}
+    _Hub.files |= {"org/mamba": mamba, **dict.fromkeys((*STATUSES, "org/evil"), model)}
     _Hub.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     thread = Thread(target=server.serve_forever, daemon=True)
@@ -135,7 +141,11 @@ def test_a_commit_becomes_a_run_that_records_it(endpoint: str, folder: Path, off
         ("org/none", "x"): "org/none: is no folder here and no model on the hub",
         ("org/gated", "x"): "org/gated: is gated; accept its terms",
         ("org/pickled", "x"): "org/pickled: holds no model.safetensors; weights in other files, such as pickles",
-        ("org/broken", "x"): "org/broken: cannot be fetched (",
+        ("org/broken", "x"): "org/broken: is no folder here, the hub cannot be reached",
+        ("org/busy", "x"): "org/busy: the hub answers with an error, HTTP 429; try again later",
+        ("org/down", "x"): "org/down: the hub answers with an error, HTTP 503; try again later",
+        ("org/evil", "x"): "org/evil: the hub names the commit '../../../outside'; allowed: 40 hexadecimal digits",
+        ("org/mamba", "x"): "config.json: model_type: got 'mamba'; allowed: gpt2",
     }
     surroundings = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     surroundings |= {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(offline)}
@@ -157,6 +167,7 @@ def test_a_commit_becomes_a_run_that_records_it(endpoint: str, folder: Path, off
     for run, sha in (("main", SHAS["main"]), ("tagged", SHAS["v1"])):
         origin = json.loads((tmp_path / run / "environment.json").read_text())["imported"]
         assert (origin["folder"], origin["commit"], origin["files"].keys()) == ("org/llama", sha, wanted)
+    assert not any("mamba" in path and "safetensors" in path for path in _Hub.asked if "/resolve/" in path)
     fetched = {path.rsplit("/", 1)[1] for path in _Hub.asked if "/resolve/" in path}
     assert fetched == wanted  # neither pickles nor code
 

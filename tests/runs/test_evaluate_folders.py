@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from boxes import refusal
@@ -11,7 +12,7 @@ from harness_cases import QUESTIONS, write_lines
 from widthwise.config_io import parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.lm_eval_model import ScorerLM
-from widthwise.interop.hf_import import WIDTHWISE
+from widthwise.interop.hf_import import WIDTHWISE, import_hf
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
@@ -81,3 +82,44 @@ def test_what_cannot_be_evaluated_is_said_in_one_line(folder: Path, tmp_path: Pa
     ):
         (path / "config.json").write_text(json.dumps({**said, **change}))
         assert message in refusal(evaluate_run, path, parse(EvaluationConfig, options))
+
+
+HUGE = 10**9
+FILES = {
+    "model.safetensors.index.json": [
+        ({"weight_map": {"a": "/other/place/x.safetensors"}}, "a .safetensors file of the same folder"),
+        ({"weight_map": {"a": "../x.safetensors"}}, "a .safetensors file of the same folder"),
+        ({"weight_map": {"a": "model.safetensors"}}, "holds weights in model.safetensors and in the files of"),
+    ],
+    "adapter_config.json": [({"base_model_name_or_path": "/other/place"}, "holds an adapter (adapter_config.json)")],
+    "config.json": [
+        ({"num_labels": HUGE}, "num_labels: got 1000000000; allowed"),
+        ({"text_config": {"num_local_experts": HUGE}}, "num_local_experts: got 1000000000; allowed"),
+    ],
+}
+BY_TRANSFORMERS = [
+    ({"transformers_weights": "other.safetensors"}, "transformers_weights: is not read"),
+    ({"configuration_files": ["config.4.0.0.json"]}, "configuration_files: is not read"),
+    ({"vocab_size": 2 * 10**7}, "weights; the files hold only"),
+    ({"max_position_embeddings": 2**25}, "max_position_embeddings: got 33554432"),
+]
+"""Changes of config.json that only concern transformers, as `import` reads none of this or compares every shape."""
+
+
+@pytest.mark.parametrize("reader", [import_hf, load_model])
+def test_no_file_leads_elsewhere_or_takes_all_memory(folder: Path, tmp_path: Path, reader: Any) -> None:
+    """Whoever reads the folder; nothing is left to transformers."""
+    path = shutil.copytree(folder / "llama", tmp_path / "llama")
+    config = json.loads((path / "config.json").read_text())
+    cases = FILES | ({} if reader is import_hf else {"config.json": FILES["config.json"] + BY_TRANSFORMERS})
+    for name, changes in cases.items():
+        for change, message in changes:
+            (path / name).write_text(json.dumps({**config, **change} if name == "config.json" else change))
+            assert message in refusal(reader, path)
+        (path / name).unlink()
+    (path / "config.json").write_text(json.dumps(config))
+    for name in ("generation_config.json", "model-2.safetensors"):
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to("/dev/zero")
+        assert f"{name}: is not a plain file" in refusal(reader, path)
+        (path / name).unlink()

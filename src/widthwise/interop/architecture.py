@@ -6,6 +6,7 @@ evaluated once, as a model of ours has the numbers themselves. Rules that depend
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self
@@ -31,6 +32,13 @@ class Fields:
         """Return the value unchecked."""
         value = self._data.get(key)
         return default if value is None else value
+
+    def entries(self, pattern: str) -> Iterator[tuple[str, Any]]:
+        """Yield the keys at any depth that match a regular expression, with their values."""
+        mappings: list[Any] = [self._data]
+        for mapping in mappings:
+            mappings += [value for value in mapping.values() if isinstance(value, dict)]
+            yield from ((key, value) for key, value in mapping.items() if re.fullmatch(pattern, key))
 
     def size(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
         """Return a whole number. Raises UserError for another value, and for none without a default."""

@@ -44,7 +44,7 @@ class Surroundings:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further keys of TOKENIZER_CONFIG and GENERATION, as `ImportedModel.settings`."""
     model_keys: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of config.json."""
+    """Further keys of config.json, also instead of `token_ids`."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Further files: name -> content."""
 
@@ -148,7 +148,7 @@ def export_hf(
         "dtype": type_name,
         "torch_dtype": type_name,  # its name before transformers 5
     }
-    written = {**head, **surroundings.model_keys, **written, **token_ids, "use_cache": True}
+    written = {**head, **written, **token_ids, **surroundings.model_keys, "use_cache": True}
     settings = surroundings.settings
     ids = {key: value for key, value in token_ids.items() if value is not None}
     generation = {**settings.get(GENERATION, {}), **ids}

@@ -1,7 +1,8 @@
 """A Hugging Face folder -> a config of ours and weights by our names. Needs no transformers: JSON and safetensors."""
 
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,19 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, mistakes_at, refusing
 from widthwise.data.json_tokenizer import read_definition
-from widthwise.files import check_plain_file, read_json_mapping, read_text
-from widthwise.interop.architecture import Architecture, Fields
+from widthwise.files import MAX_JSON_BYTES, check_plain_file, read_json_mapping, read_text
+from widthwise.interop.architecture import MOST, Architecture, Fields
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
+from widthwise.sizes import MOST_LAYERS
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ADAPTER = "adapter_config.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
@@ -62,7 +65,9 @@ class ImportedModel:
     n_positions: int
     """The longest context the model was made for, in tokens."""
     token_ids: dict[str, int | list[int]]
-    """Ids of the special tokens that config.json names, by name."""
+    """Ids of the special tokens by name, from generation_config.json where it names them, else from config.json."""
+    config_token_ids: dict[str, int | list[int]]
+    """Those of config.json alone, whose padding must be a token of the model."""
     tokenizer: Path | None
     """The tokenizer.json, if there is one."""
     eos: str | None
@@ -79,21 +84,12 @@ class ImportedModel:
 def import_hf(folder: Path | str) -> ImportedModel:
     """Read a folder that `save_pretrained` wrote. Raises UserError for a model that ours cannot equal exactly."""
     folder = Path(folder)
-    where = str(folder / CONFIG)
-    if not folder.is_dir():
-        found = "is a file" if folder.exists() else "no such folder"
-        raise UserError(f"{folder}: {found}; allowed: a folder with {CONFIG} and {ONE_FILE}")
-    data = read_json_mapping(folder / CONFIG)
-    fields = Fields(data, where)
-    model_type = data.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise UserError(f"{where}: model_type: got {model_type!r}; allowed: {', '.join(sorted(ARCHITECTURES))}")
-    architecture = ARCHITECTURES[model_type]
-    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", LAYER_CONFIG):
-        if fields.get(key) is not None:
-            raise UserError(f"{where}: {key}: is not supported; allowed: null")
-    config = read_config(architecture, fields)
-    tokenizer, token_ids = folder / TOKENIZER, _token_ids(folder, data)
+    fields, architecture, config = read_model(folder)
+    tokenizer, generation = folder / TOKENIZER, folder / GENERATION
+    config_token_ids = _token_ids(fields, config.vocab_size, config.vocab_size)
+    token_ids = dict(config_token_ids)
+    if generation.is_file():
+        token_ids |= _token_ids(Fields(read_json_mapping(generation), str(generation)), config.vocab_size, MOST)
     has_tokenizer, eos = tokenizer.is_file(), None
     if has_tokenizer:
         with optional_tokenizer():
@@ -104,6 +100,7 @@ def import_hf(folder: Path | str) -> ImportedModel:
         weights=_weights(architecture, config, folder),
         n_positions=architecture.n_positions(fields),
         token_ids=token_ids,
+        config_token_ids=config_token_ids,
         tokenizer=tokenizer if has_tokenizer else None,
         eos=eos,
         settings=_settings(folder) if has_tokenizer else {},
@@ -119,6 +116,43 @@ def optional_tokenizer() -> Iterator[None]:
         raise UserError(f"{error}; or remove {TOKENIZER} to import the model alone") from None
 
 
+def read_fields(folder: Path) -> Fields:
+    """Return config.json of a folder, the first step of every reader of one.
+
+    Raises UserError for a folder without it, for an adapter, for a device or a pipe among its files, from which reading
+    may never end, and for numbers of layers, experts or labels for which transformers would take all memory.
+    """
+    where = folder / CONFIG
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "no such folder"
+        raise UserError(f"{folder}: {problem}; allowed: a folder with {CONFIG} and {ONE_FILE}")
+    if (folder / ADAPTER).exists():
+        raise UserError(f"{folder}: holds an adapter ({ADAPTER}); merge it into its model, and save that")
+    if not where.exists() and any(folder.glob("*.gguf")):
+        raise UserError(f"{folder}: holds a model of GGUF; allowed: a folder with {CONFIG} and {ONE_FILE}")
+    for path in folder.iterdir():
+        if not path.is_dir():
+            check_plain_file(path, MAX_JSON_BYTES if path.suffix == ".json" else None)
+    fields = Fields(read_json_mapping(where), str(where))
+    for key, value in fields.entries(r"\w*(?:layers?|blocks|experts|labels)"):
+        if isinstance(value, int | float) and value > MOST_LAYERS:
+            raise UserError(f"{where}: {key}: got {value}; allowed: a whole number up to {MOST_LAYERS}")
+    return fields
+
+
+def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
+    """Return config.json of a folder and the model it describes. Raises UserError as `import_hf`; needs no weights."""
+    fields = read_fields(folder)
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        fields.refuse("model_type", ", ".join(sorted(ARCHITECTURES)))
+    architecture = ARCHITECTURES[model_type]
+    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", LAYER_CONFIG):
+        if fields.get(key) is not None:
+            raise UserError(f"{fields.where}: {key}: is not supported; allowed: null")
+    return fields, architecture, read_config(architecture, fields)
+
+
 def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
     """Read a config as `Architecture.read`, with the errors of ModelConfig as UserErrors too."""
     try:
@@ -130,19 +164,29 @@ def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
             raise error
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor. Raises UserError without safetensors, and for a file that is missing."""
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor, as transformers finds it.
+
+    Raises UserError without safetensors, for a file that is missing or in another folder, and where the folder holds
+    two sets of weights.
+    """
     path, index = folder / ONE_FILE, folder / INDEX
-    if index.is_file():
+    if index.exists():
         names = read_json_mapping(index).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise UserError(f"{index}: weight_map: must map the names of tensors to names of files")
         for name in names.values():
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise UserError(f"{index}: weight_map: got {name!r}; allowed: a .safetensors file of the same folder")
-            if not (folder / name).is_file():
-                raise UserError(f"{folder / name}: is missing; {INDEX} names it")
-        return {name: folder / file_name for name, file_name in names.items()}
+        missing = next((name for name in names.values() if not (folder / name).is_file()), None)
+        if path.exists() and missing is None:
+            raise UserError(f"{folder}: holds weights in {ONE_FILE} and in the files of {INDEX}; delete either")
+        if path.exists():
+            warnings.warn(f"{index}: names {missing}, which is missing; {ONE_FILE} is read instead", stacklevel=2)
+        elif missing is not None:
+            raise UserError(f"{folder / missing}: is missing; {INDEX} names it")
+        else:
+            return {name: folder / file_name for name, file_name in names.items()}
     if not path.is_file():
         pickled = sorted(found.name for pattern in PICKLED for found in folder.glob(pattern))
         if pickled:
@@ -165,7 +209,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> dict[str, Tensor]:
     """Read the tensors, by our names. Raises UserError for damaged files, and for numbers that are no plain floats."""
-    file_of, prefix = _files(folder), architecture.base_prefix
+    file_of, prefix = tensor_files(folder), architecture.base_prefix
     is_whole = any(name.startswith(prefix) for name in file_of)  # else saved without its head
     stored = {name if is_whole or name == HEAD else prefix + name: (name, path) for name, path in file_of.items()}
 
@@ -200,16 +244,14 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
     return weights
 
 
-def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[int]]:
-    """Read the special tokens from generation_config.json, which may name other ends, else from config.json."""
-    path = folder / GENERATION
-    generation = read_json_mapping(path) if path.is_file() else {}
-    found = {key: generation.get(key, data.get(key)) for key in TOKEN_IDS}
-    for key, value in found.items():
-        ids = value if isinstance(value, list) else [value]
-        if value is not None and not all(isinstance(index, int) for index in ids):
-            raise UserError(f"{folder}: {key}: got {value!r}; allowed: the number of a token, or several")
-    return {key: value for key, value in found.items() if value is not None}
+def _token_ids(fields: Fields, n_tokens: int, n_padding: int) -> dict[str, int | list[int]]:
+    """Read the special tokens of a file: numbers below n_tokens, and for padding from -1, none, to below n_padding."""
+    ids = {key: value for key in TOKEN_IDS if (value := fields.get(key)) is not None}
+    for key, value in ids.items():
+        least, end = (-1, n_padding) if key == "pad_token_id" else (0, n_tokens)
+        if not all(type(i) is int and least <= i < end for i in (value if isinstance(value, list) else [value])):
+            fields.refuse(key, f"the number of a token, from {least} to {end - 1}, or several")
+    return ids
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
@@ -233,6 +275,8 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
     """Return the text of a token, the first of several, in a tokenizer.json. Raises UserError for a broken file."""
     first = index[0] if isinstance(index, list) and index else index
-    if not isinstance(first, int):
+    if first is None or first == []:
         return None
+    if type(first) is not int or not 0 <= first <= MOST:
+        raise UserError(f"{where}: the model names {first!r} as its end of text; allowed: the number of a token")
     return read_definition(definition, where)[0].id_to_token(first)

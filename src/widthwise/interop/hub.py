@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from widthwise.config_io import UserError, require
 from widthwise.interop.hf_import import (
+    ADAPTER,
     CHAT_TEMPLATE,
     CONFIG,
     GENERATION,
@@ -15,6 +16,7 @@ from widthwise.interop.hf_import import (
     SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    read_model,
 )
 
 OF_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
@@ -24,8 +26,10 @@ REASONS = {
     "RepositoryNotFoundError": "is no folder here and no model on the hub; a private one needs `hf auth login`",
     "RevisionNotFoundError": "has no such revision; name a branch, a tag or a commit",
     "IncompleteSnapshotError": "cannot be reached, and the cache holds only some of its files",
-    "LocalEntryNotFoundError": "is no folder here, the hub cannot be reached (network, HF_HUB_OFFLINE), and the cache "
-    "does not hold it",
+    **dict.fromkeys(
+        ("RevisionResolutionError", "LocalEntryNotFoundError"),
+        "is no folder here, the hub cannot be reached (network, HF_HUB_OFFLINE), and the cache does not hold it",
+    ),
 }
 """Errors of huggingface_hub, special ones before the general ones they derive from."""
 
@@ -73,9 +77,18 @@ def import_source(source: Path | str, revision: str | None = None) -> ImportSour
     if not sys.stderr.isatty():
         utils.disable_progress_bars()
     try:
-        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=FETCHED))
+        resolved = hub.resolve_revision(name, revision=revision or "main")
+        if re.fullmatch("[0-9a-f]{40}", resolved.resolved) is None:  # it becomes the name of a folder
+            raise UserError(f"{shown}: the hub names the commit {resolved.resolved!r}; allowed: 40 hexadecimal digits")
+        read_model(Path(hub.snapshot_download(name, revision=resolved, allow_patterns=(CONFIG, ADAPTER))))
+        folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=FETCHED))
+    except UserError:
+        raise
     except Exception as error:  # of the hub, of the library that it speaks HTTP with, or of the disk
         reason = next((REASONS[kind] for kind in REASONS if isinstance(error, getattr(errors, kind, ()))), None)
+        status = getattr(getattr(error.__cause__ or error, "response", None), "status_code", 0)
+        if status == 429 or status >= 500:
+            reason = f"the hub answers with an error, HTTP {status}; try again later"
         raise UserError(f"{shown}: {reason or f'cannot be fetched ({error})'}") from None
     if not any(folder.glob("*.safetensors")):
         raise UserError(

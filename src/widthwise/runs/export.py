@@ -102,7 +102,7 @@ def export_run(
         definition,
         tokenizer.eos if tokenizer and definition else None,
         settings,
-        AUTO_MAP if has_code else {},
+        (AUTO_MAP if has_code else {}) | dict.fromkeys(TOKEN_IDS) | origin.get("config_token_ids", token_ids),
         texts | model_code() if has_code else texts,
     )
     export_hf(config, weights, out, surroundings, DTYPES[dtype], own=reason is not None)

@@ -1,7 +1,7 @@
 """Models read for use: of runs, and of Hugging Face folders, ours or those of transformers."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,11 +9,22 @@ from widthwise.config_io import UserError, require
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Fields
-from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf, token_named
+from widthwise.interop.hf_import import (
+    CONFIG,
+    TOKENIZER,
+    WIDTHWISE,
+    import_hf,
+    read_fields,
+    tensor_files,
+    token_named,
+)
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
 from widthwise.runs.trained import LoadedModel, blamed_on, check_known, load_trained, usual_device
-from widthwise.sizes import MOST_LAYERS
+
+MOST_POSITIONS = 2**24
+MOST_BUFFERED = 2**30
+"""Bytes of tensors that are no weights, such as a causal mask of all positions."""
 
 
 def load_model(
@@ -80,9 +91,15 @@ def read_with_transformers(
     transformers = require("transformers", "hf")
     transformers.logging.disable_progress_bar()
     check_tokenizer(path)
-    _check_config(path)
+    fields, files = read_fields(path), set(tensor_files(path).values())
+    for key, _ in fields.entries("_attn_implementation|configuration_files|transformers_weights"):
+        raise UserError(f"{fields.where}: {key}: is not read, because it may name code or other files; leave it out")
+    for key in ("max_position_embeddings", "n_positions"):
+        if fields.get(key) is not None:
+            fields.size(key, most=MOST_POSITIONS)
     device = usual_device(device)
     with blamed_on(path):
+        _check_memory(transformers, path, fields, sum(file.stat().st_size for file in files))
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             local_files_only=True,
@@ -105,16 +122,16 @@ def read_with_transformers(
     return LoadedModel(path, model, tokenizer, device, getattr(model.config, "max_position_embeddings", None))
 
 
-def _check_config(path: Path) -> None:
-    """Raises UserError for sizes that transformers would take without asking, and memory with them; and for the name of
-    an implementation, which it may fetch from the network and run."""
-    data = read_json_mapping(path / CONFIG)
-    if '"_attn_implementation": ' in json.dumps(data):
-        raise UserError(f"{path / CONFIG}: _attn_implementation: is not read, because it may name code; leave it out")
-    fields = Fields(data, str(path / CONFIG))
-    for key in ("num_hidden_layers", "n_layer", "num_layers"):
-        if fields.get(key) is not None:
-            fields.size(key, most=MOST_LAYERS)
-    for key in ("max_position_embeddings", "n_positions"):
-        if fields.get(key) is not None:
-            fields.size(key)
+def _check_memory(transformers: Any, path: Path, fields: Fields, n_bytes: int) -> None:
+    """Raise UserError for a config of more weights than the files hold, which transformers would make up first.
+
+    n_bytes: of the files; a weight takes at least one, and if quantised an eighth.
+    """
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    n_weights = sum(parameter.numel() for parameter in model.parameters())
+    if n_weights > n_bytes * (1 if fields.get("quantization_config") is None else 8):
+        raise UserError(f"{path}: {CONFIG} asks for {n_weights:,} weights; the files hold only {n_bytes:,} bytes")
+    if (n_buffered := sum(buffer.nbytes for buffer in model.buffers())) > MOST_BUFFERED:
+        raise UserError(f"{path}: {CONFIG} asks for buffers of {n_buffered:,} bytes; allowed: up to {MOST_BUFFERED:,}")

@@ -202,6 +202,7 @@ def read_import(
         "model_type": imported.model_type,
         "n_positions": imported.n_positions,
         "token_ids": imported.token_ids,
+        "config_token_ids": imported.config_token_ids,
         "settings": imported.settings,
         "files": {path.name: file_sha256(path) for path in files},
     }
