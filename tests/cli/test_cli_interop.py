@@ -249,7 +249,7 @@ def test_a_run_that_no_format_can_say_leaves_as_our_own_and_comes_back(succeeds,
     succeeds("train", recipe, *HOURGLASS, "model.n_layers=2", "--out", run)
     out, err = succeeds("export", run, folder, "--standalone", "--n-positions", 99)
     assert len(err.strip().splitlines()) == 1
-    assert "because no other format says all of it: layers.0.ffn.kind: got hourglass; llama has swiglu there" in err
+    assert "exported in widthwise format: layers.0.ffn.kind: got hourglass; llama has swiglu there" in err
     assert "widthwise of step" in out
     wanted = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     wanted |= {"modeling_widthwise.py", "configuration_widthwise.py", "README.md"}

@@ -26,6 +26,7 @@ from widthwise.runs.save import import_run
 from widthwise.shape.template import ModelTemplate
 
 PLAIN = Surroundings(n_positions=64)
+NARROW = (torch.bfloat16, torch.float16)
 
 
 def template(**options: Any) -> ModelConfig:
@@ -45,7 +46,7 @@ def _set(paths: str, value: Any, first: int = 0, config: ModelConfig | None = No
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    list(zip((name for name in CONFIGS if name != "gpt2_scaled_by_layer"), cycle([torch.float32, torch.bfloat16]))),
+    list(zip((name for name in CONFIGS if name != "gpt2_scaled_by_layer"), cycle([torch.float32, *NARROW]))),
 )
 def test_what_was_imported_is_exported_bit_by_bit(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     hf_model(name).to(dtype).save_pretrained(tmp_path / "source")
@@ -110,7 +111,7 @@ REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
         lambda: _set("attention.qk_norm", {"eps": 1e-5, "over": "all_heads"}),
         "layers.0.attention.qk_norm.over: got all_heads; qwen3 has head there",
     ),
-    (lambda: template(shape=X), "layers.*d_.*there, because every layer is as wide as the embedding"),
+    (lambda: template(shape=X), r"^Llama cannot describe layers of different widths \(12, 24, 28\)$"),
     (lambda: template(mtp={"n_depths": 1}), "^mtp: the model has it, llama has none, because it has no place for"),
     (lambda: template(embedding_multiplier=2.0), "embedding_multiplier: got 2.0; llama has 1.0 there"),
     (
@@ -145,6 +146,16 @@ def test_a_folder_in_use_and_a_full_disk_stay_as_they_were(tmp_path: Path, monke
     monkeypatch.setattr(hf_export, "save_file", full)
     assert "out: cannot be written (No space left" in refusal(export_hf, config, weights, tmp_path / "out", PLAIN)
     assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["mine", "mine/notes.txt"]
+
+
+def test_a_weight_beyond_fp16_is_refused(tmp_path: Path) -> None:
+    config = template()
+    weights = {key: weight.detach() for key, weight in own_model(config).named_parameters()}
+    weights["head.weight"][1, 2] = -7e4
+    assert "lm_head.weight: has a weight of 70000, which float16 cannot hold" in refusal(
+        export_hf, config, weights, tmp_path / "out", PLAIN, torch.float16
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_padding_beyond_the_vocabulary_stays_out_of_the_config(tmp_path: Path) -> None:

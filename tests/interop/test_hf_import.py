@@ -13,6 +13,7 @@ import torch
 from boxes import refusal
 from hf_models import CONFIGS, LINEAR_RULE, TOLERANCE, hf_folder, hf_logits, hf_model, own_logits
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from widthwise.interop.hf_import import import_hf
 
@@ -71,6 +72,18 @@ def test_the_words_of_older_versions_are_read(tmp_path: Path) -> None:
     assert import_hf(folder).config == expected
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "olmo2"])
+def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path, name: str) -> None:
+    """The eps, and no window where it is switched on but has no size."""
+    folder = hf_folder(tmp_path, name)
+    windows = {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1, "layer_types": None}
+    _change_config(folder, lambda data: data.update(windows | {"rms_norm_eps": None} if name[0] == "q" else {}))
+    _change_config(folder, lambda data: data.pop("rms_norm_eps"))
+    imported, theirs = import_hf(folder), AutoConfig.from_pretrained(folder)
+    assert imported.config.final_norm.eps == theirs.rms_norm_eps
+    assert set(getattr(theirs, "layer_types", None) or ()) <= {"full_attention"}
+
+
 def test_transformers_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hf_folder(tmp_path, "qwen3")
     for module in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
@@ -94,9 +107,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"activation_function": "mish"}, "activation_function: got 'mish'; allowed"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),
     ("qwen2", WINDOW, "use_sliding_window: got True; allowed: false"),
-    ("qwen3", WINDOWS, "layer_types: got .*; allowed: .'full_attention', 'full_attention'."),
+    ("qwen3", WINDOWS, "layer_types.1: got 'sliding_attention'; allowed: 'full_attention'"),
+    ("qwen3", {"layer_types": ["full_attention"]}, "layer_types: has length 1; must be 2, one a layer"),
     ("llama", PARTLY, "partial_rotary_factor: got 0.5; allowed: 1.0"),
-    ("llama", DYNAMIC, "got 'dynamic'; allowed: default, linear, llama3, longrope"),
+    ("llama", DYNAMIC, "rope_parameters.rope_type: got 'dynamic'; allowed: default, linear, llama3, longrope"),
+    ("llama", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope_scaling.type: got 'yarn'; allowed"),
+    ("llama", {"rope_parameters": {"rope_type": [1]}}, "rope_type: got .*; allowed: default"),
     ("llama", _longrope([1.0] * 5, [2.0] * 5), "long_factor: differs from short_factor"),
     ("llama", _longrope([1.0] * 4, [1.0] * 4), "short_factor: has 4 numbers; must be head_dim / 2 = 5"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention: got True; allowed: False"),
@@ -116,7 +132,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"num_key_value_heads": 3}, "n_kv_heads: got 3; must divide n_heads = 4"),
     ("gpt2", {"n_head": 5}, "n_head: got 5; allowed: a divisor of n_embd = 24"),
     ("llama", {"intermediate_size": 36}, r"mlp.\w+.weight has shape \(.*\); must be \(.*36.*\)"),
-    ("llama_tied_biased", {"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
+    (
+        "llama_tied_biased",
+        {"tie_word_embeddings": False},
+        "no tensor lm_head.weight.*; set tie_word_embeddings",
+    ),
     ("llama", {"tie_word_embeddings": True}, "lm_head.weight differs from the embedding"),
     ("llama", {"num_hidden_layers": 1}, r"has a tensor model.layers.1.\S+, which a llama does not have"),
     ("llama", {"pad_token_id": "</s>"}, "pad_token_id: got '</s>'; allowed: the number"),

@@ -143,7 +143,7 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
 class ExportOptions(Config):
     """The options of writing a model for transformers."""
 
-    dtype: Literal["fp32", "bf16"] = "fp32"
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of the weights."""
     n_positions: PositiveInt | None = None
     """Longest text in tokens; default: the imported model's, else seq_len."""
@@ -176,7 +176,7 @@ def export(
         say_json(summary)
         return
     if summary["reason"] is not None:
-        remark(f"a widthwise model, because no other format says all of it: {summary['reason']}")
+        remark(f"exported in widthwise format: {summary['reason']}")
     elif options.standalone:
         remark(f"no code is written, because transformers has its own for a {summary['model_type']}")
     if (padded := summary["padded"]) is not None:

@@ -9,7 +9,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
 import pydantic
 
@@ -145,8 +145,12 @@ Scaling = NoScaling | LinearScaling | Llama3 | LongRope
 DEFAULT_BASE = 10000.0
 
 
-class _Rule(Config):
-    rope_parameters: Annotated[Scaling, pydantic.Field(discriminator="rope_type")]
+RULES: dict[str, type[Scaling]] = {
+    "default": NoScaling,
+    "linear": LinearScaling,
+    "llama3": Llama3,
+    "longrope": LongRope,
+}
 
 
 def read_rope(fields: Fields, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
@@ -170,8 +174,11 @@ def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[fl
     base = within.positive("rope_theta", DEFAULT_BASE)
     within.only("partial_rotary_factor", 1.0)
     given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
-    given = {"rope_type": given.pop("type", "default"), **given}
-    scaling = parse(_Rule, {"rope_parameters": given}, fields.where).rope_parameters
+    kind = str(given.get("rope_type", given.pop("type", "default")))
+    if kind not in RULES:
+        name = "rope_type" if "rope_type" in rule else "type"
+        raise UserError(f"{within.where}.{name}: got {kind!r}; allowed: {', '.join(RULES)}")
+    scaling = parse(RULES[kind], {**given, "rope_type": kind}, within.where)
     return base, None if isinstance(scaling, NoScaling) else scaling.scaled(Rope(head_dim, base).pair_frequencies)
 
 

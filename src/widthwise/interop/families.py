@@ -199,6 +199,7 @@ class RotaryDecoder(Family):
 
     base_prefix = "model."
     buffers = r".*rotary_emb\.inv_freq"
+    default_eps = 1e-6
     keys = Keys(
         d_model="hidden_size",
         d_ff="intermediate_size",
@@ -280,6 +281,7 @@ class Llama(RotaryDecoder):
 class OLMo2(RotaryDecoder):
     model_type = "olmo2"
     class_name = "Olmo2ForCausalLM"
+    default_eps = 1e-5
     placement = "reordered"
     norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
     qk_norm = "all_heads"
@@ -289,10 +291,20 @@ class _Qwen(RotaryDecoder):
     further_keys: ClassVar = {"use_sliding_window": False}
 
     def read(self, fields: Fields) -> ModelConfig:
-        n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
-        if fields.get("layer_types") is not None:
-            fields.only("layer_types", ["full_attention"] * n_layers)
-        elif fields.flag("use_sliding_window", False) and fields.size("max_window_layers", 28, least=0) < n_layers:
+        n_layers, types = fields.size("num_hidden_layers", most=MOST_LAYERS), fields.get("layer_types")
+        if isinstance(types, list):
+            if len(types) != n_layers:
+                raise UserError(
+                    f"{fields.where}: layer_types: has length {len(types)}; must be {n_layers}, one a layer"
+                )
+            for i, kind in enumerate(types):
+                if kind != "full_attention":
+                    raise UserError(f"{fields.where}: layer_types.{i}: got {kind!r}; allowed: 'full_attention'")
+        elif types is not None:
+            fields.refuse("layer_types", "a list")
+        elif ("sliding_window", None) not in fields.entries("sliding_window") and (
+            fields.flag("use_sliding_window", False) and fields.size("max_window_layers", 28, least=0) < n_layers
+        ):
             fields.refuse("use_sliding_window", "false, as attention sees all of the text")
         return super().read(fields)
 

@@ -87,6 +87,9 @@ REASONS = {
 
 def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> None:
     """Raise UserError for the first difference between a model and what its format expresses, with the reason."""
+    if config.widths != read_back.widths:
+        listing = ", ".join(map(str, sorted({config.d_model, *config.widths})))
+        raise UserError(f"{model_type.capitalize()} cannot describe layers of different widths ({listing})")
     found = [
         (path, ours, theirs)
         for path, ours, theirs in differences(_comparable(config), _comparable(read_back))
@@ -167,6 +170,10 @@ def export_hf(
     tensors = {}
     for tensor in architecture.tensors(config):
         rows = torch.cat([weights[part] for part in tensor.parts])
+        if rows.abs().max() > torch.finfo(dtype).max:
+            raise UserError(
+                f"{tensor.name}: has a weight of {float(rows.abs().max()):g}, which {type_name} cannot hold"
+            )
         tensors[tensor.name] = (rows.T if tensor.is_transposed else rows).to(dtype).contiguous()
     with new_folder(folder) as partial:
         for name, text in texts.items():

@@ -224,7 +224,8 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
     shapes, weights = parameter_shapes(config), {}
     for tensor in architecture.tensors(config):
         if tensor.name not in stored:
-            raise UserError(f"{folder}: has no tensor {tensor.name}, which {CONFIG} asks for")
+            way_out = "; set tie_word_embeddings to true if it is the embedding" if tensor.name == HEAD else ""
+            raise UserError(f"{folder}: has no tensor {tensor.name}, which {CONFIG} asks for{way_out}")
         found = read(tensor.name)
         sizes = [shapes[part] for part in tensor.parts]
         wanted = (sum(size[0] for size in sizes), *sizes[0][1:])

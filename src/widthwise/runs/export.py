@@ -36,13 +36,13 @@ from widthwise.training import checkpoint
 
 LONGEST_BAR = 48
 """Letters that stand for the width of the stream."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def export_run(
     path: Path | str,
     out: Path | str,
-    dtype: Literal["fp32", "bf16"] = "fp32",
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
     n_positions: int | None = None,
     standalone: bool = False,
     pad_heads: int | None = None,
