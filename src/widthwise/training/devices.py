@@ -189,7 +189,8 @@ DEVICES = (
 RTX Blackwell: the bf16 tensor peak with fp32 sums, without sparsity. It is twice the fp32 peak of the CUDA cores, which
 gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2). T4 and V100 (SXM2, 32 GB) multiply no bf16, so
 theirs is the fp32 peak, in which they train. The MI300X is by AMD's data sheet, with seven links of 64 GB/s in each
-direction. The other links are those of the DGX systems: half of the NVLink bandwidth, which is given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
+direction. The other links are those of the DGX systems: half of the NVLink bandwidth,
+which is given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
 WITH_MEMORY = tuple(each for each in DEVICES if each.memory_bytes)
 WITH_LINKS = tuple(each for each in DEVICES if each.node_bytes_per_second)
 
