@@ -20,7 +20,7 @@ SAYS = {
     "analyse_model": "page: runs/analysis/report.html",
     "compare_recipes": "page: runs/comparison/report.html",
     "coordinate_check": "muP: power of the width",
-    "custom_ffn": "same function",
+    "custom_ffn": "function preserved",
     "design_shape": "kind: x",
     "grow_in_memory": "grown: logits differ by",
     "own_loop": "bits per byte",

@@ -1,10 +1,12 @@
 """What each layer costs: rows that add up to the model, and ratios to the baseline."""
 
 import pytest
+from tiny_runs import tiny_recipe
 
 from widthwise.config_io import parse, to_data
 from widthwise.model.config import cost_summary
-from widthwise.recipe.inspection import layer_rows, ratios
+from widthwise.recipe.inspection import inspect_recipe, layer_rows, ratios
+from widthwise.reports.inspection import budget_lines
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
 
@@ -59,3 +61,13 @@ def test_ratios_are_of_the_headline_costs():
     assert found["kv_bytes"] == pytest.approx(MODEL.cost().kv_bytes() / UNIFORM.cost().kv_bytes())
     assert found["activation_bytes"] == MODEL.cost().activation_bytes() / UNIFORM.cost().activation_bytes()
     assert set(ratios(baseline, baseline).values()) == {1.0}
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "balanced"])
+def test_a_shape_says_by_how_much_it_misses_the_uniform_model(rounding):
+    shape = f"model.shape={{kind: x, bottleneck_width: 0.4, quantum: 8, rounding: {rounding}}}"
+    recipe = tiny_recipe(shape, "model.d_model=64", "model.n_layers=5")
+    found = inspect_recipe(recipe)
+    model, uniform = recipe.final_model.cost().params, recipe.model.uniform().resolve(17).cost().params
+    assert found["matched"]["miss"] == pytest.approx(model / uniform - 1)
+    assert bool(budget_lines(found)) == (abs(model / uniform - 1) > 0.001)

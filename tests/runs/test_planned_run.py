@@ -105,6 +105,15 @@ def test_any_device_has_the_numbers_that_are_given_else_those_of_its_data_sheet(
     assert found.memory_bytes_per_second == 360e9
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("4090", "RTX 4090"), ("a6000", "A6000"), ("RTX A6000", "A6000"), ("rtx-6000-ada", "RTX 6000 Ada")]
+    + [(name, name) for name in ("T4", "V100", "MI300X")],
+)
+def test_a_device_is_known_without_its_rtx(given: str, name: str) -> None:
+    assert Device.from_options(given).name == name
+
+
 def test_of_an_ambiguous_name_the_possible_ones_are_named() -> None:
     message = "got 'rtx4060ti'; allowed: RTX 4060 Ti 8GB, RTX 4060 Ti 16GB; for any other"
     assert message in refusal(Device.from_options, "rtx4060ti")

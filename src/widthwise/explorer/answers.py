@@ -43,12 +43,12 @@ class Answers:
         """The inspection, as `inspect --json` prints it for the recipe, its tables, and how near a budget is."""
         data, request = setting.applied(self._base, self._where)
         recipe = parse_recipe(data, self._where)
-        inspection = inspect_recipe(recipe) | budget_met(recipe, request)
+        inspection = inspect_recipe(recipe)
         return {
             "inspection": inspection,
             "costs": _cells(cost_table(inspection)),
             "layers": _cells(layer_table(inspection)),
-            "budget": "; ".join(budget_lines(inspection)),
+            "budget": "; ".join(budget_lines(inspection | budget_met(recipe, request))),
             "yaml": dump_yaml(data),
         }
 
