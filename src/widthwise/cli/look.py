@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,13 @@ from widthwise.runs.scoring import EvaluationConfig
 
 PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings that pass all arguments of the verb on to the harness."""
+
+
+def _check_there(models: Sequence[Path]) -> None:
+    """Raise UserError for a path without a model, before the seconds that it takes to import torch."""
+    for model in models:
+        if not (model / "config.json").is_file():
+            RunDir(model).config_yaml()
 
 
 class CheckpointOptions(Config):
@@ -65,6 +72,7 @@ def eval_(
 
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
+    _check_there(runs)
     from widthwise.evaluation.differences import all_differences, baselines_of
     from widthwise.evaluation.models_table import models_table
     from widthwise.reports.evaluation import answer
@@ -128,6 +136,7 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
+    _check_there(models)
     from widthwise.analysis.rows import check_parquet, write_parquet
     from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table
     from widthwise.reports.writing import check_kind, write_report
@@ -181,6 +190,7 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
 
     Example: `widthwise generate runs/quickstart/runs/x-seed1 --prompt "def main("`
     """
+    _check_there([run])
     from widthwise.model.generate import SamplingConfig, generate_drafted
     from widthwise.model.generate import generate as continue_prompts
     from widthwise.runs.loaded import load_decoder
