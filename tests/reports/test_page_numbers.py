@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from widthwise.records.estimate import Estimate
 from widthwise.reports.charts import limits_of
-from widthwise.reports.formats import MINUS, MISSING, clean, fixed, printable, shorten, si, signed
+from widthwise.reports.formats import MINUS, MISSING, amount, clean, fixed, printable, shorten, si, signed
 
 SIZES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
 
@@ -23,6 +23,7 @@ def test_si_keeps_three_digits() -> None:
     numbers |= {-41000.0: f"{MINUS}41.0k", 2.5e17: "250P", -math.inf: f"{MINUS}infinite"}
     assert {value: si(value) for value in numbers} == numbers
     assert (si(None), si(math.nan)) == (MISSING, "not a number")
+    assert [amount(value) for value in (2.17e9, 1234567, 63, None)] == ["2.17B", "1.23M", "63", MISSING]
 
 
 @given(st.floats(min_value=1, max_value=9e17))

@@ -11,7 +11,7 @@ from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, s
 from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
 from widthwise.records.cost import Plan
-from widthwise.reports.formats import counted, duration, si
+from widthwise.reports.formats import amount, counted, duration, si
 from widthwise.reports.table import Table
 from widthwise.training.devices import Device
 from widthwise.yaml_io import dump_yaml, recipe_path
@@ -137,8 +137,8 @@ def _show_plan(found: Plan, planner: "Planner", on: Device) -> None:
     say_tables(_part_table(found), Table(f"what fits into {found.device}", header, setups))
     data = found.data
     say(
-        f"training: {si(found.tokens)} tokens ({found.tokens_per_param:.3g} per parameter) in {found.steps:,} steps, "
-        f"{found.training_flops:.3g} FLOPs; {_time(found, planner, on)}",
+        f"training: {amount(found.tokens)} tokens ({found.tokens_per_param:.3g} per parameter) in {found.steps:,} "
+        f"steps, {found.training_flops:.3g} FLOPs; {_time(found, planner, on)}",
         f"data: {si(data.disk_bytes)}B on disk from {si(data.text_bytes)}B of text, prepared in "
         f"{duration(data.prepare_core_hours)} of one core",
         *(f"remark: {each}" for each in found.remarks),
@@ -168,7 +168,7 @@ def _changes_that_fit(found: Plan) -> list[str]:
 
 def _verdict(found: Plan) -> str:
     """Return in one line if it fits."""
-    line = f"{'fits' if found.fits else 'does not fit'}: a model of {si(found.params)} parameters needs "
+    line = f"{'fits' if found.fits else 'does not fit'}: a model of {amount(found.params)} parameters needs "
     line += f"{si(found.memory.total_bytes)}B of memory with passes of {counted(found.micro_batch_size, 'sequence')}"
     line += f"; {found.device} has {si(found.device_memory_bytes)}B"
     if found.fits:
@@ -187,7 +187,7 @@ def _time(found: Plan, planner: "Planner", on: Device) -> str:
         if found.run_hours <= found.asked_hours:
             return f"{line}, within {duration(found.asked_hours)}"
         tokens = found.asked_hours / found.run_hours * found.tokens
-        return f"{line}, more than {duration(found.asked_hours)}, which are enough for {si(tokens)} tokens"
+        return f"{line}, more than {duration(found.asked_hours)}, which are enough for {amount(tokens)} tokens"
     line = "time needs a device with known FLOPs, or --tflops"
     if found.asked_hours is None:
         return line
@@ -205,9 +205,9 @@ def _time(found: Plan, planner: "Planner", on: Device) -> str:
 def _part_table(found: Plan) -> Table:
     """Memory of a device by part."""
     keys = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "cast_weight_bytes", "activation_bytes")
-    rows = [[each.part, si(each.params), *(bytes_of(getattr(each, key)) for key in keys)] for each in found.parts]
+    rows = [[each.part, amount(each.params), *(bytes_of(getattr(each, key)) for key in keys)] for each in found.parts]
     totals = [sum(getattr(each, key) for each in found.parts) for key in keys]
-    rows += [[], ["all of it", si(found.params), *map(bytes_of, totals)]]
+    rows += [[], ["all of it", amount(found.params), *map(bytes_of, totals)]]
     memory = found.memory
     rows.append([f"at the peak ({part_name(memory.moment)})", "", *(bytes_of(getattr(memory, key)) for key in keys)])
     header = ["", "params", "weights", "gradients", "optimizer", "in bf16", "activations"]

@@ -13,7 +13,7 @@ from widthwise.cli.terminal import say, say_json, say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.cost import Deployment, DryRun, StepTraffic
 from widthwise.records.run import RunResult
-from widthwise.reports.formats import TIMES, counted, duration, fixed, si
+from widthwise.reports.formats import TIMES, amount, counted, duration, fixed
 from widthwise.reports.table import Table
 from widthwise.runs.environment import is_shared
 from widthwise.training.devices import Device
@@ -174,7 +174,7 @@ def _dry_run_table(found: DryRun) -> Table:
         for title, (field, hour) in CLOCK.items():
             hours = (None if one.times is None else getattr(one.times, field) / hour for one in each)
             rows.append([title, *map(duration, hours)])
-    title = f"predicted, not measured: {si(found.params)} parameters in {_units(found)}"
+    title = f"predicted, not measured: {amount(found.params)} parameters in {_units(found)}"
     header = ["of a device and a step", *(counted(one.n_devices, "device") for one in each)]
     return Table(title, header, rows, note=f"assumed: {found.assumptions}")
 

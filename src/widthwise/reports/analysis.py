@@ -20,7 +20,7 @@ from widthwise.reports.analysis_tables import (
 )
 from widthwise.reports.charts import Figure, Looks, Plot, styles
 from widthwise.reports.curves import Curve, curve_figure, thin
-from widthwise.reports.formats import clean, fixed, sequence, shorten, si, tick
+from widthwise.reports.formats import amount, clean, fixed, sequence, shorten, si, tick
 from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
@@ -51,7 +51,7 @@ def analysis_page(whole: Analysis) -> Page:
         findings(whole),
         lead=(
             f"What {'do' if len(subjects) > 1 else 'does'} {sequence(subjects)} do inside{when}, on "
-            f"{si(text.n_tokens)} tokens of {clean(text.source)} in windows of {text.seq_len}?"
+            f"{amount(text.n_tokens)} tokens of {clean(text.source)} in windows of {text.seq_len}?"
         ),
         first=[*figures["stream"], *figures["logit_lens"][:1]][:2],
         sections=(

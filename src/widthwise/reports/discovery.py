@@ -20,7 +20,7 @@ from widthwise.records.record import finite
 from widthwise.reports import answers
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import profile_figures
-from widthwise.reports.formats import clean, counted, fixed, ratio, sequence, shown, si, with_interval
+from widthwise.reports.formats import amount, clean, counted, fixed, ratio, sequence, shown, si, with_interval
 from widthwise.reports.page import Code, Link, Page, in_words, note, section
 from widthwise.reports.table import Table
 from widthwise.reports.tables import environment_table, settings_table
@@ -191,7 +191,7 @@ def sentences(discovery: Discovery, comparison: Outcome | None) -> Iterator[str]
     trainings = f", {found.flops / of_rival:.2f} times those of training one of its rivals" if of_rival else ""
     yield (
         f"{layers}, {clean(discovery.how)}: the widest is {ratio(max(widths) / min(widths))} the narrowest. The search "
-        f"took {si(found.tokens)} tokens and {si(found.flops)} training FLOPs{trainings}."
+        f"took {amount(found.tokens)} tokens and {si(found.flops)} training FLOPs{trainings}."
     )
     if comparison is None:
         return

@@ -17,6 +17,7 @@ from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_
 from widthwise.reports.formats import (
     MISSING,
     TIMES,
+    amount,
     capital,
     clean,
     counted,
@@ -320,7 +321,7 @@ def tuning_table(found: Outcome) -> Table | None:
 
 def _tuning_cost(tuning: Tuning) -> str:
     seeds = f"{counted(len(tuning.seeds), 'seed')} ({', '.join(map(str, tuning.seeds))})"
-    cost = f"{si(tuning.tokens)} tokens, {duration(tuning.seconds / 3600)}"
+    cost = f"{amount(tuning.tokens)} tokens, {duration(tuning.seconds / 3600)}"
     return f"{counted(tuning.n_runs, 'run')} of {percentage(tuning.steps)} of the steps, {seeds}: {cost}."
 
 

@@ -69,6 +69,11 @@ def si(value: float | None) -> str:
     return str(int(value)) if float(value).is_integer() else _three_digits(value)
 
 
+def amount(value: float | None) -> str:
+    """Parameters or tokens as `si`, but billions as B, as models are named: 2170000000 -> 2.17B."""
+    return si(value).replace("G", "B")
+
+
 def _three_digits(value: float) -> str:
     n_decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return minus(f"{value:.{n_decimals}f}")

@@ -12,7 +12,7 @@ from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, Looks
 from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, over_seeds
-from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, shorten, si, signed
+from widthwise.reports.formats import MISSING, amount, capital, clean, fixed, sequence, shorten, si, signed
 from widthwise.reports.page import Code, Section, note, section
 from widthwise.reports.table import Table
 
@@ -117,7 +117,7 @@ def _answers(run: Run) -> Iterator[str]:
 
 
 def _sizes(growth: GrowthRecord) -> str:
-    return f"{si(growth.params_before)} to {si(growth.params_after)}"
+    return f"{amount(growth.params_before)} to {amount(growth.params_after)}"
 
 
 def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
