@@ -19,7 +19,7 @@ class SignalAtImport(MetaPathFinder):
             signal.raise_signal(int(number))
 
 sys.meta_path.insert(0, SignalAtImport())
-sys.argv[:] = ["widthwise", "generate", "absent"]
+sys.argv[:] = ["widthwise", "resume", "absent"]
 runpy.run_module("widthwise", run_name="__main__")
 """
 

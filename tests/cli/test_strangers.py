@@ -84,7 +84,7 @@ def test_a_recipe_is_a_plain_file_of_at_most_a_megabyte(refused, small):
         ("evil.yaml: is a folder", path.mkdir),
         ("evil.yaml: has 2,000,000 bytes; allowed: up to 1,048,576", lambda: path.write_text("#" * 2_000_000)),
     ]
-    ways = [("inspect", "child.yaml"), ("eval", small, "--task-files", path), ("train", path)]
+    ways = [("inspect", "child.yaml"), ("eval", small, "--task-file", path), ("train", path)]
     ways.append(("inspect", "base.yaml", "--against", path))
     ways.append(("grow", small, "--to", path, "--out", "grown"))
     for (said, prepare), arguments in zip(kinds, ways, strict=True):

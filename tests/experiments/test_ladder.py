@@ -138,7 +138,9 @@ def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Experim
     points = {point.name: point for point in found.variants}
     groups = [group for group in found.groups if group != "uniform"]
     assert len(groups) > 1
-    for line, name in zip(answer(found), groups, strict=True):
+    *lines, settings = answer(found)
+    assert "differ from" in settings
+    for line, name in zip(lines, groups, strict=True):
         assert line.startswith(f"{name} beside uniform, size by size: ")
         verdicts = [points[f"{name}-d{d}"].verdict for d in (16, 24, 40)]
         assert all(f"{verdicts.count(verdict)} {verdict}" in line for verdict in verdicts)

@@ -152,7 +152,7 @@ def compared(tmp_path: Path, slopes: list[float], of: str = "val_loss") -> Outco
         more = float(np.log2(cost["virtual_width"]))
         for seed, loss in zip(seeds, (3 + slope * more for slope in slopes)):
             run = RunDir(folder / run_path(name, seed))
-            run.begin("name: x\n", {})
+            run.begin("{optimizer: {}, schedule: {}, train: {}, data: {}}\n", {})
             run.write_result(
                 RunResult(
                     **{"val_loss": loss, "val_window_losses": [loss, loss], "val_mtp_losses": [loss + more]},

@@ -112,7 +112,9 @@ def test_an_exported_model_gives_the_numbers_of_its_run_and_needs_a_text_and_a_t
     assert "hf: a Hugging Face folder has no held-out text; name a text with --text" in refusal(analyse, pair[1:])
     path = tmp_path / "hf/tokenizer.json"
     definition = json.loads(path.read_text())
-    definition["added_tokens"].append({**definition["added_tokens"][0], "id": 280, "content": "<further>"})
+    definition["added_tokens"].append(
+        {**definition["added_tokens"][0], "id": 280, "content": "<further>", "special": False}
+    )
     path.write_text(json.dumps(definition))
     assert "tokenizer.json: has 281 tokens; the model knows 280" in refusal(analyse, pair)
     path.unlink()
