@@ -14,7 +14,7 @@ class BuildWithRecipes(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib) / "widthwise" / "configs"
-            for file in (*Path("configs").rglob("*.yaml"), *Path("configs").rglob("*.csv")):
+            for file in Path("configs").rglob("*.yaml"):
                 copy = target / file.relative_to("configs")
                 self.mkpath(str(copy.parent))
                 self.copy_file(str(file), str(copy))

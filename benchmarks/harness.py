@@ -10,7 +10,6 @@ import gc
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -108,7 +107,6 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         **own,
         "gpu": own["gpu"] if device == "cuda" else None,
         "commit": _commit(),
-        "command": _command(sys.argv),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
@@ -127,16 +125,6 @@ def _commit() -> str:
     if commit is None:
         return "unknown"
     return f"{commit} with changes" if git("status", "--porcelain", "--", "src", "benchmarks/*.py") else commit
-
-
-def _command(argv: list[str]) -> str:
-    """The command as typed from the repository's root, folders outside it cut to their last part."""
-    return " ".join(["python", f"benchmarks/{Path(argv[0]).name}", *(_shortened(argument) for argument in argv[1:])])
-
-
-def _shortened(argument: str) -> str:
-    option, equals, value = argument.rpartition("=")
-    return f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
 
 
 class Accelerator:

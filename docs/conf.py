@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER / "extensions"), str(FOLDER.parent / "src")]
+sys.path[:0] = [str(FOLDER / "extensions"), str(FOLDER.parent / "src"), str(FOLDER.parent / "benchmarks")]
 
 import widthwise  # noqa: E402
 

@@ -19,7 +19,6 @@ from widthwise.yaml_io import (
     bundled_recipes,
     difference,
     merge,
-    papers_folder,
     parse_yaml,
     read_mapping,
     read_recipe,
@@ -261,9 +260,8 @@ def test_a_run_is_named_after_the_whole_name(elsewhere: Path) -> None:
         assert recipe_path(name) == path
 
 
-def test_every_file_in_configs_is_a_recipe_of_its_own_name_an_item_or_points() -> None:
-    others = {*papers_folder().glob("*.yaml"), *papers_folder().glob("points/*.csv")}
-    files = [path for path in recipes_folder().rglob("*") if path.is_file() and path not in others]
+def test_every_file_in_configs_is_a_recipe_of_its_own_name() -> None:
+    files = [path for path in recipes_folder().rglob("*") if path.is_file()]
     assert sorted(path.stem for path in files) == sorted(bundled_recipes())
 
 

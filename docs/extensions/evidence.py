@@ -1,8 +1,8 @@
 """A page for each result in benchmarks/results: what it found, by which command, on which machine, at which commit.
 
 The pages are written into `evidence/` of the source folder before it is read, one for each file or folder that holds a
-record, and an index of them. The results themselves are copied beside the built pages, with the reports that
-`widthwise report` makes of them.
+record, an index of them, and one of the tables and figures of the papers. The results themselves are copied beside the
+built pages, with the reports that `widthwise report` makes of them.
 """
 
 import csv
@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from papers.item import item_record, read_items
+from papers.record import PaperItem
+from papers.report import all_items, item_page
 from sphinx.application import Sphinx
 
 from widthwise.records.outcome import Outcome
-from widthwise.records.paper import PaperItem
 from widthwise.reports.answers import answer
-from widthwise.reports.paper import item_page
 from widthwise.reports.writing import PAGES, write_report
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -167,7 +168,9 @@ def write_pages(app: Sphinx) -> None:
     folder = Path(app.srcdir) / "evidence"
     folder.mkdir(exist_ok=True)
     found = results()
-    pages = {"index": index(found), **{name: page(name, record) for name, record in found.items()}}
+    papers = [item_record(name, item, RESULTS) for name, item in read_items().items()]
+    pages = {"index": index(found), "papers": all_items(papers)}
+    pages |= {name: page(name, record) for name, record in found.items()}
     for path in folder.glob("*.md"):
         if path.stem not in pages:
             path.unlink()

@@ -189,8 +189,9 @@ REMOVED = {
     "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",
     "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
+    "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
 }
-"""Keys, options and kinds that earlier commits had, with what to use instead."""
+"""Keys, options, kinds and verbs that earlier commits had, with what to use instead."""
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:

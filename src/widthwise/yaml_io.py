@@ -92,11 +92,6 @@ def recipes_folder() -> Path:
     return inside if inside.is_dir() else PACKAGE.parents[1] / "configs"
 
 
-def papers_folder() -> Path:
-    """Return the folder with the items of the papers, one file each."""
-    return recipes_folder() / "papers"
-
-
 def bundled_recipes() -> dict[str, Path]:
     """Return the files of all recipes that come with the package, by name."""
     return {path.stem: path for folder in RECIPE_FOLDERS for path in sorted((recipes_folder() / folder).glob("*.yaml"))}

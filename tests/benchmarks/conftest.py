@@ -5,7 +5,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))  # its files are scripts that import their neighbours
+sys.path.insert(0, str(ROOT / "benchmarks"))  # its files import their neighbours
 
 torch.set_num_threads(1)
 

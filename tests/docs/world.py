@@ -73,7 +73,8 @@ QUESTIONS: dict[str, list[dict[str, Any]]] = {
 
 def build(folder: Path) -> None:
     """Fills a folder, in which this process works, with recipes, texts, questions and runs."""
-    shutil.copytree(ROOT / "configs", folder / "configs")
+    for name in ("configs", "benchmarks/papers/points"):
+        shutil.copytree(ROOT / name, folder / name)
     for name in ("README.md", "examples"):
         (folder / name).symlink_to(ROOT / name)
     for name, data in RECIPES.items():

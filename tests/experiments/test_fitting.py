@@ -20,7 +20,7 @@ from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.run_dir import RunDir
 
-PAPERS = Path(__file__).parents[2] / "configs" / "papers" / "points"
+PAPERS = Path(__file__).parents[2] / "benchmarks" / "papers" / "points"
 SIZES = (32, 48, 72, 108)
 AXES = Axes("params", "val_loss")
 
@@ -189,7 +189,7 @@ def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | Non
     return fit_groups(gather([PAPERS / name], Axes(x, y, group_by), baseline), "t", "c", law)
 
 
-def test_the_shipped_tables_have_the_papers_laws_and_savings() -> None:
+def test_the_printed_points_have_the_papers_laws_and_savings() -> None:
     """arXiv:2606.18246, Table 2; arXiv:2602.06471, Tables 5 and 6; arXiv:2511.11238, Fig. 8."""
     for x, fitted, point in (
         ("pflops_days", "2.745 with 77.6%", "74.4%"),

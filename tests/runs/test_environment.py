@@ -32,6 +32,8 @@ def test_command_shows_no_path_outside_the_working_folder(monkeypatch, tmp_path)
     paths = [f"{tmp_path}/configs/x.yaml", "/home/someone/runs/secret", "data.path=/home/someone/books"]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/widthwise", "train", *paths, "--json"])
     assert environment()["command"] == "widthwise train configs/x.yaml secret data.path=books --json"
+    monkeypatch.setattr(sys, "argv", [f"{tmp_path}/benchmarks/paper.py", "list"])
+    assert environment()["command"] == "python benchmarks/paper.py list"
 
 
 def test_command_shows_no_password(monkeypatch):

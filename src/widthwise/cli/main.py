@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from widthwise import __version__
-from widthwise.cli import convert, data, design, experiment, look, paper, plan, search, sweep, train
+from widthwise.cli import convert, data, design, experiment, look, plan, search, sweep, train
 from widthwise.cli.options import Command, with_options
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.terminal import remark, say
@@ -30,7 +30,7 @@ app = typer.Typer(
 VERBS = {
     "Design": (design.init, design.inspect, design.design, design.explore, search.search, search.discover, plan.plan),
     "Train": (data.data_app, train.train, train.resume, look.runs),
-    "Compare": (experiment.compare, sweep.sweep, sweep.fit, paper.paper),
+    "Compare": (experiment.compare, sweep.sweep, sweep.fit),
     "Change": (convert.grow, convert.shrink, experiment.family),
     "Look": (look.eval_, look.analyze, look.generate, look.report),
     "Ship": (convert.export, convert.import_),
@@ -84,8 +84,9 @@ def main() -> None:
         # A mistake in the arguments; without a message the help has been printed in its place.
         option = getattr(error, "option_name", None)
         message = error.format_message().replace("Value error, ", "")
-        if option in REMOVED:
-            message = f"{option}: {REMOVED[option]}"
+        name = option or message.removeprefix("No such command '").partition("'")[0]
+        if name in REMOVED:
+            message = f"{name}: {REMOVED[name]}"
         _leave(UserError(message), 2) if message else sys.exit(2)
     except RunFailed as error:
         _leave(error, 1)

@@ -165,8 +165,7 @@ def fit(
 ) -> None:
     """Fit the loss as a function of compute, parameters or width, with intervals; say what a group saves at equal loss.
 
-    Example: `widthwise fit configs/papers/points/variable_width_table_2.csv --x pflops_days --y loss --group model
-    --baseline transformer`
+    Example: `widthwise fit runs/ladder_small --x training_flops --y val_loss --baseline uniform`
     """
     from widthwise.experiments.fitting import fit_groups
     from widthwise.experiments.scaling_points import Axes, gather

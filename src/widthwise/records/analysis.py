@@ -254,18 +254,6 @@ class AnalysedModel(Record):
             maps.setdefault(each.layer, []).append(each)
         return [LayerUnits.of(layer, own) for layer, own in sorted(maps.items())]
 
-    @property
-    def depth_of_valley(self) -> float:
-        """The smaller of the two slopes of the compression valley; 0 without one."""
-        return 0.0 if self.valley is None else min(self.valley.drop, self.valley.rise)
-
-    @property
-    def late_entropy_drop(self) -> float | None:
-        """Fall of the entropy of the prediction over the last quarter of the layers; None where it is not known."""
-        by_depth = {point.depth: point.entropy for point in self.logit_lens}
-        before, last = by_depth.get(round(0.75 * self.n_layers)), by_depth.get(self.n_layers)
-        return None if before is None or last is None else before - last
-
 
 class AnalysedText(Record):
     """The text that the models were analysed on."""

@@ -1,11 +1,11 @@
-"""`certificate.json` and `demonstration.json`: measurements of what growth does to the function of a model."""
+"""`certificate.json`: measurements of what growth does to the function of a model."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import pydantic
 
-from widthwise.records.record import Number, Record, StoredRecord
+from widthwise.records.record import Record, StoredRecord
 
 
 class LivenessCounts(Record):
@@ -104,28 +104,3 @@ class Certificate(StoredRecord):
             f"parameters {before.params:,} -> {after.params:,} ({after.params / before.params:.3f}), forward FLOPs per "
             f"token {flops:,.0f} -> {new_flops:,.0f} ({new_flops / flops:.3f})",
         ]
-
-
-class MeasuredExpansion(Record):
-    """One expansion of a model, drawn once for each seed."""
-
-    does: Sequence[str]
-    """The expansion in words, a line each."""
-    params: Number
-    """Parameters of the larger model."""
-    quantities: Mapping[str, Sequence[float]]
-    """Quantity -> one value per seed, in the order of the seeds."""
-
-
-class Demonstration(StoredRecord):
-    """Several expansions of the same model."""
-
-    file_name: ClassVar[str] = "demonstration.json"
-
-    command: str
-    created: str
-    environment: Mapping[str, Any]
-    seeds: Sequence[int]
-    params: Number
-    """Parameters of the model before it grows."""
-    expansions: Mapping[str, MeasuredExpansion]

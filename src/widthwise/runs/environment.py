@@ -20,7 +20,10 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 def command_line() -> str:
     """Return the shell command of this process, without passwords or paths outside the working folder."""
-    return shlex.join(["widthwise", *map(_shown_argument, sys.argv[1:])])
+    script = Path(sys.argv[0])
+    is_script = script.suffix == ".py" and script.name != "__main__.py"
+    program = ["python", shown_path(script)] if is_script else ["widthwise"]
+    return shlex.join([*program, *map(_shown_argument, sys.argv[1:])])
 
 
 def environment() -> dict[str, Any]:

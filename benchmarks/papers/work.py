@@ -7,14 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveInt
 
-from widthwise.config_io import Config, UserError
-from widthwise.data.config import open_data
-from widthwise.evaluation.differences import all_differences
-from widthwise.evaluation.models_table import models_table
-from widthwise.experiments.experiment import Experiment, run_path
-from widthwise.experiments.fitting import fit_groups
-from widthwise.experiments.papers.demonstration import demonstrate, planned_expansions
-from widthwise.experiments.papers.numbers import (
+from papers.demonstration import demonstrate, planned_expansions
+from papers.numbers import (
     AnalysisQuantity,
     Measurements,
     TableQuantity,
@@ -22,7 +16,14 @@ from widthwise.experiments.papers.numbers import (
     of_runs,
     over_seeds,
 )
-from widthwise.experiments.papers.questions import TEXT, write_questions
+from papers.questions import TEXT, write_questions
+from papers.record import Demonstration
+from widthwise.config_io import Config, UserError
+from widthwise.data.config import open_data
+from widthwise.evaluation.differences import all_differences
+from widthwise.evaluation.models_table import models_table
+from widthwise.experiments.experiment import Experiment, run_path
+from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import jobs_of, run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
@@ -30,7 +31,6 @@ from widthwise.files import write_atomic
 from widthwise.recipe.recipe import load_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.analysis import Analysis
-from widthwise.records.certificate import Demonstration
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from papers import POINTS
 from widthwise.config_io import Config
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.scaling_points import Axes, gather
@@ -22,7 +23,6 @@ from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number, finite
 from widthwise.records.scaling import LawName, ScalingLaws
 from widthwise.runs.rank_memory import Layout, ShardedModel
-from widthwise.yaml_io import papers_folder
 
 DIFFERENCE = "difference"
 DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}
@@ -106,7 +106,7 @@ def from_laws(by_x: Mapping[str, ScalingLaws]) -> Measurements:
 
 
 class PrintedPoints(Config):
-    """Points that a paper prints, as a table of `configs/papers/points`, and the laws through them."""
+    """Points that a paper prints, as a table of `points/`, and the laws through them."""
 
     file: str
     over: tuple[str, ...] = Field(min_length=1)
@@ -121,9 +121,25 @@ class PrintedPoints(Config):
     @cached_property
     def laws(self) -> Measurements:
         """The numbers of the laws, group by group. Raises UserError."""
-        path = papers_folder() / "points" / f"{self.file}.csv"
+        path = POINTS / f"{self.file}.csv"
         axes = {x: Axes(x, self.y, self.group) for x in self.over}
         return from_laws({x: fit_groups(gather([path], axes[x], self.baseline), "", "", self.law) for x in self.over})
+
+
+def _depth_of_valley(model: AnalysedModel) -> float:
+    """Return the smaller of the two slopes of the compression valley; 0 without one."""
+    return 0.0 if model.valley is None else min(model.valley.drop, model.valley.rise)
+
+
+def _late_entropy_drop(model: AnalysedModel) -> float | None:
+    """Return by how much the entropy of the prediction falls over the last quarter of the layers; None if unknown."""
+    by_depth = {point.depth: point.entropy for point in model.logit_lens}
+    before, last = by_depth.get(round(0.75 * model.n_layers)), by_depth.get(model.n_layers)
+    return None if before is None or last is None else before - last
+
+
+OF_ANALYSED = {"depth_of_valley": _depth_of_valley, "late_entropy_drop": _late_entropy_drop}
+"""Quantity of a whole analysed model -> what computes it."""
 
 
 class AnalysisQuantity(Config):
@@ -141,7 +157,7 @@ class AnalysisQuantity(Config):
     def read(self, model: AnalysedModel, thresholds: Sequence[float]) -> float:
         """Return the number; NaN where one of the layers lacks it, or there is none."""
         if self.of == "model":
-            return finite(getattr(model, self.value))
+            return finite(OF_ANALYSED[self.value](model))
         low, high = (fraction * model.n_layers for fraction in self.part)
         found = []
         for layer in getattr(model, self.of):

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+from papers.questions import write_questions
+
 from widthwise.evaluation.local_tasks import load_task
-from widthwise.experiments.papers.questions import write_questions
 
 TEXTS = [
     "\n".join(f"line {i} of text{name} has words of text{name} again" for i in range(15)).replace("text", "document")

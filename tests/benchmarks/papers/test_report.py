@@ -3,10 +3,11 @@
 from html.parser import HTMLParser
 from typing import Any
 
+from papers.record import PaperExperiment, PaperItem, PaperLine
+from papers.report import all_items, item_page, item_table, list_table
+
 from widthwise.records.estimate import Estimate
-from widthwise.records.paper import PaperExperiment, PaperItem, PaperLine
 from widthwise.reports.formats import MINUS
-from widthwise.reports.paper import all_items, item_page, item_table, list_table
 
 ABOVE = Estimate(mean=0.25, low=0.125, high=0.375, per_seed=[0.125, 0.375])
 

@@ -1,4 +1,4 @@
-"""An item: a table or figure of a paper, as a file of `configs/papers` describes it, with its numbers: printed, counted
+"""An item: a table or figure of a paper, as a file of `items/` describes it, with its numbers: printed, counted
 and measured.
 """
 
@@ -12,16 +12,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from papers import ITEMS
+from papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count
+from papers.record import Answer, PaperExperiment, PaperItem, PaperLine
+from papers.work import AnyWork, Work
 from widthwise.config_io import Config, UserError, check_one_of, nearest_hint, parse
-from widthwise.experiments.papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count
-from widthwise.experiments.papers.work import AnyWork, Work
 from widthwise.experiments.recipes import describes_several, read_all
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
-from widthwise.records.paper import Answer, PaperExperiment, PaperItem, PaperLine
 from widthwise.records.quantities import TITLES
 from widthwise.records.record import Number, finite
-from widthwise.yaml_io import papers_folder, read_mapping, recipe_path
+from widthwise.yaml_io import read_mapping, recipe_path
 
 UNITS = {"": 1, "%": Decimal("0.01"), "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 ROUNDING = 1e-12
@@ -166,7 +167,7 @@ class Item(Config):
 
 def read_items() -> dict[str, Item]:
     """Return all items, paper by paper. Raises UserError for a broken file."""
-    items = {path.stem: read_item(path.stem) for path in papers_folder().glob("*.yaml")}
+    items = {path.stem: read_item(path.stem) for path in ITEMS.glob("*.yaml")}
 
     def place(name: str) -> tuple[int, list[tuple[int, str]]]:
         """Return a sorting key by which table_10 comes after table_2."""
@@ -178,10 +179,10 @@ def read_items() -> dict[str, Item]:
 
 def read_item(name: str) -> Item:
     """Return one item. Raises UserError if there is none, or its file is broken."""
-    path = papers_folder() / f"{name}.yaml"
+    path = ITEMS / f"{name}.yaml"
     if not path.is_file():
-        known = [each.stem for each in papers_folder().glob("*.yaml")]
-        raise UserError(f"paper: got {name!r}; {nearest_hint(name, known)} (`widthwise paper list` shows all)")
+        known = [each.stem for each in ITEMS.glob("*.yaml")]
+        raise UserError(f"item: got {name!r}; {nearest_hint(name, known)}; `python benchmarks/paper.py list` has all")
     return parse(Item, read_mapping(path), str(path))
 
 
@@ -200,7 +201,7 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
                 scale=scale,
                 recipe=work.recipe,
                 folder=work.name,
-                command=f"widthwise paper {name} --scale {scale}",
+                command=f"python benchmarks/paper.py {name} --scale {scale}",
                 n_seeds=measured.n_seeds,
                 fewest_params=min(measured.params, default=None),
                 most_params=max(measured.params, default=None),

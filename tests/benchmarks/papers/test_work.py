@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from papers.item import read_item
+from papers.work import MODELS, AnalysisWork
 
 from widthwise.config_io import parse, to_data
-from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.work import MODELS, AnalysisWork
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.training.observer import SilentObserver
 

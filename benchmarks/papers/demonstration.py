@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from papers.record import Demonstration, MeasuredExpansion
 from widthwise.config_io import mistakes_at, mistakes_of
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.certificate import N_SEQUENCES, N_TOKENS, certify, decoder_of, largest, liveness_of, logits_of
@@ -20,7 +21,7 @@ from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.records.certificate import Demonstration, LivenessCounts, MeasuredExpansion
+from widthwise.records.certificate import LivenessCounts
 from widthwise.runs.environment import command_line, environment
 from widthwise.shape.template import ModelChange, changed_section
 from widthwise.training.observer import Observer

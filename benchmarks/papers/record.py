@@ -1,7 +1,7 @@
-"""`paper.json`: a table or figure of a paper, as it is printed, counted and measured."""
+"""`paper.json`, a table or figure of a paper as it is printed, counted and measured, and `demonstration.json`."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import Known, Number, Record, StoredRecord
@@ -85,3 +85,28 @@ class PaperItem(StoredRecord):
     @property
     def n_measured(self) -> int:
         return sum(line.measured is not None for line in self.lines)
+
+
+class MeasuredExpansion(Record):
+    """One expansion of a model, drawn once for each seed."""
+
+    does: Sequence[str]
+    """The expansion in words, a line each."""
+    params: Number
+    """Parameters of the larger model."""
+    quantities: Mapping[str, Sequence[float]]
+    """Quantity -> one value per seed, in the order of the seeds."""
+
+
+class Demonstration(StoredRecord):
+    """Several expansions of the same model."""
+
+    file_name: ClassVar[str] = "demonstration.json"
+
+    command: str
+    created: str
+    environment: Mapping[str, Any]
+    seeds: Sequence[int]
+    params: Number
+    """Parameters of the model before it grows."""
+    expansions: Mapping[str, MeasuredExpansion]

@@ -7,20 +7,18 @@ import pytest
 from boxes import refusal
 from hypothesis import given
 from hypothesis import strategies as st
+from papers.item import Item, item_record, parse_printed, read_items
+from papers.numbers import OF_RECIPES
 from small_costs import small_variant
 
 from widthwise.config_io import parse
 from widthwise.experiments.equal_loss import FEWEST_VALIDATIONS
-from widthwise.experiments.papers.item import Item, item_record, parse_printed, read_items
-from widthwise.experiments.papers.numbers import OF_RECIPES
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import finite
-from widthwise.reports.paper import all_items
 from widthwise.training.observer import SilentObserver
-from widthwise.yaml_io import papers_folder
 
 ITEMS = read_items()
 SMALL = {type(item.small): name for name, item in ITEMS.items() if item.small is not None}
@@ -119,12 +117,6 @@ def test_the_tiny_experiment_of_an_item_measures_what_the_small_one_would(name, 
     record = item_record(name, item, tmp_path)
     assert record.experiment.scale == "tiny"
     assert record.n_measured
-
-
-def test_the_page_in_the_documentation_is_what_the_items_and_results_make():
-    root = papers_folder().parents[1]
-    records = [item_record(name, item, root / "benchmarks" / "results") for name, item in ITEMS.items()]
-    assert (root / "docs" / "papers.md").read_text() == all_items(records)
 
 
 def variant(name: str, loss: float, difference: Estimate | None) -> Variant:

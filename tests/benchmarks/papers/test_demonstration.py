@@ -3,11 +3,11 @@
 import math
 
 import pytest
+from papers.demonstration import Expansion, as_printed, drawn_weights, planned_expansions
+from papers.item import read_item
+from papers.work import DemonstrationWork
 
 from widthwise.config_io import parse
-from widthwise.experiments.papers.demonstration import Expansion, as_printed, drawn_weights, planned_expansions
-from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.work import DemonstrationWork
 from widthwise.growth.plan import GrowthPlan
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe

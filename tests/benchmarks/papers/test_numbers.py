@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from papers.item import read_item, read_items
+from papers.numbers import OF_ANALYSED
+from papers.work import AnalysisWork, EvaluationWork
 
 from widthwise.analysis.profile import ProfileOptions
 from widthwise.config_io import parse
-from widthwise.experiments.papers.item import read_item, read_items
-from widthwise.experiments.papers.work import AnalysisWork, EvaluationWork
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
@@ -114,8 +115,8 @@ def test_every_place_that_an_item_names_is_in_the_records():
     columns = {(column.name, column.metric) for column in table.columns}
     works = [item.small for item in read_items().values()]
     for place in (place for work in works if isinstance(work, AnalysisWork) for place in work.read.values()):
-        record = model if place.of == "model" else getattr(model, place.of)[0]
-        assert hasattr(record, place.value)
+        of_model = place.of == "model"
+        assert place.value in OF_ANALYSED if of_model else hasattr(getattr(model, place.of)[0], place.value)
         assert place.beyond in (ProfileOptions().thresholds if place.value == "density" else [None])
     for place in (place for work in works if isinstance(work, EvaluationWork) for place in work.read.values()):
         assert (place.column, place.metric) in columns

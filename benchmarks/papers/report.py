@@ -1,18 +1,24 @@
 """The tables and figures of the papers, as they are printed, counted and measured.
 
-Items are tables for the terminal, pages, and all together a Markdown page that documentation keeps.
+Items are tables for the terminal, pages, and all together a Markdown page of the documentation.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from widthwise.records.paper import PaperItem, PaperLine
+from papers.record import PaperItem, PaperLine
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import MISSING, clean, counted, duration, fixed, interval, minus, shown, si, signed
-from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.page import Code, Page, Text, section
 from widthwise.reports.table import Table
 
 HEADER = ("row", "quantity", "printed", "counted", "agrees", "measured")
+NOTE = (
+    "Printed: in the paper. Counted: from the recipe at the paper's size. Agrees: the count rounds to the printed "
+    "number, or the measurement shows what the paper states without a number (higher, lower, unchanged). Measured: "
+    "{size}, with the 95% interval over seeds. A difference is a loss minus that of the baseline, of printed losses as "
+    "of measured ones; a small model need not show what a large one does."
+)
 
 
 def item_table(item: PaperItem) -> Table:
@@ -105,7 +111,7 @@ def list_table(items: Sequence[PaperItem]) -> Table:
 
 HEAD = """# Every table and figure of the papers
 
-Made by `widthwise paper list --results benchmarks/results --page docs/papers.md`; a test keeps it so.
+Made by `python benchmarks/paper.py list --results benchmarks/results --page FILE`.
 
 For each number: what the paper prints; what the recipe at the paper's size counts, and whether it agrees when rounded
 to the printed digits; what a small experiment measured, with its 95% interval over seeds. A difference is a loss minus
@@ -124,7 +130,8 @@ def all_items(items: Iterable[PaperItem]) -> str:
 
 def _section(item: PaperItem) -> str:
     table = item_table(item)
-    lines = [f"### {item.where}: {item.title}\n", f"`widthwise paper {item.name}`. The paper: {item.finds}\n"]
+    command = f"python benchmarks/paper.py {item.name}"
+    lines = [f"### {item.where}: {item.title}\n", f"`{command}`. The paper: {item.finds}\n"]
     for row in ([each.capitalize() for each in table.header], ["---"] * len(table.header), *table.rows):
         lines.append(f"| {' | '.join(cell.replace(chr(10), '<br>').replace('|', chr(92) + '|') for cell in row)} |")
     lines += ["", *(f"{remark}\n" for remark in item.remarks)]
@@ -148,7 +155,7 @@ def item_page(item: PaperItem) -> Page:
         [f"The paper: {item.finds}"],
         lead=item.paper,
         sections=(
-            section("Printed, counted, measured", item_table(item), note("paper", size=size(item))),
+            section("Printed, counted, measured", item_table(item), Text([NOTE.format(size=size(item))])),
             section("Differences and their reasons", remarks),
             section("How to reproduce", command, *scales),
         ),

@@ -1,1 +1,0 @@
-"""The tables and figures of the papers: what is printed, what we count, what we measured."""
