@@ -63,7 +63,7 @@ def without_times(value: Any) -> Any:
 
 def check_as_alone(shared: Path, plan: Experiment) -> None:
     """The folder holds what a worker alone, whom nobody disturbed, leaves: every run once, with the same results."""
-    alone = shared.parent / "alone"
+    alone = shared.parent / "alone" / shared.name  # the title is the name of the folder
     run_experiment(plan, alone, "widthwise")
     one, other = (json.loads((folder / "outcome.json").read_text()) for folder in (alone, shared))
     assert without_times(other) == without_times(one)
