@@ -13,7 +13,8 @@ for name, shape in SHAPES.items():
 
 # Layers this small cannot be rounded to the same size, so the feed-forwards are made to fit.
 plan = widthwise.read_plan([folder / "uniform.yaml", folder / "x.yaml"], seeds=[1, 2], adjust="ffn")
-print(plan.workload)
+for point in plan.workload()["points"]:
+    print(f"planned: {point['name']}, {point['tokens']:,} tokens")
 comparison = widthwise.run_experiment(plan, "runs/comparison")
 for variant in comparison.variants:
     print(f"{variant.name}: held-out loss {variant.val_loss.mean:.3f}, {variant.cost.params['total']:,} parameters")
