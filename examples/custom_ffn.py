@@ -19,10 +19,6 @@ class SineConfig(FFNConfig):
     kept = ()  # fields that growth must not change
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
 
-    @property
-    def hidden_widths(self) -> tuple[int, ...]:
-        return (self.d_ff,)
-
     def cost(self, d_model: int, d_out: int) -> Cost:
         return linear(d_model, self.d_ff) + linear(self.d_ff, d_out) + Cost(activation_elements=2 * self.d_ff)
 
