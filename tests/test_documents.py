@@ -111,7 +111,7 @@ def test_costs_of_healing_8b_are_what_the_dry_run_predicts() -> None:
     distill = DistillConfig(teacher="runs/llama", sizes=TeacherSizes.of("runs/llama", model, seq_len))
     taught = checked_copy(alone, "recipe", train=alone.train.model_copy(update={"distill": distill}))
     found = [dry_run(each, [8], Device.linked("h100")) for each in (alone, taught)]
-    assert f"({found[0].params / 1e9:.2f}G parameters)" in text
+    assert f"({found[0].params / 1e9:.2f}B parameters)" in text
     runs = [(each.deployments[0].memory.total_bytes / 1e9, each.deployments[0].times) for each in found]
     rows = {
         "memory of a device": [f"{memory:.1f} GB" for memory, _ in runs],
