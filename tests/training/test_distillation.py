@@ -255,6 +255,8 @@ def test_an_origin_of_odd_shapes_and_ranges_is_refused(parent: Path, tmp_path: P
     assert origin is not None
     assert origin.is_of(config)
     n = config.n_coordinates
+    for stream in (torch.arange(n), torch.eye(n)[:, :3]):
+        assert origin._replace(stream=stream).is_of(config)
     for changes in (
         *({"stream": each} for each in (torch.tensor(1), torch.arange(n) + 1, torch.arange(n) - 1, torch.zeros(n))),
         *({"stream": each} for each in (torch.zeros(n - 1, n), torch.zeros(n, n, 1), torch.zeros(n, n).long())),
