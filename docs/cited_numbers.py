@@ -11,16 +11,15 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from math import exp, log
-from operator import itemgetter
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 from widthwise.evaluation.estimate import students_t
-from widthwise.experiments.statistics import change_between, seed_interval
+from widthwise.experiments.statistics import seed_interval
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
 
@@ -144,62 +143,32 @@ def findings() -> Iterator[str]:
     yield from (d(HEADS, NUMBER), d(E6, "x"), d(E6, "hourglass"), d(FFN, "dynamic"), d(E6, "dynamic"))
     yield from (few, d(E6, virtual))
     yield f"logits change by at most {largest_change('logits')} of the largest |"
-    yield from (ci(five_seeds()), d(E6, "grown"), f"{ci(cut('found', LARGE_CUT))} at 6.3M, 0.7 of the FLOPs", few)
-    yield f"at {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
-    yield " to ".join(mean(GROWTH, "scratch", name, form=".2f") for name in ("depth_2x", "width_2x"))
-    for section in (
-        ten_times_the_size,
-        sizes_and_tokens,
-        variable_width,
-        inside_the_models,
-        discovered_shapes,
-        mean_of_searches,
-        head_start,
-    ):
-        yield from section()
-    for section in (hourglass, dynamic_width, virtual_width, two_questions, growth):
+    yield f"{ci(five_seeds())} at 6.3M, five seeds"
+    yield f"[head start](#a-head-start): {mean(LONGER, 'mean')} is left"
+    yield f"{ci(cut('found', LARGE_CUT))} at 6.3M, 0.7 of the FLOPs"
+    yield f"costs {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
+    sections = (ten_times_the_size, variable_width, inside_the_models, heads_and_size, hourglass, dynamic_width)
+    for section in (*sections, virtual_width, growth, found_shapes, head_start):
         yield from section()
 
 
 def ten_times_the_size() -> Iterator[str]:
     rates = {each.name: each.val_loss.mean or 0 for each in outcome("evidence_6m_rates").variants}
     best = [min((name for name in rates if name.startswith(kind)), key=rates.get) for kind in ("x", "hour", "virtual")]
-    yield "It is {} for most, {} for the hourglass and {} for".format(*(name.rpartition("-")[2] for name in best))
-    yield f"minus the uniform model's, {loss(E6, 'uniform')}, at equal parameters"
+    yield "{} for most, {} for the hourglass and {} for".format(*(name.rpartition("-")[2] for name in best))
+    yield f"whose loss is {loss(E6, 'uniform')}, at equal parameters"
     shapes = ("x", "x-head-size", "grown", "grown-at-0.7m", "hourglass", "virtual-2-3")
     for name in (*shapes, "dynamic", "dynamic-const", "dynamic-random"):
-        losses = [d(E6, name, of=text) for text in ("val_loss", "persuasion.loss", "origin_of_species.loss")]
-        units = "" if name in shapes else f", {asked(E6, name, '.3f')}"
-        units += " of the feed-forward asked for" * (name == "dynamic")
-        yield row(*losses, tokens(E6, name), ratio(E6, name, "flops") + units, ratio(E6, name, "kv_bytes"))
-    yield from (by(E6, "grown", "x"), by(E6, "grown", "x-head-size"), by(E6, "grown-at-0.7m", "grown"))
-    yield f"{min(mean(E6, x, 'grown-at-0.7m', form='.3f') for x in ('x', 'x-head-size'))} and more than both x"
-    yield f"at {ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory and"
-    yield f"about {ratio(E6, 'virtual-2-3', 'tokens_per_second', '.1f')} of the speed"
-    yield from (by(E6, "dynamic", f"dynamic-{control}") for control in ("const", "random"))
-    yield f"from 0.6 to {max(of_layers(E6, 'dynamic-const'))} in"
-    used, units = of_layers(E6), [f"{layer[0]:,}" for layer in variant(E6, "grown").cost.hidden_widths]
-    yield f"use {asked(E6, 'dynamic')} of the hidden units: {listed(used[:3])} of them in the first three"
-    yield f"{min(used[3:])} to {max(used[3:])} in the others"
-    yield f"has {listed(units[:4])} in the first four and about {units[4]} after them"
+        yield row(d(E6, name), tokens(E6, name), ratio(E6, name, "flops"), ratio(E6, name, "kv_bytes"))
+    folders = (f"{E1}_short", E1, f"{E6}_short", E6)
 
+    def by_line(folder: str) -> float:
+        """Return tokens over the uniform model's, whose loss is a line over their logarithm from one length to 4."""
+        short, long = (fmean(per_seed(folder.removesuffix("_short") + end, "uniform")) for end in ("_short", ""))
+        return exp(fmean(minus(folder, "grown").per_seed) * log(4) / (short - long))
 
-def mean_of_searches() -> Iterator[str]:
-    parts, orders = ("hidden-only", "heads-only", "stream-only"), ("mean-permuted", "mean-reversed")
-    shapes = ("mean", "search-python-11", "search-books-11", *parts, "x", *orders)
-    yield f"minus the uniform model's, {loss(F6, 'uniform')}:"
-    for name in shapes:
-        yield row(d(F6, name), ratio(F6, name, "flops"), ratio(F6, name, "kv_bytes"))
-    yield from (by(F6, "mean", "x"), f"the five seeds together {ci(five_seeds())}")
-    yield from (by(F6, "mean", name) for name in (*shapes[1:3], "hidden-only"))
-    yield f"alone, they come to {sum(minus(F6, name).mean for name in parts):+.3f} together"
-    half, whole = (
-        [f"{per_seed(folder, name)[0]:.3f}" for name in ("uniform", "mean-reversed")] for folder in (HALF, F6)
-    )
-    yield "the uniform model ends at {} and the mean in reverse at {}".format(*half)
-    yield "given 0.002 at {} and {}".format(*whole)
-    for name in shapes:
-        yield row(*(d(F6, name, of=text) for text in UNSEEN))
+    saved = [f"{100 * (1 - by_line(folder)):.0f}" for folder in folders]
+    yield "saves {} and then {} percent of the tokens at 1.0M parameters, and {} and then {} percent".format(*saved)
 
 
 def five_seeds() -> Estimate:
@@ -225,68 +194,42 @@ def width(estimate: Estimate) -> float:
     return (estimate.high - estimate.low) / 2
 
 
+def found_shapes() -> Iterator[str]:
+    yield from (d(folder, "discovered") for folder in AGAIN)
+    yield " and ".join(by(folder, "discovered", "reversed") for folder in AGAIN)
+    yield d(PYTHON, "grown_free")
+    yield f"minus uniform, whose loss is {loss(F6, 'uniform')}:"
+    parts, orders = ("hidden-only", "heads-only", "stream-only"), ("mean-permuted", "mean-reversed")
+    for name in ("mean", "search-python-11", "search-books-11", *parts, "x", *orders):
+        yield row(d(F6, name), ratio(F6, name, "flops"), ratio(F6, name, "kv_bytes"))
+    alone, virtual, both = (
+        listed(seeds_of(minus(TOGETHER, name))) for name in ("mean", "virtual-2-3", "mean-virtual-2-3")
+    )
+    yield f"the found shape alone {alone} with two seeds, virtual width alone {virtual}, together {both}"
+
+
 def head_start() -> Iterator[str]:
     found, quarters = variant(LONGER, "mean"), (1, 2, 4, 8, 12, 16)
     for course, form in ((found.gap, "+.3f"), (found.tokens_ratio, ".2f")):
         means = dict(zip(course["val_loss"].tokens, course["val_loss"].mean))
         yield row(*(f"{means[at]:{form}}" for n in quarters if (at := n * 61 * 4096) in means))
-    yield listed(seeds_of(minus(LONGER, "mean")))
-    yield listed(seeds_of(minus(LONGER, "mean", of="networkx.loss")))
-    yield f"{listed(seeds_of(minus(F12, 'mean')))}, with {mean_tokens(F12, 'mean')} of the tokens"
-    whole, half = ([per_seed(folder, name)[0] for name in ("uniform", "mean")] for folder in (F12, F12_HALF))
-    yield f"{half[0]:.3f} rather than {whole[0]:.3f}"
-    yield f"{half[1]:.3f} rather than {whole[1]:.3f}"
-    yield f"{min(whole[1], half[1]) - min(whole[0], half[0]):+.3f} apart"
-    for name in ("mean", "virtual-2-3", "mean-virtual-2-3", "dynamic", "mean-dynamic"):
-        costs = (ratio(TOGETHER, name, of) for of in ("flops", "kv_bytes", "activation_bytes"))
-        yield row(listed(seeds_of(minus(TOGETHER, name))), mean_tokens(TOGETHER, name), *costs)
-    combined = ("mean", "virtual-2-3", "mean-virtual-2-3", "mean-dynamic")
-    seeds = list(zip(*(minus(TOGETHER, name).per_seed for name in combined)))
-    yield listed(f"{both - min(shape, virtual):+.3f}" for shape, virtual, both, _ in seeds)
-    yield listed(f"{shape + virtual:+.3f}" for shape, virtual, _, _ in seeds)
-    yield listed(f"{chosen - shape:+.3f}" for shape, _, _, chosen in seeds)
-
-
-def sizes_and_tokens() -> Iterator[str]:
-    folders, names = (f"{E1}_short", E1, f"{E6}_short", E6), ("grown", "virtual-2-3", "hourglass")
-    yield f"whose losses are {listed(loss(folder, 'uniform') for folder in folders)}:"
-    for name in ("x", "x-head-size", "grown", "hourglass", "virtual-2-3", "dynamic"):
-        yield row(*(d(folder, name) for folder in folders))
-
-    changes = (ci(change_between(minus(E1, name), minus(E6, name), are_paired=True)) for name in (*names, "x"))
-    yield "paired by seed: {}, {}, {}, and {} for x".format(*changes)
-
-    def by_line(folder: str, name: str) -> float:
-        """Return tokens over the uniform model's, whose loss is a line over their logarithm from one length to 4."""
-        short, long = (fmean(per_seed(folder.removesuffix("_short") + end, "uniform")) for end in ("_short", ""))
-        return exp(fmean(minus(folder, name).per_seed) * log(4) / (short - long))
-
-    saved = [f"{100 * (1 - by_line(folder, 'grown')):.0f}" for folder in folders]
-    yield "saves {} and then {} percent of the tokens at 1.0M parameters, and {} and then {} percent".format(*saved)
-    yield f"gives {listed(f'{by_line(E1, name):.2f}' for name in names)} of the tokens for the grown shape,"
-    yield listed(mean_tokens(E1, name) for name in names)
+    yield f"it is {listed(seeds_of(minus(F12, 'mean')))}: a larger model"
 
 
 def variable_width() -> Iterator[str]:
-    for folder, old in {"x_rounding": "x-wider-at-the-end", "x_rounding_6m": "x-narrower-at-the-end"}.items():
-        yield d(folder, "x", old, form="+.4f")
+    yield d("x_rounding", "x", "x-wider-at-the-end", form="+.4f")
     others = ("diamond", "growing", "narrowing")
     yield of_group("x")
     yield ", ".join(f"{other} {d(SWEEP, 'x', other)}" for other in others)
-    yield f"{d(SWEEP, DEFAULT_X)}, in training loss, which the paper prints (-0.039),"
+    yield f"{d(SWEEP, DEFAULT_X)}, the best of 18; training loss, which the paper prints (-0.039),"
     yield d(SWEEP, DEFAULT_X, "uniform", TRAINING)
-    yield row(", ".join(of_group(other) for other in others))
-    yield f"held-out {d('variable_width_moe_small', 'x')}; training loss, which the paper prints (-0.016),"
-    yield d("variable_width_moe_small", "x", of=TRAINING)
     yield f"{ratio(SWEEP, DEFAULT_X, 'flops')} of the FLOPs and {ratio(SWEEP, DEFAULT_X, 'kv_bytes')} of the KV cache"
-    yield from (d("compare_small", "x"), d("compare_small", "x", "uniform", TRAINING), d(FFN, "x"))
+    yield from (d("compare_small", "x"), d(FFN, "x"))
+    yield f"{d('variable_width_moe_small', 'x')}; training loss, which the paper prints (-0.016),"
+    yield d("variable_width_moe_small", "x", of=TRAINING)
     yield from (d(RESIZING, "carry"), d(RESIZING, "carry", of=TRAINING))
-    yield from (d(RESIZING, name, "carry", of) for name in ("zero", "projection") for of in ("val_loss", TRAINING))
-    yield f"{d(RESIZING, 'projection')}, against zeros {listed(seeds_of(minus(RESIZING, 'projection', 'zero')))} |"
+    yield from (d(RESIZING, name, "carry") for name in ("zero", "projection"))
     yield from (d(RESIZING, "full_projection", "carry", form="+.2f"), d(RESIZING, "arithmetic", "carry"))
-    models = read_json("variable_width_table_3_small/evaluation_table.json")["rows"]
-    uniform, x = ([model["cells"][3]["value"] for model in models[first::2]] for first in (0, 1))
-    yield f"{fmean(uniform):.1f} with uniform widths and {fmean(x):.1f} with the x, {ci(paired(x, uniform), '+.2f')}"
 
 
 def of_group(name: str) -> str:
@@ -297,126 +240,48 @@ def of_group(name: str) -> str:
 
 def inside_the_models() -> Iterator[str]:
     """Yield what an analysis of three uniform models and three x models shows."""
-    record = read_json("sweep_shapes_analysis/analysis.json")
-    uniform, x = record["models"][::2], record["models"][1::2]
-    Number = Callable[[Any], float]
+    models = read_json("sweep_shapes_analysis/analysis.json")["models"]
 
-    def change(of: Number, form: str = "+.3f", unit: str = "") -> str:
-        return ci(paired(list(map(of, x)), list(map(of, uniform))), form, unit)
+    def means(part: str, key: str, first: int, last: int) -> list[float]:
+        return [fmean(each[key] for each in model[part] if first <= each["depth"] <= last) for model in models]
 
-    def mean_of(part: str, of: Number, first: int, last: int) -> Number:
-        place = "layer" if part == "activations" else "depth"
-        return lambda model: fmean(of(each) for each in model[part] if first <= each[place] <= last)
+    def change(values: list[float], form: str = "+.3f", unit: str = "") -> str:
+        return ci(paired(values[1::2], values[::2]), form, unit)
 
-    lens, units = partial(mean_of, "logit_lens"), partial(mean_of, "activations")
-    for key in map(itemgetter, ("target_log_prob", "entropy")):
-        yield f"{change(lens(key, 1, 6), '+.2f', ' nats')}, over the middle {change(lens(key, 3, 6), '+.2f')} |"
-    last = lambda model: model["logit_lens"][6]["entropy"] - model["logit_lens"][8]["entropy"]  # noqa: E731
-    yield f"falls by {change(last, '+.2f', ' nats more')[1:]};"
-    kl = lens(itemgetter("kl_to_next"), 2, 6)
-    yield f"{fmean(map(kl, x)):.3f} against {fmean(map(kl, uniform)):.3f}, {change(kl)} |"
-    entropies = [change(mean_of("stream", itemgetter("entropy"), first, 8)) for first in (4, 1)]
-    yield "layers 4 to 8: {}, all layers: {}: lower".format(*entropies)
-
-    def beyond(threshold: float) -> Number:
-        at = record["thresholds"].index(threshold)
-        return lambda layer: layer["density"][at]
-
-    def over_units(of: Number) -> Number:
-        product = units(lambda layer: of(layer) * layer["d_ff"], 1, 8)
-        return lambda model: product(model) / units(itemgetter("d_ff"), 1, 8)(model)
-
-    densities = {beyond(0.01): "+.3f", beyond(0.1): "+.3f", beyond(1.0): "+.4f"}
-    means = [change(units(of, 1, 8), form) for of, form in densities.items()]
-    yield "share beyond 0.01: {}; 0.1: {}; 1: {}.".format(*means)
-    yield f"Over all units: {', '.join(change(over_units(of)) for of in densities)}."
-    yield f"In the middle: {', '.join(change(units(of, 3, 6)) for of in densities)} |"
-    uneven = partial(units, lambda layer: pstdev(layer["utilisation"]) / fmean(layer["utilisation"]))
-    yield f"sd over mean: {change(uneven(1, 8))}; in the middle {change(uneven(3, 6))} |"
-    share, count = (units(itemgetter(key), 3, 6) for key in ("participation_share", "participation"))
-    yield f"share of the width {change(share)}; in units {change(count, '.0f')}, of layers"
+    yield change(means("logit_lens", "target_log_prob", 1, 6), "+.2f", " nats")
+    kl = means("logit_lens", "kl_to_next", 2, 6)
+    yield f"{fmean(kl[1::2]):.3f} against {fmean(kl[::2]):.3f}, {change(kl)} |"
+    yield f"layers 4 to 8: {change(means('stream', 'entropy', 4, 8))} |"
 
 
-def search(name: str) -> dict[str, Any]:
-    return read_json(f"discovery/{name}/discovery.json")["found"]
-
-
-def discovered_shapes() -> Iterator[str]:
-    found = ("grown", "random_order", "grown_free", "grown_sign", "grown_sign_free", "learned", "surrogate")
-    controls = ("reversed", "random_1", "random_2", "x", "diamond")
-    run = variant(PYTHON, "uniform").measured["training_flops"].per_seed[0] or 0
-    for name in (*found, *controls):
-        cost = f"{search('python_' + name.replace('grown', 'growing'))['flops'] / run:.1f}" if name in found else ""
-        yield row(d(PYTHON, name), "" if "sign" in name else d(BOOKS, name), cost)
-    for name in ("random_order", "reversed", "surrogate", "x"):
-        yield row(d(PYTHON, "grown", name), d(BOOKS, "grown", name))
-    yield f"number of heads it has {mean(RESIZING, 'carry')} on Python source"
-    yield " to ".join(sorted(ratio(folder, "grown_free", "flops", ".1f") for folder in (PYTHON, BOOKS)))
-    yield listed(mean("discovered_free_flops", name, "grown", form=".2f") for name in ("even", "reversed"))
-    layers = [layer for text in ("python", "books") for layer in search(f"{text}_learned")["stages"][-1]["layers"]]
-    sizes = [each / 64 for layer in layers for each in (layer["width"], layer["attention"], layer["hidden"] / 4)]
-    yield f"all sizes between {min(sizes):.1f} and {max(sizes):.1f} of it"
-    averaged = read_json("searches_averaged/consensus.json")
-    for size, layers in (("hidden", (0, 1, 3, 4, 5)), ("attention", (0, 6, 7)), ("width", (0, 1, 7))):
-        yield from (f"{averaged['profiles'][size][layer]['mean']:.2f}" for layer in layers)
-    for size in ("hidden", "attention", "width"):
-        yield from (f"{correlation:.2f}" for correlation in averaged["correlations"][size].values())
-    yield row(*(f"{d(folder, 'discovered')} | " for folder in AGAIN))
-    for name in ("reversed", "permuted_1", "permuted_2", "x", "diamond"):
-        yield row(*(text for folder in AGAIN for text in (d(folder, name), d(folder, "discovered", name))))
-    lost = [mean(folder, name, "discovered", form=".2f") for folder in AGAIN for name in ("reversed", "permuted_1")]
-    yield f"lose {min(lost)} to {max(lost)}."
-    never = [listed(dead(folder, name) for folder in AGAIN) for name in ("reversed", "permuted_1", "permuted_2")]
-    yield from (dead(folder, "discovered") for folder in AGAIN)
-    yield dead(AGAIN[0], "diamond")
-    yield "the reverse {}; the first drawn order {}; the second {}".format(*never)
-    for name in ("grown", *controls):
-        yield row(d(f"{PYTHON}_flops", name), d(f"{BOOKS}_flops", name))
-    yield f"widths of {variant(PYTHON, 'random_1').cost.average_width:.1f},"
-
-
-def dead(folder: str, name: str) -> str:
-    """Return the percentage of the parameters that never learn."""
-    params = variant(folder, name).cost.params
-    return f"{100 * params['dead'] / params['total']:.1f}"
+def heads_and_size() -> Iterator[str]:
+    for folder in (HEADS, "x_heads_d128", "x_heads_d128_small_init"):
+        yield row(d(folder, NUMBER), d(folder, SIZE), d(folder, NUMBER, SIZE))
 
 
 def hourglass() -> Iterator[str]:
-    yield f"two rates ([log.md](log.md)): {d(FFN, 'hourglass')} |"
+    yield f"the better of two rates: {d(FFN, 'hourglass')} |"
     alike = sorted(d("hourglass_table_1_small", f"k{n}") for n in (5, 6, 8, 10))
-    yield f"two seeds: {alike[0]} to {alike[-1]}, alike for 5, 6, 8 and 10 blocks"
+    yield f"{alike[0]} to {alike[-1]}"
     yield ", ".join(d("hourglass_table_2_small", f"k{n}_{depth}") for n in (2, 4) for depth in ("deep", "shallow"))
     of_ratios = [f"hourglass-{n}-{size}" for n in (4, 2) for size in (0.2, 0.4, 0.8)]
     means = [mean("hourglass_figure_3_small", name, form="+.2f") for name in of_ratios]
-    yield "four blocks have {}, {}, {} against conventional, two have {}, {}, {} |".format(*means)
-    means = [mean("hourglass_figure_4_small", f"hourglass-{n}-{depth}") for n in (4, 2) for depth in (3, 4, 8)]
-    yield "four blocks {}, {}, {} at 3, 4 and 8 layers; two blocks {}, {}, {}; no interval".format(*means)
-    for names, end in (("k1 k2 k4 k6 k8", " for 1, 2, 4, 6, 8 blocks"), ("h8 h16 k4 h48 h64", " for four blocks")):
-        yield ", ".join(loss("hourglass_tables_5_6_small", name) for name in names.split()) + end
+    yield "four blocks {}, {}, {}, two blocks {}, {}, {} |".format(*means)
+    means = [mean("hourglass_figure_4_small", f"hourglass-4-{depth}") for depth in (3, 4, 8)]
+    yield "four blocks {}, {}, {} at 3, 4 and 8 layers |".format(*means)
+    yield ", ".join(loss("hourglass_tables_5_6_small", f"k{n}") for n in (1, 2, 4, 6, 8)) + " for 1, 2, 4, 6, 8 blocks"
 
 
 def dynamic_width() -> Iterator[str]:
-    narrow = "distilled_narrow"
-    yield from (d(FFN, "dynamic"), asked(FFN, "dynamic"))
-    yield from (mean(FFN, f"dynamic-{control}", "dynamic", form=".3f") for control in ("const", "random"))
-    for name in ("distilled", "only_distilled", "alone"):
-        cost = f", at {ratio(narrow, name, 'training_flops')} of the training FLOPs" * (name != "only_distilled")
-        yield row(d(narrow, name) + cost, ", ".join(seeds_of(minus(narrow, name))))
-    forced = partial(detail, narrow, "forced widths")
-    models = ("nested", "distilled", "only_distilled")
-    gains = [forced("0.250 of d_ff", name) - forced("1.000 of d_ff", name) for name in models]
-    yield f"only {min(gains):.2f} to {max(gains):.2f} nats better"
-    oracles = [model["token_widths"]["oracle"] for model in read_json("width_oracle/analysis.json")["models"]]
-    means = [f"{each['mean_fraction']:.2f}" for each in oracles]
-    yield "| scores trained with the model, mean {} | scores trained afterwards, mean {} |".format(*means)
-    for name in ("uniform", "by_layer", "shuffled", "chosen", "fitted", "oracle_of_tokens", "oracle"):
-        yield row(*(f"{each['losses'][name]:.3f}" for each in oracles))
-    trained, afterwards = (each["losses"] for each in oracles)
-    profile, widths = (trained["uniform"] - trained[name] for name in ("by_layer", "chosen"))
-    yield f"({profile:.3f} of {widths:.3f}); that tokens differ adds {widths - profile:.3f}."
-    correlations = [layer["correlation"]["spearman"] for each in oracles for layer in each["layers"]]
-    yield f"lie between {min(correlations):.2f} and {max(correlations):.2f} by layer."
-    yield from (f"{trained['chosen'] - trained['oracle']:.2f}", f"{afterwards['shuffled'] - afterwards['chosen']:.3f}")
+    yield from (d(FFN, "dynamic"), f"{asked(FFN, 'dynamic')} of the width")
+    yield "{} better than one width per layer, {} better than random widths".format(
+        *(mean(FFN, f"dynamic-{control}", "dynamic", form=".3f") for control in ("const", "random"))
+    )
+    losses = read_json("width_oracle/analysis.json")["models"][0]["token_widths"]["oracle"]["losses"]
+    profile, widths = (losses["uniform"] - losses[name] for name in ("by_layer", "chosen"))
+    yield f"{losses['chosen'] - losses['oracle']:.2f} behind one that knows the targets; {widths:.3f} better than"
+    yield f"over layers is {profile:.3f} |"
+    yield d("distilled_narrow", "distilled")
 
 
 def virtual_width() -> Iterator[str]:
@@ -424,26 +289,10 @@ def virtual_width() -> Iterator[str]:
     yield from (d(VIRTUAL, "r1"), d(VIRTUAL, "r8"))
     yield f"{ratio(VIRTUAL, 'r1', 'flops', '.2f')} to {ratio(VIRTUAL, 'r8', 'flops', '.2f')} of the FLOPs |"
     yield from (ci(outcome(VIRTUAL).trend.slope, "+.4f"), d(VIRTUAL, "r2_full"))
-    pairs = (("vwn", None), ("mtp", None), ("vwn_mtp", None), ("vwn_mtp", "mtp"))
-    held_out, training = ([mean(figure, *pair, of) for pair in pairs] for of in ("val_loss", TRAINING))
-    yield "{} with the virtual width, {} with a second token predicted, {} with both and {} with".format(*held_out)
-    yield f"those of training are here {listed(training)}."
-    yield f"{listed(mean(table, name) for name in widths)} at virtual widths of 2, 4 and 8, and"
-    yield f"{listed(mean(table, name, of='val_loss_next_2') for name in widths)} of the second next token"
-    yield f"reached with {listed(tokens(table, name, '.3f') for name in widths)[:-1]}, where one of the two seeds"
-    flops = [variant(table, name).at_equal_loss["val_loss"].training_flops_ratio.mean for name in widths]
-    yield f"{listed(f'{each:.2f}' for each in flops)} times its FLOPs"
-
-
-def two_questions() -> Iterator[str]:
-    starts = "reduction_starts"
-    for name in ("slot", "full", "full_mean", "full_slow", "full_mean_slow"):
-        yield row(d(starts, name))
-    yield f"by {by(starts, 'full_slow', 'full')}, to that of the mixtures of slots"
-    for pair in (("full_slow", "slot"), ("full_mean", "full"), ("full_mean_slow", "full_slow")):
-        yield d(starts, *pair).replace(" (", ", ").rstrip(")")
-    for folder in (HEADS, "x_heads_d128", "x_heads_d128_small_init"):
-        yield row(d(folder, NUMBER), d(folder, SIZE), d(folder, NUMBER, SIZE))
+    yield from (d("reduction_starts", name) for name in ("full_slow", "slot"))
+    means = [mean(figure, name) for name in ("vwn", "mtp", "vwn_mtp")]
+    yield "{} with virtual width, {} with the second token, {} with both".format(*means)
+    yield f"{listed(tokens(table, name, '.3f') for name in widths)} at 2, 4 and 8 |"
 
 
 def largest_change(of: str) -> str:
@@ -464,8 +313,8 @@ def growth() -> Iterator[str]:
     models = read_json("expansions_table_1/demonstration.json")["expansions"]
     printed = models["hidden_expansion"]["quantities"]["change_of_logits_as_printed"]
     yield f"by {fmean(printed):.1%} on average ({100 * min(printed):.2f} to {max(printed):.2%} of eight models)"
-    yield "a jump of {} nats when done naively, {} with the worse of two seeds".format(*jump())
-    yield f"{d(GROWTH, 'depth_2x')} from half the layers, {d(GROWTH, 'width_2x')} from half the width |"
+    yield f"grown naively it jumps by {jump()[0]} nats |"
+    yield f"{d(GROWTH, 'depth_2x')} from half of the layers, {d(GROWTH, 'width_2x')} from half of the width |"
 
 
 LARGE_CUT, SMALL_CUT = "shrinking_6m.json", "shrinking.json"
@@ -554,14 +403,10 @@ CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md
 GIVEN = {
     "README.md": "virtual width of 1.5 · Python 3.11 · Apache-2.0",
     "docs/findings.md": """
-        0.4 to 6 million · 0.2 to 2.5 million · adds 0.0069 nats · lowers it by 0.0069 nats · (table 4, by 0.039) ·
-        (table 4, by 0.025) · (by 0.051, · best, at 0.4 to 0.6 of the width · -0.015 (Figure 5) · -0.016 (Figure 4) ·
-        the paper has 0.40 of the tokens · 3.131 + 5.821 N^-0.629 · by more than 0.006 ·
-        slope -0.00685, intercept 1.6212 and R² 0.9986 · 77.6% of the FLOPs for its 77.8% ·
-        85.07% of the width for its 85.1% · it is 74.4% · budget 0.6 · peak width, 1.5; · 0.75 of the depth and 0.3 of ·
-        of 0.2, 0.4 and 0.8, · four blocks at 0.4 · std 0.06 ·
-        std 0.042 · an effect of 0.02 · (0.14 instead of 0.5) · spent 0.5832 · 0.6071 (FLOPs) · 0.6071429 · spent 0.6 ·
-        left 0.2 to 1.1 percent · equal within 0.01 percent · 0.002 is the best of three""",
+        0.4 to 12.6 million · Virtual width of 1.5 · virtual width 1.5, · lowers it by 0.0069 nats ·
+        (table 4, by 0.039) · 0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: · 0.40 of the tokens ·
+        3.131 + 5.821 N^-0.629 · within 0.006 · slope of -0.00685 · R² of 0.9986 · 77.6% of the FLOPs for its 77.8% ·
+        budget 0.6 · at 0.75 of the depth and 0.3 of · std 0.06 · std 0.042 · runs 0.2 to 1.1 percent""",
     "docs/results.md": """
         0.4 to 6.3 million · (0.2 to 1.1 percent · virtual width of 1.5 · 0.25, 0.5, 0.75 of the depth ·
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·

@@ -131,7 +131,7 @@ class TestInheritance:
             assert str(tmp_path / name)[:60] in refusal(read_recipe, tmp_path / name)
         assert refusal(read_recipe, tmp_path) == f"{tmp_path}: is a folder; expected a recipe file"
         (tmp_path / "config.yaml").write_text("a: 1")
-        said = f"; expected a recipe file, such as {tmp_path}/config.yaml, that of this run"
+        said = f"; expected a recipe file, such as {tmp_path}/config.yaml of this run"
         assert refusal(read_recipe, tmp_path).endswith(said)
 
 

@@ -25,11 +25,11 @@ ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
 
 
 LONGEST_WORD, LONGEST_MESSAGE = 500, 5000
-"""Characters of an error; of longer values the end shows too, behind which stands what is allowed."""
+"""Characters of a word and of a whole message. Longer text loses its middle, because its end says what is allowed."""
 
 
 class UserError(ValueError):
-    """A mistake the user can mend. Its message is one line; the command line prints it and exits with code 2."""
+    """A mistake that the user can fix. The message is one line; the command line prints it and exits with code 2."""
 
     def __init__(self, message: str):
         line = " ".join(_without_middle(word, LONGEST_WORD) for word in message.split())
@@ -62,14 +62,14 @@ def mistakes_of(what: str) -> Iterator[None]:
 
 @contextmanager
 def refusing(what: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn these errors, raised inside, into a UserError `what (reason)`. One that is a UserError stays as it is."""
+    """Turn these errors, raised inside, into a UserError `what (reason)`. A UserError is raised unchanged."""
     try:
         yield
     except UserError:
         raise
     except errors as error:
-        said = " ".join(str(error).split())  # on one line, whatever a library says
-        reason = getattr(error, "strerror", None) or said or type(error).__name__
+        message = " ".join(str(error).split())  # messages of libraries may have several lines
+        reason = getattr(error, "strerror", None) or message or type(error).__name__
         raise UserError(f"{what} ({reason})") from None
 
 
@@ -81,7 +81,7 @@ class Config(pydantic.BaseModel):
         strict=True,
         extra="forbid",
         allow_inf_nan=False,
-        defer_build=True,  # of the many configs a command uses few
+        defer_build=True,  # a command uses few of the many configs
     )
 
     @pydantic.model_validator(mode="before")
@@ -103,31 +103,31 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """With the docstring of each field as its description."""
-        found = handler(schema)
-        fields = handler.resolve_ref_schema(found).get("properties", {})
+        """Return the schema with the docstring of each field as its description."""
+        json_schema = handler(schema)
+        fields = handler.resolve_ref_schema(json_schema).get("properties", {})
         for name, text in attribute_docs(cls).items():
             if name in fields:
                 fields[name].setdefault("description", text)
-        return found
+        return json_schema
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """Attribute -> docstring below it, of the class and its bases, read from its source, as the JSON schema needs it.
+    """Return a dict from attribute to the docstring below it, of a class and its bases, read from the source.
 
-    An attribute declared anew leaves that of the base behind; a class whose source is unavailable, as one typed into a
-    shell, has none. pydantic's `use_attribute_docstrings` gives the same, but reads every class when it is declared,
-    which takes longer than all else that `inspect` does.
+    An attribute that is declared again loses the docstring of the base. A class without source, such as one typed into
+    a shell, has none. `use_attribute_docstrings` of pydantic reads every class when it is declared, which takes longer
+    than the rest of `inspect`.
     """
-    found: dict[str, str] = {}
-    for each in reversed(cls.__mro__):
-        for name in vars(each).get("__annotations__", ()):
-            found.pop(name, None)
-        found |= _own_docs(each)
-    return found
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        for name in vars(base).get("__annotations__", ()):
+            docs.pop(name, None)
+        docs |= _docs_in_source(base)
+    return docs
 
 
-def _own_docs(cls: type) -> dict[str, str]:
+def _docs_in_source(cls: type) -> dict[str, str]:
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, SyntaxError):
@@ -145,24 +145,24 @@ def _own_docs(cls: type) -> dict[str, str]:
 
 
 def options_of(mixin: type[Config], config: Config) -> dict[str, Any]:
-    """The config's values of the fields that it has from a base which other configs share."""
+    """Return the config's values of the fields that it inherits from a shared base."""
     return {name: getattr(config, name) for name in mixin.model_fields}
 
 
 def checked_copy(config: ConfigT, path: str, **changes: Any) -> ConfigT:
-    """A copy with changes that is validated, as one of `model_copy` is not. Raises UserError `path.key: ...`."""
+    """Return a validated copy with changes (`model_copy` does not validate). Raises UserError `path.key: ...`."""
     with mistakes_at(path):
         values = {name: getattr(config, name) for name in type(config).model_fields}
         return type(config).model_validate({**values, **changes})
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples: data has only the one, configs only the other, and strict validation converts neither."""
+    """Convert lists to tuples: data has lists, configs have tuples, and strict validation converts neither."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def _of_default_kind(name: str, default: Any, value: Any) -> Any:
-    """A section that names no kind is of the kind it has where it is left out, if that kind has all its keys."""
+    """Give a section without a kind the kind of its default, if that kind has all its keys."""
     if not isinstance(value, dict) or not isinstance(default, Config) or "kind" in value:
         return value
     fields = type(default).model_fields
@@ -176,7 +176,7 @@ def _of_default_kind(name: str, default: Any, value: Any) -> Any:
 
 
 def _unknown_key(key: Any, hint: str, of: str = "", replacement: str = "") -> PydanticCustomError:
-    """An error for `_describe`. replacement: the smallest section of the kind that is wanted."""
+    """Return an error for `_describe`. replacement: the smallest section of the kind."""
     context = {"key": str(key), "text": f"unknown key{of}; {hint}", "replacement": replacement}
     return PydanticCustomError("unknown_key", "{text}", context)
 
@@ -191,7 +191,7 @@ REMOVED = {
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
 }
-"""Keys, options, kinds and verbs that earlier commits had, with what to use instead."""
+"""Removed keys, options, kinds and verbs, with their replacement."""
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:
@@ -210,9 +210,9 @@ def check_one_of(place: str, name: str, allowed: Collection[str]) -> None:
 
 
 def parse(config_class: type[ConfigT], data: Any, where: str = "recipe") -> ConfigT:
-    """Plain data -> a config object. Raises a UserError `where: path: value: what is allowed` for the first mistake."""
+    """Parse plain data into a config. Raises UserError `where: path: value: what is allowed` for the first mistake."""
     try:
-        json.dumps(data)  # refuses what is not plain data: dates, sets, circles, numbers too long to print
+        json.dumps(data)  # refuses dates, sets, cycles and numbers too long to print
         return config_class.model_validate(data)
     except pydantic.ValidationError as error:
         raise UserError(f"{where}: {_describe(error, data)}") from None
@@ -224,7 +224,7 @@ def _describe(error: pydantic.ValidationError, data: Any = None) -> str:
     details = error.errors(include_url=False)
     first = details[0]
     at, places = _place(first, data), {_place(each, data) for each in details if data is not None}
-    more = sum(place[: len(at)] != at[: len(place)] for place in places)  # not what holds the first, or is in it
+    more = sum(place[: len(at)] != at[: len(place)] for place in places)  # not parents or children of the first
     context = first.get("ctx", {})
     path = at[:-1] if first["type"] == "missing" else at
     match first["type"]:
@@ -252,9 +252,9 @@ def _describe(error: pydantic.ValidationError, data: Any = None) -> str:
 
 
 def _place(mistake: Any, data: Any) -> tuple[str, ...]:
-    """The place of a mistake of pydantic; those of a value that has none of several types stand at one place.
+    """Return the config path of a pydantic error; all union branches share one path.
 
-    Of its location the keys of the data: union tags and type names are none. data: None where they are unknown.
+    The path has the keys of the data, without union tags and type names. data: None if unknown.
     """
     is_missing = mistake["type"] == "missing"
     location = mistake["loc"][:-1] if is_missing else mistake["loc"]
@@ -274,13 +274,13 @@ def _place(mistake: Any, data: Any) -> tuple[str, ...]:
 
 
 def shortened(value: Any) -> str:
-    """A value as shown in an error."""
+    """Return a value as errors show it."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Differences of two pieces of plain data: the dotted path, and the value on each side, None where it has none."""
+    """Yield the differences of two pieces of plain data: dotted path, value before and after, None if missing."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
             yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
@@ -292,19 +292,19 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, 
 
 
 def to_data(config: pydantic.BaseModel) -> dict[str, Any]:
-    """A config as plain data; `parse(type(config), to_data(config)) == config`."""
+    """Return a config as plain data; `parse(type(config), to_data(config)) == config`."""
     return _thawed(config.model_dump())
 
 
 def _thawed(value: Any) -> Any:
-    """Tuples as lists, the opposite of `_frozen`."""
+    """Convert tuples to lists, the inverse of `_frozen`."""
     if isinstance(value, dict):
         return {key: _thawed(item) for key, item in value.items()}
     return [_thawed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """An optional dependency, imported where it is first needed. Raises UserError naming the extra that installs it."""
+    """Import an optional dependency. Raises UserError that names the extra which installs it."""
     try:
         return import_module(module)
     except ImportError:

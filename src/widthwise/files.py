@@ -28,20 +28,19 @@ HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 
 @contextmanager
 def reading(path: Path, most: int | None = None) -> Iterator[None]:
-    """Turns an OSError of the block into a UserError that names the file being read, after `check_plain_file`."""
+    """Call `check_plain_file`, then turn an OSError of the block into a UserError that names the file."""
     with refusing(f"{path}: cannot be read", OSError):
         check_plain_file(path, most)
         yield
 
 
 def check_plain_file(path: Path, most: int | None = None) -> None:
-    """Raises UserError for what is no plain file, for more than `most` bytes, and for a pointer of Git LFS.
+    """Raise UserError unless the path is a plain file of at most `most` bytes and no pointer of Git LFS.
 
-    From a folder, a pipe or a device reading may never end; nor from a file of the kernel, such as /proc/kmsg, which
-    has 0 bytes and holds some.
+    Reading a folder, a pipe, a device or a kernel file such as /proc/kmsg (size 0, but not empty) may never end.
     """
     if not path.exists():
-        return  # opening it says why
+        return  # opening it raises the error
     if not path.is_file():
         raise UserError(f"{path}: is not a plain file")
     n_bytes = path.stat().st_size
@@ -63,9 +62,9 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """The text of a file, without a byte order mark.
+    """Return the text of a file, without a byte order mark.
 
-    Raises UserError where it is missing, unreadable or not UTF-8, and as `check_plain_file`.
+    Raises UserError if the file is missing, unreadable, not UTF-8 or refused by `check_plain_file`.
     """
     try:
         with reading(Path(path), most):
@@ -79,13 +78,13 @@ def read_text(path: Path, most: int | None = None) -> str:
 
 
 def writing(path: Path) -> AbstractContextManager[None]:
-    """Turns an OSError of the block, such as a full disk, into a UserError that names the file being written."""
+    """Turn an OSError of the block, such as a full disk, into a UserError that names the file being written."""
     return refusing(f"{path}: cannot be written", OSError)
 
 
 @contextmanager
 def as_readable_as_others(path: Path) -> Iterator[None]:
-    """The file that the block writes gets the permissions of any new file; safetensors keeps its own from others."""
+    """Give the file that the block writes default permissions; safetensors makes it readable by its owner alone."""
     path.touch()
     mode = path.stat().st_mode
     yield
@@ -93,9 +92,9 @@ def as_readable_as_others(path: Path) -> Iterator[None]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """JSON that a stranger may have written. Raises UserError, which begins with `where`, for anything else.
+    """Parse JSON from an untrusted source. Raises UserError, prefixed with `where`, for invalid text.
 
-    A whole number too large for a float reads as infinity, so that no later conversion overflows.
+    An integer too large for a float is read as infinity, so that no later conversion overflows.
     """
     try:
         return json.loads(text, parse_int=_number)
@@ -108,17 +107,17 @@ def _number(digits: str) -> int | float:
 
 
 def listed(paths: Path | str | Iterable[Path | str]) -> list[Path]:
-    """One path or several as a list."""
+    """Return one path or several as a list."""
     return [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
 
 
 def read_json(path: Path) -> Any:
-    """JSON from a file. Raises UserError where it is missing, broken or longer than MAX_JSON_BYTES."""
+    """Read JSON from a file. Raises UserError if it is missing, invalid or longer than MAX_JSON_BYTES."""
     return parse_json(read_text(path, MAX_JSON_BYTES), str(path))
 
 
 def read_json_mapping(path: Path) -> dict[str, Any]:
-    """JSON from a file that holds a mapping. Raises UserError as `read_json`, and for anything but a mapping."""
+    """Read a JSON file that holds a mapping. Raises UserError as `read_json`, and for anything but a mapping."""
     data = read_json(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: holds {type(data).__name__}, not a mapping")
@@ -139,9 +138,9 @@ PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
 
 
 def _temporary(path: Path) -> Path:
-    """The path at which a file or folder is written before it gets its name; nobody else writes there.
+    """Return a unique path at which to write a file or folder before it is renamed.
 
-    Temporaries of the same name that killed processes of this host left are removed.
+    Remove temporaries of the same name that killed processes on this host left.
     """
     for leftover in leftovers(path.parent):
         if leftover.is_ours and leftover.name == path.name:
@@ -163,11 +162,11 @@ class Leftover(NamedTuple):
 
 
 def leftovers(folder: Path) -> Iterator[Leftover]:
-    """The temporaries in a folder whose process was killed or belongs to another host."""
+    """Yield the temporaries in a folder whose process was killed or runs on another host."""
     for path in folder.glob(".*.*.*"):
-        found = re.fullmatch(r"\.(.+)\.(?:([\w-]+)-)?(\d{1,9})\.[0-9a-f]{8}", path.name)
-        if found is not None and not (found[2] == HOST and _is_alive(int(found[3]))):
-            yield Leftover(path, found[1], found[2] == HOST)
+        match = re.fullmatch(r"\.(.+)\.(?:([\w-]+)-)?(\d{1,9})\.[0-9a-f]{8}", path.name)
+        if match is not None and not (match[2] == HOST and _is_alive(int(match[3]))):
+            yield Leftover(path, match[1], match[2] == HOST)
 
 
 def _is_alive(process: int) -> bool:
@@ -175,13 +174,13 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # of another user
+    except OSError:  # owned by another user
         return True
     return True
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes a file that survives a power cut, whole or not at all. Raises UserError where it cannot."""
+    """Write a file atomically and durably. Raises UserError if it cannot be written."""
     try:
         with _written(path, content) as temporary:
             os.replace(temporary, path)
@@ -191,7 +190,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def _written(path: Path, content: str | bytes) -> Iterator[Path]:
-    """A temporary file with this content, on disk, to which the block gives its name."""
+    """Yield a temporary file with this content, on disk, for the block to rename or link."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
@@ -202,50 +201,49 @@ def _written(path: Path, content: str | bytes) -> Iterator[Path]:
             os.fsync(file.fileno())
         yield temporary
     finally:
-        temporary.unlink(missing_ok=True)  # there is none after a rename
+        temporary.unlink(missing_ok=True)  # already gone after a rename
     fsync_folder(path.parent)
 
 
 def write_first(path: Path, content: str) -> str:
-    """Writes a file that nobody has written yet, whole; returns what it holds then. Of several processes one wins.
+    """Write a file atomically unless it exists, and return its content. One of several processes wins.
 
-    Raises UserError where it cannot be written.
+    Raises UserError if it cannot be written.
     """
     if not path.exists():
         with writing(path), _written(path, content) as temporary, suppress(FileExistsError):
-            os.link(temporary, path)  # a rename would replace what another has just written
+            os.link(temporary, path)  # a rename would replace a file that another process has just written
     return read_text(path)
 
 
 def check_free(folder: Path) -> None:
-    """Raises UserError where something has that name already, but for an empty folder."""
+    """Raise UserError if the path exists, unless it is an empty folder."""
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UserError(f"{folder}: exists already; choose another folder")
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """A folder and those above it, as far as they are not there: what making it makes."""
-    return [each for each in (folder, *folder.parents) if not each.exists()]
+    """Return a folder and its parents that do not exist: what creating it creates."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def remove_unused(made: Sequence[Path], names: Collection[str]) -> None:
-    """Removes folders that were made for work of which nothing came, if the first holds but files of these names."""
-    if not made or not made[0].is_dir() or not {each.name for each in made[0].iterdir()} <= set(names):
+    """Remove folders that were created for a run that never began, if the first holds only files of these names."""
+    if not made or not made[0].is_dir() or not {path.name for path in made[0].iterdir()} <= set(names):
         return
     for name in names:
         (made[0] / name).unlink(missing_ok=True)
-    with suppress(OSError):  # somebody else has put something there
+    with suppress(OSError):  # another process has put something there
         for folder in made:
             folder.rmdir()
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to be filled by the block, which then becomes `folder`, whole or not at all.
+    """Yield a folder for the block to fill, then rename it to `folder`.
 
-    What a killed process of this host left of an earlier attempt is removed; what was left under another name or by
-    another host is warned of.
-    Raises UserError where `folder` is not free, and for an OSError of the block.
+    Remove the remains of an earlier attempt on this host; warn of remains with another name or from another host.
+    Raises UserError if `folder` exists, and for an OSError of the block.
     """
     check_free(folder)
     partial = _temporary(folder)
@@ -257,22 +255,22 @@ def new_folder(folder: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         fsync_folder(partial)
-        os.replace(partial, folder)  # an empty folder is replaced
+        os.replace(partial, folder)  # replaces an empty folder
         fsync_folder(folder.parent)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # there is none after the rename
+        shutil.rmtree(partial, ignore_errors=True)  # already gone after the rename
 
 
 def fsync_file(path: Path) -> None:
-    """Makes what was written to a file survive a power cut."""
+    """Make the content of a file survive a power cut."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def fsync_folder(folder: Path) -> None:
-    """Makes a rename inside a folder survive a power cut."""
+    """Make a rename inside a folder survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -281,7 +279,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Return True if an open file or folder still has that path: it was neither moved nor deleted."""
+    """Return True if an open file or folder still has this path: it was neither moved nor deleted."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -289,10 +287,7 @@ def is_at(handle: int, path: Path) -> bool:
 
 
 def file_sha256(path: Path, has_read: Callable[[int], object] = lambda n_bytes: None) -> str:
-    """sha256 (hex) of a file; `has_read` is called with the bytes of each part.
-
-    Raises UserError where the file cannot be read.
-    """
+    """Return the sha256 (hex) of a file. `has_read` gets the size of each part. Raises UserError if unreadable."""
     digest = hashlib.sha256()
     with reading(path), open(path, "rb", buffering=0) as file:
         while part := file.read(HASHED_BYTES_AT_ONCE):
@@ -309,6 +304,6 @@ class FileRecord(Config):
 
     @classmethod
     def of(cls, path: Path, has_read: Callable[[int], object] = lambda n_bytes: None) -> "FileRecord":
-        """The record of a file as it is now; reads every byte. Arguments and errors as `file_sha256`."""
+        """Return the record of a file, reading every byte. Arguments and errors as `file_sha256`."""
         with reading(path):
             return cls(n_bytes=path.stat().st_size, sha256=file_sha256(path, has_read))

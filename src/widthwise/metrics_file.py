@@ -26,68 +26,69 @@ NUMBERS: Mapping[str, Sequence[str]] = {
     "validation": ("loss",),
     **dict.fromkeys(("growth", "grown", "baked", "padded"), _BETWEEN),
 }
-"""Event -> the numbers that training reads from its records when it resumes and when it ends."""
+"""Event -> the numbers that training reads from its records when it resumes or ends."""
 
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """The file, which need not be there yet."""
+    """metrics.jsonl of a run, which need not exist yet."""
 
     path: Path
 
     def records(self) -> list[dict[str, Any]]:
-        """All records; a last line cut short by a kill is left out. Raises UserError for a line that is no record."""
+        """Return all records, without a last line that a kill cut short. Raises UserError for an invalid line."""
         if not self.path.exists():
             return []
         lines = read_text(self.path).split("\n")[:-1]  # what follows the last newline is a torn line
         return [_record(line, f"{self.path}: line {number}") for number, line in enumerate(lines, start=1)]
 
     def last_records(self, *events: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """The last record, and by event the last one of each; reads from the end no further than it must.
+        """Return the last record, and a dict from event to its last record; read from the end.
 
-        What is not there is missing. Raises UserError for a line that is no record.
+        Events without a record are missing. Raises UserError for an invalid line.
         """
         last: dict[str, Any] = {}
-        found: dict[str, dict[str, Any]] = {}
+        by_event: dict[str, dict[str, Any]] = {}
         lines = read_text(self.path).split("\n")[:-1] if self.path.exists() else []
         for number, line in reversed(list(enumerate(lines, start=1))):
-            # Records of layers are long, and most lines need not be parsed to know that they are of another event.
-            if last and not any(f'"{event}"' in line for event in events if event not in found):
+            # Records of layers are long: skip lines that cannot be of a missing event without parsing them.
+            if last and not any(f'"{event}"' in line for event in events if event not in by_event):
                 continue
             record = _record(line, f"{self.path}: line {number}")
             last = last or record
             if record["event"] in events:
-                found.setdefault(record["event"], record)
-            if len(found) == len(events):
+                by_event.setdefault(record["event"], record)
+            if len(by_event) == len(events):
                 break
-        return last, found
+        return last, by_event
 
     def append(self, records: list[dict[str, Any]]) -> None:
-        """Appends records, one line each. Raises UserError on a full disk."""
+        """Append records, one line each. Raises UserError on a full disk."""
         with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
 
     def fsync(self) -> None:
-        """Makes the records appended so far survive a power cut. Raises UserError on a full disk."""
+        """Make the records appended so far survive a power cut. Raises UserError on a full disk."""
         with writing(self.path):
             self.path.touch()
             fsync_file(self.path)
 
     def rewind(self, step: int) -> None:
-        """Drops the records after `step`, so that a resumed run writes each record once.
+        """Drop the records after `step`, so that a resumed run writes each record once.
 
         Raises UserError for a record without its NUMBERS.
         """
-        kept = [record for record in self.records() if record["step"] <= step]
-        for number, record in enumerate(kept, start=1):
+        records = [record for record in self.records() if record["step"] <= step]
+        for number, record in enumerate(records, start=1):
             for key in NUMBERS.get(record["event"], ()):
                 if not isinstance(record.get(key), (int, float)):
                     raise UserError(f"{self.path}: record {number} ({record['event']}): has no number {key!r}")
-        write_atomic(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        write_atomic(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
     def front(self, n_bytes: int = sys.maxsize) -> FileRecord:
-        """Size and checksum of the first n_bytes bytes, or of all."""
-        digest, n_read = hashlib.sha256(), 0
+        """Return size and checksum of the first n_bytes bytes, or of all."""
+        digest = hashlib.sha256()
+        n_read = 0
         if self.path.exists():
             with reading(self.path), open(self.path, "rb", buffering=0) as file:
                 while part := file.read(min(HASHED_BYTES_AT_ONCE, n_bytes - n_read)):
@@ -96,14 +97,14 @@ class MetricsFile:
         return FileRecord(n_bytes=n_read, sha256=digest.hexdigest())
 
     def check_front(self, wanted: FileRecord, of: str) -> None:
-        """Raises UserError where the file does not begin as it was when something was written; of: what, for errors."""
-        found = self.front(wanted.n_bytes)
-        if found.n_bytes < wanted.n_bytes:
+        """Raise UserError unless the file still begins as recorded; of: what the record belongs to, for errors."""
+        front = self.front(wanted.n_bytes)
+        if front.n_bytes < wanted.n_bytes:
             raise UserError(
-                f"{self.path}: has {found.n_bytes} bytes, and had {wanted.n_bytes} when {of} was written; records are "
+                f"{self.path}: has {front.n_bytes} bytes, and had {wanted.n_bytes} when {of} was written; records are "
                 "missing"
             )
-        if found != wanted:
+        if front != wanted:
             raise UserError(f"{self.path}: its first {wanted.n_bytes} bytes were changed after {of} was written")
 
 

@@ -18,16 +18,16 @@ from widthwise.config_io import UserError, to_data
 from widthwise.files import read_text
 
 MAX_RECIPE_BYTES = 2**20
-"""The longest recipe that is read; those of the package have some thousands."""
+"""Largest recipe that is read; bundled recipes have some thousands."""
 MOST_ENTRIES = 50_000
 """Lines and commas of a text: PyYAML reads about ten thousand entries a second."""
 PACKAGE = Path(__file__).parent
 RECIPE_FOLDERS = (".", "evidence", "papers/models", "papers/recipes")
-"""Folders of recipes in `configs`, first that of the recipes to start from. No two recipes have the same name."""
+"""Folders of recipes in `configs`, starting with the recipes to start from. Recipe names are unique."""
 SOURCES = ("corpus", "path", "mixture")
-"""Keys that say where data come from; a section of data has one of them."""
+"""Keys that name the source of data; a data section has one of them."""
 OF_A_SOURCE = ("tokenizer", "held_out", "verify")
-"""Keys that say more of the source that their section names."""
+"""Keys that describe the source which their section names."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -74,12 +74,12 @@ for _yaml_class in (_StrictLoader, _StrictDumper):
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """YAML text -> plain data. `where` names the text in an error."""
+    """Parse YAML text into plain data. `where` names the text in errors."""
     if text.count(",") + text.count("\n") > MOST_ENTRIES:
         raise UserError(f"{where}: has more than {MOST_ENTRIES:,} entries, which no recipe needs")
     try:
         return yaml.load(text, Loader=_StrictLoader)  # a SafeLoader: constructs plain data only
-    # The last two are what PyYAML's constructors raise for `!!bool x` and `!!timestamp x`.
+    # PyYAML's constructors raise the last two for `!!bool x` and `!!timestamp x`.
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
@@ -87,7 +87,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def recipes_folder() -> Path:
-    """`configs`: of the installed package, or of the checkout that is imported."""
+    """Return `configs` of the installed package, or of the imported checkout."""
     inside = PACKAGE / "configs"
     return inside if inside.is_dir() else PACKAGE.parents[1] / "configs"
 
@@ -98,9 +98,9 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
-    """The file that `name` means in the folder `beside`, or the recipe of that name that comes with the package.
+    """Return the file `name` in the folder `beside`, or else the bundled recipe of that name.
 
-    A file that is there comes first; with neither, the path to the missing file is returned.
+    Return the path to the missing file if neither exists.
     """
     path = beside / name
     if len(Path(name).parts) == 1 and not os.path.lexists(path):
@@ -109,15 +109,15 @@ def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
 
 
 def recipe_name(path: Path | str) -> str:
-    """Return the name of a run of a recipe: `x_200m` for configs/x_200m.yaml, and for the bundled one of that name."""
+    """Return the name of a recipe's run: `x_200m` for configs/x_200m.yaml and for the bundled recipe x_200m."""
     return recipe_path(path).stem
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping, such as a recipe."""
+    """Read a YAML file that holds a mapping, such as a recipe."""
     if os.path.isdir(path):  # False of what no file can be called
-        own = f", such as {path}/config.yaml, that of this run" if os.path.isfile(Path(path) / "config.yaml") else ""
-        raise UserError(f"{path}: is a folder; expected a recipe file{own}")
+        example = f", such as {path}/config.yaml of this run" if os.path.isfile(Path(path) / "config.yaml") else ""
+        raise UserError(f"{path}: is a folder; expected a recipe file{example}")
     data = parse_yaml(read_text(path, MAX_RECIPE_BYTES), str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path}: holds {type(data).__name__}, not a mapping of keys to values")
@@ -125,10 +125,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """A recipe file with its `extends:` chain merged and the overrides `a.b=c` applied.
+    """Return a recipe with its `extends:` chain merged and the overrides `a.b=c` applied.
 
-    A child is laid over its parent as `merge` does. Where there is no such file, a name without a folder means a recipe
-    that comes with the package, also behind `extends:`.
+    `merge` lays a child over its parent. A name without a folder, also after `extends:`, means a bundled recipe if no
+    such file exists.
     """
     data = _read_with_parents(recipe_path(path), ())
     apply_overrides(data, overrides)
@@ -138,7 +138,7 @@ def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, An
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if not os.path.lexists(path) and (near := difflib.get_close_matches(path.stem, bundled_recipes(), 1, 0.8)):
         raise UserError(f"{path}: no such file; did you mean {near[0]}, which comes with the package?")
-    data = read_mapping(path)  # first, because only what can be read surely has a real path
+    data = read_mapping(path)  # first, because only a readable file surely has a real path
     path = path.resolve()
     if path in children:
         raise UserError(f"{path}: extends itself through {' -> '.join(str(child) for child in children)}")
@@ -151,10 +151,10 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Sets each `a.b.3.c=value` in place; a value is read as YAML, numbers index lists or name integer keys.
+    """Set each `a.b.3.c=value` in place; values are YAML, numbers index lists or name integer keys.
 
-    They are one change: a source of data that they name replaces what the recipe says of its own, as in `merge`, but
-    nothing that they say themselves.
+    All overrides are one change: a data source among them replaces the source keys of the recipe, as in `merge`, but
+    no key of the overrides.
     """
     changes: list[tuple[list[str], Any, str]] = []
     for override in overrides:
@@ -170,7 +170,7 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
 
 
 def _remove_replaced(data: dict[str, Any], keys: list[str], value: Any) -> None:
-    """Takes away what another source of data makes meaningless in the sections that lead to a key."""
+    """Remove keys that another data source makes meaningless from the sections that lead to a key."""
     node: Any = data
     for depth, key in enumerate(keys, start=1):
         if not isinstance(node, dict):
@@ -185,7 +185,7 @@ def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> No
     for depth in range(1, len(keys)):
         index = _index(node, keys[:depth])
         if isinstance(node, dict) and node.get(index) is None:
-            node[index] = {}  # the recipe of a run has null for a section that it does without
+            node[index] = {}  # the recipe of a run has null for an absent section
         node = node[index]
         if not isinstance(node, (dict, list)):
             raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is {node!r}, which has no keys")
@@ -193,7 +193,7 @@ def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> No
 
 
 def _index(node: dict[Any, Any] | list[Any], path: list[str]) -> Any:
-    """Return the meaning of the last key of a path in the node it leads to."""
+    """Return the last key of a path as a key or index of its node."""
     key = path[-1]
     number = int(key) if key.isdecimal() and len(key) < 19 else None
     if isinstance(node, list) and (number is None or number >= len(node)):
@@ -202,11 +202,11 @@ def _index(node: dict[Any, Any] | list[Any], path: list[str]) -> Any:
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`, recursively.
+    """Return `change` laid over `base`, recursively.
 
     Mappings are merged key by key; lists and plain values replace. A mapping of another `kind` replaces the old one
-    whole, because the other kind's keys mean nothing to it. A mapping that takes data from elsewhere, as from a path in
-    the place of a corpus, replaces what the old one says of its source.
+    whole, because the keys of the old kind mean nothing to it. A mapping with another data source, such as a path
+    instead of a corpus, replaces the keys of the old source.
     """
     replaced = replaced_keys(base, change)
     merged = {key: value for key, value in base.items() if key not in replaced}
@@ -227,9 +227,9 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
 
 
 def replaced_keys(old: Mapping[str, Any], change: Mapping[str, Any]) -> set[str]:
-    """The keys that a change takes away from a section: those of its source of data, if it names another sort.
+    """Return the keys that a change removes from a section: its source keys, if the change names another source.
 
-    A section that names no source has the default corpus.
+    A section without a source has the default corpus.
     """
     named = {key for key in SOURCES if change.get(key) is not None}
     before = {key for key in SOURCES if old.get(key) is not None} or {"corpus"}
@@ -237,17 +237,17 @@ def replaced_keys(old: Mapping[str, Any], change: Mapping[str, Any]) -> set[str]
 
 
 def _are_merged(old: Any, new: Any) -> bool:
-    """Return True for mappings that are merged key by key: those of one kind, or of none."""
+    """Return True for mappings that are merged key by key: of one kind, or without a kind."""
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return False
     return "kind" not in old or "kind" not in new or old["kind"] == new["kind"]
 
 
 def to_yaml(config: pydantic.BaseModel) -> str:
-    """A config as YAML text that reads back equal."""
+    """Return a config as YAML text that reads back equal."""
     return dump_yaml(to_data(config))
 
 
 def dump_yaml(data: Any) -> str:
-    """Plain data as YAML text that `parse_yaml` reads back equal."""
+    """Return plain data as YAML text that `parse_yaml` reads back equal."""
     return yaml.dump(data, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)

@@ -15,7 +15,7 @@ from recipes import RECIPES, one_of_each_kind, recipe_data
 from typer.testing import CliRunner
 
 from widthwise import __version__
-from widthwise.cli.main import app
+from widthwise.cli.main import PLACES, app
 from widthwise.yaml_io import read_mapping
 
 FREE_NAMES = ("over", "variants", "rungs", "groups", "layers", "mixture", "lr_factors")
@@ -97,8 +97,7 @@ def test_a_shell_completes_verbs(shell: str, variables: dict[str, str], tmp_path
     script.write_text("from widthwise.__main__ import main\nmain()\n")
     environment = {**os.environ, **variables, "_WIDTHWISE_COMPLETE": f"complete_{shell}"}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
-    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert {verb for verb in verbs if re.search(rf"\b{verb}\b", done.stdout)} >= {"schema", "search", "sweep"}
+    assert {verb for verb in PLACES if re.search(rf"\b{verb}\b", done.stdout)} >= {"schema", "search", "sweep"}
     assert "inspect" not in done.stdout
 
 

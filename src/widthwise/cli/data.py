@@ -1,4 +1,4 @@
-"""`widthwise data`: text or Megatron-LM shards -> a folder to train on."""
+"""Turn text, or Megatron-LM shards, into a folder to train on."""
 
 import os
 import re
@@ -25,7 +25,7 @@ FEW_TOKENS = 1000
 data_app = typer.Typer(
     name="data",
     no_args_is_help=True,
-    help="Turn text, or Megatron-LM shards, into a folder to train on.",
+    help=__doc__,
     rich_markup_mode="markdown",
 )
 

@@ -1,14 +1,18 @@
 """The list of verbs, and how their errors are reported."""
 
+import ast
 import os
 import sys
 import warnings
-from typing import Annotated, NoReturn
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from widthwise import __version__
-from widthwise.cli import convert, data, design, experiment, look, plan, search, sweep, train
 from widthwise.cli.options import Command, with_options
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.terminal import remark, say
@@ -20,30 +24,82 @@ from widthwise.training.launch import Interrupted, is_silent, n_launched
 ON_SEVERAL_PROCESSES = ("train", "resume", "compare", "sweep")
 """Verbs that work under torchrun, where every process runs the same command."""
 
+VERBS = {
+    "Design": (
+        "design.init",
+        "design.inspect",
+        "design.design",
+        "design.explore",
+        "search.search",
+        "search.discover",
+        "plan.plan",
+    ),
+    "Train": ("data.data_app", "train.train", "train.resume", "look.runs"),
+    "Compare": ("experiment.compare", "sweep.sweep", "sweep.fit"),
+    "Change": ("convert.grow", "convert.shrink", "experiment.family"),
+    "Look": ("look.eval_", "look.analyze", "look.generate", "look.report"),
+    "Ship": ("convert.export", "convert.import_"),
+    "Advanced": ("convert.bake", "convert.pad", "convert.checkpoint_app", "look.lm_eval", "design.schema"),
+}
+"""Title of a panel of the help -> its verbs: a module in this folder, and a function or an app with verbs in it."""
+PLACES = {
+    place.partition(".")[2].removesuffix("_app").removesuffix("_"): (place, panel)
+    for panel, places in VERBS.items()
+    for place in places
+}
+
+
+class LazyVerbs(Mapping[str, Any]):
+    """The commands by name. A module is imported when a verb in it is used, because all take longer than an answer."""
+
+    def __getitem__(self, name: str) -> Any:
+        place, panel = PLACES[name]
+        module, _, attribute = place.partition(".")
+        verb = getattr(import_module(f"widthwise.cli.{module}"), attribute)
+        if isinstance(verb, typer.Typer):
+            return typer.main.get_group(verb)
+        settings = {"ignore_unknown_options": True} if name == "lm_eval" else None
+        alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        alone.command(name, cls=Command, context_settings=settings, rich_help_panel=panel)(with_options(verb))
+        return typer.main.get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PLACES)
+
+    def __len__(self) -> int:
+        return len(PLACES)
+
+
+class Verbs(TyperGroup):
+    """The group of all verbs. Its help reads the first lines of their docstrings from the source, without imports."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self.commands: Any = LazyVerbs()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        helps: dict[str, str | None] = {}
+        for module in {place.partition(".")[0] for place, _ in PLACES.values()}:
+            source = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+            helps[f"{module}.{module}_app"] = ast.get_docstring(source)
+            for node in source.body:
+                if isinstance(node, ast.FunctionDef):
+                    helps[f"{module}.{node.name}"] = ast.get_docstring(node)
+        self.commands = {
+            name: TyperCommand(name, help=helps.get(place), rich_help_panel=panel, rich_markup_mode="markdown")
+            for name, (place, panel) in PLACES.items()
+        }
+        super().format_help(ctx, formatter)
+
+
 app = typer.Typer(
     name="widthwise",
+    cls=Verbs,
     help="Design, train and compare language models whose width is a design variable.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-VERBS = {
-    "Design": (design.init, design.inspect, design.design, design.explore, search.search, search.discover, plan.plan),
-    "Train": (data.data_app, train.train, train.resume, look.runs),
-    "Compare": (experiment.compare, sweep.sweep, sweep.fit),
-    "Change": (convert.grow, convert.shrink, experiment.family),
-    "Look": (look.eval_, look.analyze, look.generate, look.report),
-    "Ship": (convert.export, convert.import_),
-    "Advanced": (convert.bake, convert.pad, convert.checkpoint_app, look.lm_eval, design.schema),
-}
-"""Title of a panel of the help -> its verbs."""
-for panel, verbs in VERBS.items():
-    for verb in verbs:
-        if isinstance(verb, typer.Typer):
-            app.add_typer(verb, name=verb.info.name, rich_help_panel=panel)
-        else:
-            name, settings = verb.__name__.removesuffix("_"), look.PASSED_ON if verb is look.lm_eval else None
-            app.command(name, cls=Command, context_settings=settings, rich_help_panel=panel)(with_options(verb))
 
 
 def _print_version(is_asked: bool) -> None:

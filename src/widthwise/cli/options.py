@@ -33,21 +33,21 @@ Seeds = Annotated[tuple[int, ...], typer.Option("--seed")]
 
 
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a command of typer with an option for each field of the verb's parameters that are configs.
+    """Return a typer command with an option for each field of the verb's config parameters.
 
-    A field gives name, type, default, allowed values and, by its docstring, help; `typer.Option` in its annotation says
-    what else is to be said. Where it holds several texts, paths or words of an Enum, or its `typer.Option` has a name,
-    the option is in the singular and repeated; other values stand in a list, as `2,4` or `8..16`, and limits as
-    `0.3..0.8`. `Annotated[SomeConfig, "Title"]` puts the options under a title.
+    A field gives name, type, default, allowed values and, by its docstring, help; `typer.Option` in its annotation adds
+    to these. A field of several texts, paths or Enum values, or whose `typer.Option` has a name, becomes a repeated
+    option in the singular; other values are lists such as `2,4` or `8..16`, limits are `0.3..0.8`.
+    `Annotated[SomeConfig, "Title"]` puts the options under a title.
     """
     parameters, configs = [], {}
-    for each in inspect.signature(verb).parameters.values():
-        config, *title = get_args(each.annotation) or [each.annotation]
+    for parameter in inspect.signature(verb).parameters.values():
+        config, *title = get_args(parameter.annotation) or [parameter.annotation]
         if isinstance(config, type) and issubclass(config, Config):
-            configs[each.name] = config
+            configs[parameter.name] = config
             parameters += [_parameter(*field, *title) for field in config.model_fields.items()]
         else:
-            parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @wraps(verb)
     def command(**given: Any) -> None:
@@ -60,7 +60,7 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 class Command(TyperCommand):
-    """A command that reads what its fields say when it is asked for help: that takes longer than most answers."""
+    """A command that reads the docstrings of its fields only for its help, which takes longer than most answers."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.describe()
@@ -80,12 +80,12 @@ class Command(TyperCommand):
 
 
 def is_change(argument: str) -> bool:
-    """Return True for a change to a recipe, `a.b=c`; a path that exists is a path, whatever its name."""
+    """Return True for a change to a recipe, `a.b=c`. An existing path is a path, even with a = in its name."""
     return "=" in argument and not os.path.exists(argument)
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
-    """ "2,4" or "8..12,16" -> the numbers, those of a span with both its ends. Raises UserError."""
+    """Parse "2,4" or "8..12,16" (both ends included) into numbers. Raises UserError."""
     numbers: list[int] = []
     try:
         for part in text.split(","):
@@ -113,7 +113,7 @@ def _option(name: str, info: FieldInfo) -> tuple[OptionInfo, str, bool]:
     """Return the option of a field, its name, as `--bottleneck-layer`, and True if it is repeated."""
     kind = _kind(info.annotation)
     option = copy(next((each for each in info.metadata if isinstance(each, OptionInfo)), None) or typer.Option())
-    # The first name stands where typer has a default.
+    # typer keeps the first name as the default.
     names = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
     item = get_args(kind)[0] if get_origin(kind) is tuple else None
     is_text = item in (str, Path) or (isinstance(item, type) and issubclass(item, Enum))
@@ -164,7 +164,7 @@ def _read(config: type[ConfigT], given: dict[str, Any]) -> ConfigT:
 
 
 def _data(kind: Any, given: Any, option: str) -> Any:
-    """Plain data from what stands behind an option."""
+    """Return the value of an option as plain data."""
     if not isinstance(given, str) or kind is str or get_origin(kind) is Literal:
         return given
     if get_origin(kind) is not tuple:

@@ -13,12 +13,12 @@ Handler = Callable[[int, FrameType | None], NoReturn]
 
 
 def leave_at_once() -> None:
-    """From here on a signal ends the process with one line: for start-up and exit, when no work is in progress."""
+    """Let a signal end the process with one line from now on: for start-up and exit, when no work is in progress."""
     _handle_with(_leave)
 
 
 def stop_by_exception() -> None:
-    """From here on a signal raises Interrupted, so that half-written folders are removed."""
+    """Let a signal raise Interrupted from now on, so that half-written folders are removed."""
     _handle_with(_stop)
 
 
@@ -29,9 +29,9 @@ def _handle_with(handler: Handler) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    with suppress(Exception):  # the signal may have come while something was written there
+    with suppress(Exception):  # the signal may have interrupted a write
         sys.stdout.flush()
-    if os.environ.get("RANK", "0") == "0":  # of processes that were started together one speaks
+    if os.environ.get("RANK", "0") == "0":  # one of several launched processes prints
         os.write(2, b"error: stopped by a signal; what has finished is kept\n")
     os._exit(128 + number)
 
