@@ -28,7 +28,6 @@ from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.width_choice_module import dynamic_modules
 
 
 @pytest.fixture
@@ -155,8 +154,8 @@ def test_the_model_is_left_as_it_was_even_after_an_error(name, monkeypatch):
     with pytest.raises(ArithmeticError):
         profile.add(windows_of(2))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    for ffn in dynamic_modules(model).values():
-        assert ffn.execution == ffn.choice.execution != "masked"
+    for ffn in (layer.ffn for layer in model.layers if name == "dynamic"):
+        assert ffn.execution == ffn.config.execution != "masked"
     assert profile._hidden == []
     assert profile._hidden_in_layers == {}
     assert not any("read" in vars(layer.ffn_residual) for layer in model.layers)

@@ -20,7 +20,7 @@ from widthwise.kernels.sliced_swiglu import bucket_edges
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.dynamic_module import grown_centres, old_index
-from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
 
@@ -283,7 +283,7 @@ class TestGrown:
         found._update = lambda x, width, edge: (widths.append(width), update(x, width, edge))[1]
         counted = counted_flops(lambda: found(x, passed))
         width = widths[0].flatten()
-        of_unit = found.config.flops_of_units(1, D, D_OUT)
+        of_unit = swiglu_cost(D, 1, D_OUT).flops
         assert counted == of_unit * found.computed_units(width, passed.progress, is_compiled=False)
         is_step = mask in ("hard", "nested") or (mask in ("ste", "anneal") and not training)
         if not is_step or execution == "masked":

@@ -7,8 +7,8 @@ import torch
 from comparing import assert_same, context, random, started
 from pydantic import TypeAdapter
 
-from widthwise.model.ffn.width_choice import AnyWidthScore
-from widthwise.model.ffn.width_choice_module import EPS
+from widthwise.model.ffn.width_score import AnyWidthScore
+from widthwise.model.ffn.width_score_module import EPS
 
 D = 37
 VOCAB = 61

@@ -106,7 +106,7 @@ def test_what_cannot_grow_is_refused_before_training() -> None:
 def test_rates_warm_up_for_as_long_as_averages_look_back_and_no_longer_than_is_left(optimizer, expected) -> None:
     growth = "growth=[{at_step: 100, model: {}}, {at_step: 193, model: {}}]"
     recipe = tiny_recipe("train.steps=200", f"optimizer={optimizer}", growth)
-    assert [phase.growth.pace.steps for phase in recipe.phases[1:]] == [expected, min(expected, 7)]
+    assert [phase.growth.rewarmup.steps for phase in recipe.phases[1:]] == [expected, min(expected, 7)]
 
 
 def test_rates_rise_linearly_after_a_growth_and_follow_the_schedule() -> None:

@@ -26,10 +26,9 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.cost import RankMemory
 from widthwise.runs.rank_memory import Layout, ShardedModel
 from widthwise.runs.save import write_first
-from widthwise.training.growth_step import EntryRates
-from widthwise.training.objective import Objective
+from widthwise.training.growth_step import FrozenEntries
 from widthwise.training.teacher import LoadedTeacher
-from widthwise.training.train_state import optimizer_step
+from widthwise.training.train_state import TrainState
 
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 7}
@@ -164,14 +163,14 @@ def test_a_taught_step_needs_nearly_the_memory_that_was_said(tmp_path: Path, nam
     recipe = taught_by(tmp_path / "teacher", *TAUGHT[name], "train.micro_batch_size=null")
     model, batch = build(recipe.explicit_model, seed=0), random_tokens(recipe.train.batch_size, recipe.seq_len + 1)
     model.recompute = RECOMPUTE[recipe.train.activation_checkpointing]
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    optimizer = torch.optim.AdamW([{"params": list(model.parameters()), "lr_factor": 1.0}], foreach=False)
     with LiveMemory() as live:
         for parameter in model.parameters():
             live.see(parameter)
-        objective = Objective(recipe.train, model.config, batch.device, LoadedTeacher(recipe))
+        train_state = TrainState(recipe, recipe.phases[0], model, optimizer, teacher=LoadedTeacher(recipe))
         for _ in range(2):
             live.peak_bytes = 0
-            optimizer_step(model, optimizer, batch, objective, recipe.train)
+            train_state.train_step(1, batch)
     said = memory_of(recipe)
     assert (said.moment == "teacher") == (name == "small student"), said
     assert 0.85 < live.peak_bytes / said.total_bytes < 1.05, said
@@ -186,7 +185,7 @@ def test_the_optimizer_keeps_what_was_said(optimizer: str) -> None:
     assert memory_of(recipe).optimizer_bytes == 4 * n_numbers
 
 
-def test_entries_that_learn_apart_take_what_was_said() -> None:
+def test_frozen_entries_take_what_was_said() -> None:
     """Weights before the update, and a mark of each entry, beside what the update takes in any case."""
     wider = "growth=[{at_step: 3, freeze_steps: 2, model: {shape: {kind: explicit, widths: [24, 16, 24]}}}]"
     recipe = tiny_recipe("seq_len=3", "train.micro_batch_size=1", "model.n_layers=3", wider)
@@ -195,9 +194,9 @@ def test_entries_that_learn_apart_take_what_was_said() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    rates, peaks = EntryRates(model, growth.pace, growth.plan), []
+    frozen, peaks = FrozenEntries(model, growth.rewarmup, growth.plan), []
     for step in (4, 5):
-        with LiveMemory() as live, rates.applied(step):
+        with LiveMemory() as live, frozen.applied(step):
             for parameter in model.parameters():
                 live.see(parameter)
             optimizer.step()

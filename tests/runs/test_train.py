@@ -16,7 +16,7 @@ from widthwise.experiments.running import run_experiment
 from widthwise.model.decoder import Decoder
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train, train_or_resume
-from widthwise.training import train_state
+from widthwise.training.objective import Objective
 from widthwise.yaml_io import to_yaml
 
 NO_DATA = "data={path: nowhere}"
@@ -144,7 +144,7 @@ def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):
     def run_out_of_memory(*arguments, **settings):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(train_state, "optimizer_step", run_out_of_memory)
+    monkeypatch.setattr(Objective, "backward", run_out_of_memory)
     said = refusal(train, tiny_recipe(), tmp_path / "run")
     assert "train.micro_batch_size: 2 sequences do not fit" in said
     assert "divisor of the 4 that a process has" in said

@@ -6,7 +6,7 @@ from tiny_runs import Listener, records, tiny_recipe
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
-from widthwise.training import train_state
+from widthwise.training.objective import Objective
 from widthwise.training.step_statistics import ChoiceMeans, choice_record, dead_scores
 
 MIXTURE = "0: {ffn: {kind: moe, n_experts: 5, top_k: 2, d_expert: 7}}"
@@ -79,12 +79,12 @@ def test_training_records_and_result_of_a_mixture(tmp_path):
 
 
 def test_progress_runs_to_one_with_the_steps(tmp_path, monkeypatch):
-    seen, step = [], train_state.optimizer_step
+    seen, backward = [], Objective.backward
 
-    def watched(model, *arguments, **settings):
+    def watched(objective, model, *arguments):
         seen.append(model.progress.item())
-        return step(model, *arguments, **settings)
+        return backward(objective, model, *arguments)
 
-    monkeypatch.setattr(train_state, "optimizer_step", watched)
+    monkeypatch.setattr(Objective, "backward", watched)
     train(tiny_recipe(), tmp_path / "run")
     assert seen == pytest.approx([number / 9 for number in range(1, 10)])

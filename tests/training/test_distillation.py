@@ -45,7 +45,7 @@ def step(
     config = step_config(4, **changes, distill=DistillConfig(teacher=str(teacher), **distill))
     loaded = LoadedTeacher(student(teacher).model_copy(update={"train": config}))
     objective = Objective(config, model.config, CPU, loaded)
-    return one_step.step(model, 4, objective=objective, options={"boundaries": boundaries}, **changes)
+    return one_step.step(model, 4, objective=objective, boundaries=boundaries, **changes)
 
 
 def student(teacher: Path, *overrides: str) -> Recipe:

@@ -17,7 +17,7 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training import train_state as train_state_module
-from widthwise.training.step_statistics import LayerWatch, norms_record
+from widthwise.training.step_statistics import norms_record
 
 MODELS = {
     "x": (),
@@ -46,8 +46,7 @@ def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: st
     weights = [norm(list(layer.parameters())) for layer in model.layers]
     before = [[parameter.detach().clone() for parameter in layer.parameters()] for layer in model.layers]
     usual = model.recompute
-    with LayerWatch(model) as watch:
-        found = step(model, micro_batch_size, options={"watch": watch}, batch_size=6, max_grad_norm=UNCLIPPED)
+    found = step(model, micro_batch_size, norms_every=1, batch_size=6, max_grad_norm=UNCLIPPED)
     assert model.recompute is usual
     assert found.norms is not None
     record = norms_record(found.norms)

@@ -16,7 +16,7 @@ from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares, forced_fractions
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.ffn.width_choice_module import WidthChoosing, dynamic_modules, width_fractions
+from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.records.analysis import ForcedLoss, LayerWidths, TokenWidths
 
 N_BINS = 32
@@ -30,16 +30,12 @@ class WidthMeter:
     """Width statistics over all tokens of a text."""
 
     def __init__(self, model: Decoder):
-        modules = dynamic_modules(model)
-        self._meters = [
-            _LayerMeter(layer, modules[layer.index], model.progress, is_compiled(model.layers[layer.index]))
-            for layer in dynamic_layers(model.config)
-        ]
+        self._meters = [_LayerMeter(layer, model) for layer in dynamic_layers(model.config)]
 
     def add(self, choices: Sequence[Choices]) -> None:
         """Add the tokens of a forward pass, in the mode and under the autocast that the model ran in."""
-        for meter, fraction in zip(self._meters, width_fractions(choices)):
-            meter.add(fraction.detach().flatten())
+        for meter in self._meters:
+            meter.add(choices[meter.layer.index]["width_fraction"].detach().flatten())
 
     def summary(self) -> TokenWidths | None:
         """Return the `token_widths` of a validation record; None for a model without dynamic-width layers.
@@ -67,9 +63,13 @@ class WidthMeter:
 class _LayerMeter:
     """Sums over the tokens of one layer."""
 
-    def __init__(self, layer: DynamicLayer, ffn: WidthChoosing, progress: Tensor, is_compiled: bool):
-        self.layer, self._ffn, self._d_ff = layer, ffn, layer.d_ff
-        self._progress, self._is_compiled = progress, is_compiled
+    def __init__(self, layer: DynamicLayer, model: Decoder):
+        block = model.layers[layer.index]
+        assert isinstance(block.ffn, DynamicWidth)
+        self.layer = layer
+        self._ffn = block.ffn
+        self._progress = model.progress
+        self._is_compiled = is_compiled(block)
         self.fractions = Moments()
         self._low, self._high = math.inf, -math.inf
         self._histogram = np.zeros(N_BINS, dtype=np.int64)
@@ -87,20 +87,22 @@ class _LayerMeter:
         self._n_floor += int((values <= self.layer.narrowest + NEAR).sum())
         self._n_ceiling += int((values >= 1 - NEAR).sum())
         width = self.layer.config.full_width * fraction
+        d_ff = self.layer.config.d_ff
         self.units += [
-            len(values) * self._d_ff,
-            float((self._d_ff * fraction).double().sum()),
+            len(values) * d_ff,
+            float((d_ff * fraction).double().sum()),
             self._ffn.bucketed_units(width, self._progress),
             self._ffn.computed_units(width, self._progress, self._is_compiled),
         ]
 
     def summary(self) -> LayerWidths:
         """Return the entry of the layer; a token uses the units with centres within its width, whatever its mask."""
+        d_ff = self.layer.config.d_ff
         widest = torch.tensor(self._high * self.layer.config.full_width, dtype=torch.float64)
         max_units = int(self._ffn.used_units(widest))
         return LayerWidths(
             layer=self.layer.index + 1,
-            d_ff=self._d_ff,
+            d_ff=d_ff,
             mean=float(self.fractions.mean),
             sd=math.sqrt(self.fractions.variance),
             min=self._low,
@@ -108,7 +110,7 @@ class _LayerMeter:
             histogram=(self._histogram / self.fractions.n).tolist(),
             floor_share=self._n_floor / self.fractions.n,
             ceiling_share=self._n_ceiling / self.fractions.n,
-            dead_share=1 - max_units / self._d_ff,
+            dead_share=1 - max_units / d_ff,
             max_units=max_units,
             **self._ffn.numbers(self._progress),
         )
@@ -154,7 +156,8 @@ def losses_and_widths(model: Decoder, held_out: HeldOut, windows: Tensor, width_
             documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
             with autocast(device, held_out.precision):
                 loss = model.loss(tokens, targets, 0.0, width_fraction, documents, positions)
-                found.append(torch.stack([loss.losses, *width_fractions(loss.choices)]).double().cpu())
+                fractions = [chosen["width_fraction"] for chosen in loss.choices if "width_fraction" in chosen]
+                found.append(torch.stack([loss.losses, *fractions]).double().cpu())
     return torch.cat(found, dim=1).numpy()
 
 

@@ -16,9 +16,9 @@ from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import FeedForward
 from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.moe_module import MoE
-from widthwise.model.ffn.width_choice_module import WidthChoosing
 from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.residual.interface import Stream
 from widthwise.model.residual.over_width_module import PadEntry
@@ -83,7 +83,7 @@ def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Itera
         for name, module in ffn.named_modules():
             if isinstance(module, MoE):
                 stack.enter_context(module.w_router.register_forward_hook(partial(see_router, module)))
-            elif isinstance(module, WidthChoosing):
+            elif isinstance(module, DynamicWidth):
                 stack.enter_context(module.unskipped())
             elif name.rpartition(".")[2] == DOWN and isinstance(module, Linear):
                 stack.enter_context(module.register_forward_pre_hook(see_down))

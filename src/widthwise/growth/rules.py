@@ -7,6 +7,7 @@ the coefficients of hyper-connections, at the end, have rules of their own.
 """
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -98,34 +99,44 @@ def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
         role = "gain" if isinstance(owner.new, Norm) else "out" if new is owner.new.out_axes else "in"
         return product([_axis(owner, name, old[name], new[name], role, stream) for name in new])
 
-    return tuple(flattened(*each) for each in zip(owner.old.dimensions, owner.new.dimensions, strict=True))
+    return tuple(flattened(*sizes) for sizes in zip(owner.old.dimensions, owner.new.dimensions, strict=True))
+
+
+_RULES: dict[str, Callable[[int, int, str], AxisMap]] = {
+    "n_slots": lambda n_old, n_new, role: AxisMap.appended(n_old, n_new, zero=role == "in"),
+    "n_experts": lambda n_old, n_new, role: AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)]),
+    "n_positions": lambda n_old, n_new, role: AxisMap.appended(n_old, n_new, zero=False),
+}
+"""Axis -> map from its two sizes and its role, for axes with one rule. Copies of an old expert are adjacent."""
 
 
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
     """Map one axis. role: the tensor writes it (`out`), reads it (`in`), or multiplies it elementwise (`gain`)."""
     if owner.attention is not None and name != "d_model":
         return AxisMap.of(n_old, getattr(owner.attention, name), zero=(owner.leaf, name) in ZEROS)
-    if name in ("d_model", "stream_width", "slot_width"):
-        coordinates = stream.slot if name == "slot_width" else stream
-        if role == "in":
-            return coordinates.read(n_old, n_new)
-        is_table = name == "stream_width" or (name == "d_model" and isinstance(owner.new, Table))
-        written = (coordinates.table if is_table else coordinates.written)(n_old, n_new)
-        # New coordinates hold 0, so that gains are free there; biases of a LayerNorm must be 0.
-        is_norm_bias = owner.name.endswith(".bias") and isinstance(getattr(owner.parent, owner.leaf), LayerNorm)
-        return AxisMap.of(n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
-    if name == "n_slots":
-        return AxisMap.appended(n_old, n_new, zero=role == "in")
     if owner.ffn is not None and name in owner.ffn.hidden_axes.values():
         check_not_less(owner.name, n_old, n_new)
         return AxisMap.of(n_old, owner.ffn.units_before(n_old, n_new), zero=role == "in")
-    if name == "n_experts":  # copies of an old expert are adjacent
-        return AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)])
-    if name == "n_positions" and n_new >= n_old:
-        return AxisMap.appended(n_old, n_new, zero=False)
+    if name in ("d_model", "stream_width"):
+        is_table = name == "stream_width" or isinstance(owner.new, Table)
+        return _stream_axis(owner, n_old, n_new, role, stream, is_table)
+    if name == "slot_width":
+        return _stream_axis(owner, n_old, n_new, role, stream.slot, is_table=False)
+    if name in _RULES and n_new >= n_old:
+        return _RULES[name](n_old, n_new, role)
     if n_old != n_new:
         raise UserError(f"{owner.name}: axis {name} cannot grow from {n_old} to {n_new} without changing the function")
     return AxisMap.same(n_old)
+
+
+def _stream_axis(owner: Owner, n_old: int, n_new: int, role: str, stream: StreamMap, is_table: bool) -> AxisMap:
+    """Map an axis over coordinates of the stream. is_table: the columns of the embedding."""
+    if role == "in":
+        return stream.read(n_old, n_new)
+    written = stream.table(n_old, n_new) if is_table else stream.written(n_old, n_new)
+    # New coordinates hold 0, so that gains are free there; biases of a LayerNorm must be 0.
+    is_norm_bias = owner.name.endswith(".bias") and isinstance(getattr(owner.parent, owner.leaf), LayerNorm)
+    return AxisMap.of(n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
 
 
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:

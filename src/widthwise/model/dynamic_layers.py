@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from widthwise.model.config import ModelConfig
-from widthwise.model.ffn.width_choice import WidthChoosingConfig
+from widthwise.model.ffn.dynamic import DynamicConfig
+from widthwise.model.ffn.swiglu import swiglu_cost
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class DynamicLayer:
 
     index: int
     """Position among all layers, from 0."""
-    config: WidthChoosingConfig
+    config: DynamicConfig
     flops_per_unit: float
     """Forward FLOPs per token of one hidden unit."""
 
@@ -23,22 +24,17 @@ class DynamicLayer:
         return self.config.min_fraction if self.config.mask.has_width else 1.0
 
     @property
-    def d_ff(self) -> int:
-        """Hidden units, those of all blocks."""
-        return sum(self.config.hidden_widths)
-
-    @property
     def full_flops(self) -> float:
         """Forward FLOPs per token at full width, without the score."""
-        return self.flops_per_unit * self.d_ff
+        return self.flops_per_unit * self.config.d_ff
 
 
 def dynamic_layers(model: ModelConfig) -> tuple[DynamicLayer, ...]:
     """The dynamic-width layers of a model, first to last."""
     return tuple(
-        DynamicLayer(index, layer.ffn, layer.ffn.flops_of_units(1, layer.d_model, layer.d_out))
+        DynamicLayer(index, layer.ffn, swiglu_cost(layer.d_model, 1, layer.d_out).flops)
         for index, layer in enumerate(model.layers)
-        if isinstance(layer.ffn, WidthChoosingConfig)
+        if isinstance(layer.ffn, DynamicConfig)
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from widthwise.growth.plan import GrowthPlan
 
 
-class Pace(Config):
+class Rewarmup(Config):
     """Learning rates after a growth, as factors on those of the schedule. Steps are counted from 1."""
 
     after_step: pydantic.NonNegativeInt
@@ -25,11 +25,17 @@ class Pace(Config):
     """Steps over which rates rise linearly from 0 to those of the schedule."""
     freeze_steps: pydantic.NonNegativeInt = 0
     """Steps in which the old entries stay as they are."""
+    grown_from: ModelConfig | None = None
+    """The model before `widthwise grow`, where it freezes the old entries."""
+    layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
+    """For each layer the one of that model that it comes from, or null."""
 
     @classmethod
     def after(cls, step: int, choices: GrowthChoices, settling_steps: int, n_left: int, is_verb: bool = False) -> Self:
-        """The rates after a growth at a step that leaves so many; by default they rise for those that the optimizer
-        looks back. is_verb: the choices are options of `widthwise grow`. Raises UserError for more steps than are left.
+        """Return the rates after a growth at a step with n_left steps to come.
+
+        By default they rise over the steps that the optimizer looks back. is_verb: the choices are options of
+        `widthwise grow`. Raises UserError for more steps than are left.
         """
         steps = min(settling_steps, n_left) if choices.rewarmup_steps is None else choices.rewarmup_steps
         for name, n_steps in (("rewarmup_steps", steps), ("freeze_steps", choices.freeze_steps)):
@@ -38,45 +44,23 @@ class Pace(Config):
                 raise UserError(f"{option}: got {n_steps}; the run has only {n_left} more steps")
         return cls(after_step=step, steps=steps, freeze_steps=choices.freeze_steps)
 
-    def of_all(self, step: int) -> float:
-        """The factor of every entry, old or new."""
+    def factor(self, step: int) -> float:
+        """Return the factor of every rate at a step."""
         n_done = step - self.after_step
         return n_done / self.steps if 0 < n_done < self.steps else 1.0
 
-    def is_frozen(self, step: int) -> bool:
-        """Return True if the old entries stay as they are."""
-        return 0 < step - self.after_step <= self.freeze_steps
-
     @property
-    def end_apart(self) -> int:
+    def frozen_until(self) -> int:
         """The last step in which old entries stay as they are; `after_step` if there is none."""
         return self.after_step + self.freeze_steps
 
     def check_next(self, start: int, next_growth: str) -> None:
-        """Raises UserError if the model grows again while its new and old entries learn at different rates."""
-        if self.after_step < start < self.end_apart:
+        """Raises UserError if the model grows again while its old entries are frozen."""
+        if self.after_step < start < self.frozen_until:
             raise UserError(
-                f"{next_growth}: comes after step {start}; new and old entries of the growth after step "
-                f"{self.after_step} learn at rates of their own until step {self.end_apart}"
+                f"{next_growth}: comes after step {start}; the old entries of the growth after step {self.after_step} "
+                f"are frozen until step {self.frozen_until}"
             )
-
-
-class Rewarmup(Pace):
-    """The rates after `widthwise grow`."""
-
-    grown_from: ModelConfig | None = None
-    """The model before, where old and new entries are told apart."""
-    layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
-    """For each layer the one of that model that it comes from, or null."""
-
-    def plan(self, grown: ModelConfig) -> "GrowthPlan | None":
-        """The growth of a model, as far as it tells which entries are new."""
-        if self.grown_from is None:
-            return None
-        from widthwise.growth.correspondence import align
-        from widthwise.growth.plan import plan_growth
-
-        return plan_growth(self.grown_from, grown, align(self.grown_from, grown, self.layers))
 
 
 class _Moment(Config):
@@ -105,7 +89,7 @@ class Growth:
     """Its place among the events of the recipe, from 0."""
     event: GrowthEvent
     plan: "GrowthPlan"
-    pace: Pace
+    rewarmup: Rewarmup
 
     def seed(self, run_seed: int) -> int:
         """The seed from which the new entries of this growth are drawn."""
@@ -119,7 +103,7 @@ class Growth:
                 "at_step": at_step,
                 "model": self.plan.new,
                 "layers": self.plan.correspondence.layers,
-                "rewarmup_steps": self.pace.steps,
+                "rewarmup_steps": self.rewarmup.steps,
             }
         )
 
@@ -161,13 +145,13 @@ def grown_phases(first: Phase, events: Sequence[GrowthEvent], seq_len: int, sett
         if start <= before.start:
             raise UserError(f"{where}: comes after step {start}; the event before it came after step {before.start}")
         if before.growth is not None:
-            before.growth.pace.check_next(start, where)
+            before.growth.rewarmup.check_next(start, where)
         section = changed_section(before.section, event.model, f"{where}.model")
         with mistakes_at(where):
             wanted = section.resolve(seq_len)
         with mistakes_of(where):
-            pace = Pace.after(start, event, settling_steps, n_steps - start)
+            rewarmup = Rewarmup.after(start, event, settling_steps, n_steps - start)
             plan = plan_growth(before.model, wanted, align(before.model, wanted, event.layers))
-            growth = Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)
+            growth = Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), rewarmup)
         phases += [replace(before, end=start), Phase(start, n_steps, section, growth.plan.new, growth)]
     return tuple(phases)

@@ -110,11 +110,11 @@ class Recipe(Config):
                 factors = grown_factors(each.growth.plan, factors)
         return self.optimizer.with_scaled(factors)
 
-    def learns_apart(self, phase: Phase) -> bool:
-        """Return True if new and old entries of a phase's model learn at different rates in some of its steps."""
+    def freezes(self, phase: Phase) -> bool:
+        """Return True if old entries of the model of a phase are frozen in some of its steps."""
         if phase.growth is None:
             return self.rewarmup is not None and self.rewarmup.grown_from is not None
-        return phase.growth.pace.end_apart > phase.start
+        return phase.growth.rewarmup.freeze_steps > 0
 
     def resolved(self) -> "Recipe":
         """The same run with the explicit layers of every model."""
@@ -130,8 +130,8 @@ class Recipe(Config):
     def lr_factor(self, step: int) -> float:
         """Return the factor on the optimizer's rates at a step, counted from 1."""
         factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
-        growths = (phase.growth.pace.of_all(step) for phase in self.phases if phase.growth is not None)
-        return factor * min(growths, default=1.0) * (1.0 if self.rewarmup is None else self.rewarmup.of_all(step))
+        growths = (phase.growth.rewarmup.factor(step) for phase in self.phases if phase.growth is not None)
+        return factor * min(growths, default=1.0) * (1.0 if self.rewarmup is None else self.rewarmup.factor(step))
 
     def check(self) -> None:
         """Raises UserError where the parts do not fit together, so that training could not work or not finish."""

@@ -108,8 +108,8 @@ class RankMemory(Record):
     the gradients of its activations."""
     buffer_bytes: int
     """The larger of two needs that do not meet: logits and weight gradient of the loss, and gathered layers with their
-    gradients; what tells documents of a row apart, if `data` asks for that; and for new and old entries that learn at
-    rates of their own, a mark of each entry and, in the update, the weights before it."""
+    gradients; what tells documents of a row apart, if `data` asks for that; and for a growth that freezes its old
+    entries, a mark of each entry and, in the update, the weights before it."""
     teacher_bytes: int = 0
     """Bytes of a teacher: its weights, divided as the student's are; in its own pass what that holds; in the loss its
     logits and hidden states; and what the backward pass keeps of those."""

@@ -80,12 +80,12 @@ def recipe_with(source: RunCheckpoint, plan: GrowthPlan) -> Recipe:
 
 
 def check_can_go_on(source: RunCheckpoint) -> None:
-    """Raises UserError where records of the run are missing or were changed, and while new and old entries of its last
-    growth learn at rates of their own, which would be lost."""
+    """Raises UserError where records of the run are missing or were changed, and while old entries of its last growth
+    are frozen, which would be lost."""
     source.run.check_seal(checkpoint_folder.manifest_of(source.saved).seal, source.saved.name)
     growth = source.recipe.phase_at(source.step).growth
     if growth is not None:
-        growth.pace.check_next(source.step, str(source.run.path))
+        growth.rewarmup.check_next(source.step, str(source.run.path))
 
 
 def carry_out(

@@ -169,7 +169,7 @@ def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: 
     rewarmup = Rewarmup.after(source.step, options, recipe.optimizer.settling_steps, n_left, is_verb=True)
     if rewarmup.steps == rewarmup.freeze_steps == 0:
         return None
-    if rewarmup.end_apart == source.step:
+    if rewarmup.freeze_steps == 0:
         return rewarmup
     return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 

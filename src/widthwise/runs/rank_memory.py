@@ -99,8 +99,8 @@ class ShardedModel:
         learns_apart: bool = False,
     ):
         """device_type: cuda or cpu; the loss works in smaller chunks on a CPU. packing: how rows are read, as the data
-        section of a recipe says. learns_apart: whether new and old entries of a growth learn at rates of their own; see
-        `training.entry_rates`.
+        section of a recipe says. learns_apart: whether old entries of a growth are frozen in some steps; see
+        `training.growth_step`.
         """
         self.model, self.units = model, sharded_units(model)
         self._root = self.units[-1]
@@ -118,7 +118,7 @@ class ShardedModel:
     @classmethod
     def of(cls, recipe: Recipe, device_type: str = "cuda") -> Self:
         """The model with which the run of a recipe ends; the largest, if it grows."""
-        learns_apart = recipe.learns_apart(recipe.phases[-1])
+        learns_apart = recipe.freezes(recipe.phases[-1])
         return cls(blueprint(recipe.final_model), recipe.optimizer, device_type, recipe.data, learns_apart)
 
     @property

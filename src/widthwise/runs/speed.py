@@ -15,10 +15,9 @@ from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
-from widthwise.training.objective import Objective
 from widthwise.training.observer import Observer
 from widthwise.training.teacher import LoadedTeacher
-from widthwise.training.train_state import optimizer_step
+from widthwise.training.train_state import TrainState
 
 BF16_GAIN = 1.3
 """Least ratio of a CPU's time for products in fp32 to that in bf16 for which `precision: auto` means bf16."""
@@ -55,14 +54,15 @@ def bf16_gain() -> float:
 
 def step_seconds(recipe: Recipe) -> float:
     """Seconds of a training step of a recipe's model on this CPU, measured with this process's number of threads."""
-    config, given = recipe.explicit_model, recipe.train
-    model = build(config, seed=0)
-    optimizer = AdamWConfig(lr=1e-4).build(model)
-    batch = torch.randint(config.vocab_size, (given.batch_size, recipe.seq_len + 1))
+    given = recipe.train
     train = TrainConfig(steps=1, batch_size=given.batch_size, precision=given.settled_precision, distill=given.distill)
     teacher = None if given.distill is None else LoadedTeacher(recipe)
-    objective = Objective(train, config, torch.device("cpu"), teacher)
-    return seconds(lambda: optimizer_step(model, optimizer, batch, objective, train), n_calls=2)
+    model = build(recipe.explicit_model, seed=0)
+    optimizer = AdamWConfig(lr=1e-4).build(model)
+    plain = recipe.model_copy(update={"train": train, "growth": (), "rewarmup": None})
+    train_state = TrainState(plain, plain.phases[0], model, optimizer, teacher=teacher)
+    batch = torch.randint(model.config.vocab_size, (given.batch_size, recipe.seq_len + 1))
+    return seconds(lambda: train_state.train_step(1, batch), n_calls=2)
 
 
 def seconds(run: Callable[[], object], n_calls: int = 5) -> float:

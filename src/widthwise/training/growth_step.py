@@ -1,6 +1,6 @@
-"""Growth of a model that is being trained, with the state of its optimizer, and the learning rates that follow.
+"""Growth of a model in training with its optimizer state, and the steps in which its old entries are frozen.
 
-Tensors are carried over one at a time: of processes that share a model, none ever holds more than one of them whole.
+Tensors are carried over one at a time: no process that shares a model holds more than one of them whole.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from widthwise.growth.plan import GrowthPlan, grown_states
+from widthwise.growth.correspondence import align
+from widthwise.growth.plan import GrowthPlan, grown_states, plan_growth
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows, is_shared, whole, with_rows
-from widthwise.recipe.growth_events import Growth, Pace, Phase
+from widthwise.recipe.growth_events import Growth, Phase, Rewarmup
 from widthwise.recipe.recipe import Recipe
 
 Value = TypeVar("Value")
@@ -23,10 +24,9 @@ ModelAndOptimizer = tuple[Decoder, torch.optim.Optimizer]
 
 
 def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_seed: int) -> None:
-    """Fills a larger model that has no weights yet, and an optimizer that has made no step.
+    """Fill a larger model without weights, and an optimizer that has made no step.
 
-    What is drawn follows from the run's seed and the number of the event. All is made on the CPU, so that a seed names
-    one set of weights.
+    Draws follow from the run's seed and the number of the event, on the CPU, so that a seed names one set of weights.
     """
     model, optimizer = new
     weights = _Gathered(dict(old[0].named_parameters()), lambda parameter: whole(parameter.detach()).cpu())
@@ -35,7 +35,7 @@ def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_see
 
 
 class _Gathered(Mapping[str, Value]):
-    """Entries by name, each gathered whole onto the CPU when it is asked for, and not to know that it is there."""
+    """Entries by name, gathered whole onto the CPU by `[]`, but not by `in`."""
 
     def __init__(self, entries: Mapping[str, Any], gather: Callable[[Any], Value]):
         self._entries, self._gather = entries, gather
@@ -54,15 +54,15 @@ class _Gathered(Mapping[str, Value]):
 
 
 def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> Mapping[str, dict[str, Tensor]]:
-    """Return the optimizer's state of every parameter that has one, gathered onto the CPU when it is asked for."""
+    """Return the optimizer's state of every parameter that has one, gathered onto the CPU when it is read."""
     named = dict(model.named_parameters())
-    states = {name: optimizer.state[each] for name, each in named.items() if each in optimizer.state}
+    states = {name: optimizer.state[weight] for name, weight in named.items() if weight in optimizer.state}
     # Sorted, because processes gather together: after a checkpoint was read, each may have another order.
     return _Gathered(states, lambda state: {part: whole(value).cpu() for part, value in sorted(state.items())})
 
 
 def adopt(optimizer: torch.optim.Optimizer, model: Decoder, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-    """Gives an optimizer that has made no step the state of its parameters, whole tensors by name and part."""
+    """Give an optimizer that has made no step the state of its parameters, whole tensors by name and part."""
     parameters = dict(model.named_parameters())
     for name, parts in states:
         parameter = parameters[name]
@@ -70,9 +70,9 @@ def adopt(optimizer: torch.optim.Optimizer, model: Decoder, states: Iterable[tup
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A part of a parameter's state, where the parameter is, of which a process keeps the rows that it has of it.
+    """Return a part of a parameter's state on its device, of which a process keeps its rows of the parameter.
 
-    Copied, because kernels may round differently by alignment, and a part may be the old optimizer's own.
+    Copied, because kernels may round differently by alignment, and a part may belong to the old optimizer.
     """
     if not value.shape or not is_shared(parameter):
         return value.to(parameter.device, copy=True)
@@ -80,40 +80,44 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class EntryRates:
-    """Old entries of a model that stay as they are while the new ones learn, whatever its optimizer.
+class FrozenEntries:
+    """The old entries of a grown model, which stay as they are in some steps, whatever its optimizer.
 
-    Moments of entries that stay still go on as if they moved. All follows from the step, so that a run can be resumed
-    anywhere; each process does it to the rows that it holds.
+    Their moments are updated as if they moved. All follows from the step, so that a run can be resumed anywhere; each
+    process restores the rows that it holds.
     """
 
     model: Decoder
-    pace: Pace
+    rewarmup: Rewarmup
     plan: GrowthPlan
 
     @classmethod
-    def of(cls, recipe: Recipe, phase: Phase, model: Decoder) -> "EntryRates | None":
-        """The rates after the growth that a phase began with, in this run or by `widthwise grow`; None without one."""
+    def of(cls, recipe: Recipe, phase: Phase, model: Decoder) -> "FrozenEntries | None":
+        """Return those of the growth that a phase began with, in this run or by `widthwise grow`; None without one."""
         if phase.growth is not None:
-            return cls(model, phase.growth.pace, phase.growth.plan)
-        plan = None if recipe.rewarmup is None else recipe.rewarmup.plan(phase.model)
-        return None if recipe.rewarmup is None or plan is None else cls(model, recipe.rewarmup, plan)
+            return cls(model, phase.growth.rewarmup, phase.growth.plan)
+        if recipe.rewarmup is None or recipe.rewarmup.grown_from is None:
+            return None
+        old = recipe.rewarmup.grown_from
+        plan = plan_growth(old, phase.model, align(old, phase.model, recipe.rewarmup.layers))
+        return cls(model, recipe.rewarmup, plan)
 
     @contextmanager
     def applied(self, step: int) -> Iterator[None]:
-        """Undo what the block moves the old entries by, where they are frozen at this step."""
-        if not self.pace.is_frozen(step):
+        """Restore the old entries after the block, if they are frozen at this step."""
+        if not self.rewarmup.after_step < step <= self.rewarmup.frozen_until:
             yield
             return
         parameters = dict(self.model.named_parameters())
-        before = {name: held(each.detach()).clone() for name, each in parameters.items()}
+        before = {name: held(parameter.detach()).clone() for name, parameter in parameters.items()}
         yield
-        for name, each in parameters.items():
-            moved = held(each.detach())
+        for name, parameter in parameters.items():
+            moved = held(parameter.detach())
             moved.copy_(torch.lerp(before[name], moved, self._is_new[name].to(moved.dtype)))
 
     @cached_property
     def _is_new(self) -> Mapping[str, Tensor]:
         """bool, by parameter: the new ones among the entries that this process holds."""
-        new, parameters = self.plan.is_new(), dict(self.model.named_parameters())
-        return {name: new[name][held_rows(each)].to(held(each).device) for name, each in parameters.items()}
+        is_new = self.plan.is_new()
+        parameters = self.model.named_parameters()
+        return {name: is_new[name][held_rows(weight)].to(held(weight).device) for name, weight in parameters}

@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
+from widthwise.data.loader import Boundaries
 from widthwise.growth.plan import GrowthPlan
+from widthwise.kernels.dispatch import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
-from widthwise.model.decoder import Loss
+from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.training.step_statistics import ChoiceMeans
+from widthwise.training.processes import Processes
+from widthwise.training.step_statistics import ChoiceMeans, MTPLosses
 from widthwise.training.teacher import LoadedTeacher
 
 
@@ -29,46 +32,92 @@ class Objective:
         self, config: TrainConfig, model: ModelConfig, device: torch.device, teacher: LoadedTeacher | None = None
     ):
         assert (teacher is None) == (config.distill is None)
-        budget, self._nested, self.z_loss = config.width_budget, config.nested, config.z_loss
-        self._budget = None if budget is None or not chooses_width(model) else WidthBudget(budget, model, device)
+        self._config = config
+        self._budget: WidthBudget | None = None
+        if config.width_budget is not None and chooses_width(model):
+            self._budget = WidthBudget(config.width_budget, model, device)
+        self._fractions: list[float] = []
+        if config.nested is not None:
+            self._fractions = forced_fractions(dynamic_layers(model), config.nested.n_widths)
         self.teacher = teacher
-        if self._nested is not None:
-            self._fractions = forced_fractions(dynamic_layers(model), self._nested.n_widths)
+
+    def backward(
+        self, model: Decoder, batch: Tensor, boundaries: Boundaries, processes: Processes
+    ) -> tuple[Tensor, ChoiceMeans, MTPLosses]:
+        """Add the gradient of the mean objective over a batch to the parameters of a model.
+
+        The gradient does not depend on the number of sequences in a forward pass (`train.micro_batch_size`) nor on the
+        number of processes, except for rounding and for terms that are not linear in the tokens: the balance loss of a
+        mixture of experts and the damping of a width budget.
+
+        batch: the rows of this process, integers (B, seq_len + 1).
+        Returns the sum of the language-model losses in float64, the choices and the losses of the MTP heads, all of the
+        first pass and of this process.
+        """
+        loss = torch.zeros((), dtype=torch.float64, device=batch.device)
+        choices = ChoiceMeans()
+        mtp_losses = MTPLosses()
+        parts = batch.split(self._config.sequences_per_pass)
+        passes = self.draw_passes()
+        for part, rows in enumerate(parts, start=1):
+            tokens = rows[:, :-1]
+            targets = rows[:, 1:]
+            documents = boundaries.documents(tokens)
+            positions = boundaries.positions(tokens)
+            for index, width_fraction in enumerate(passes):
+                processes.set_gradient_sync(model, is_last=(part, index) == (len(parts), len(passes) - 1))
+                with autocast(batch.device, self._config.settled_precision):
+                    # Only the call holds the output of the teacher, which is freed before the backward pass.
+                    forward = model.loss(
+                        tokens,
+                        targets,
+                        self._config.z_loss,
+                        width_fraction,
+                        documents,
+                        positions,
+                        self.teacher and self.teacher.read(tokens, documents, positions),
+                    )
+                (self.term(forward, width_fraction) * (len(rows) / len(batch))).backward()
+                if index == 0:
+                    loss += forward.losses.sum(dtype=torch.float64)
+                    choices.add(forward.choices, len(rows))
+                    mtp_losses.add(forward.mtp_losses)
+        return loss, choices, mtp_losses
 
     def draw_passes(self) -> Sequence[float | None]:
         """Draw the width fraction that each pass of the next step forces; None leaves it to the tokens.
 
         Draws from torch's generator.
         """
-        if self._nested is None:
+        if self._config.nested is None:
             return (None,)
         drawn = self._fractions[int(torch.randint(len(self._fractions) - 1, ()))]
-        return [*[None] * self._nested.chosen, 1.0, drawn]
+        return [None, 1.0, drawn] if self._config.nested.chosen else [1.0, drawn]
 
     def term(self, loss: Loss, width_fraction: float | None) -> Tensor:
-        """The term of one pass, a scalar to differentiate. The budget joins only where tokens chose their widths."""
+        """Return the scalar of one pass to differentiate. The budget joins only where tokens chose their widths."""
         if self._budget is None or width_fraction is not None:
             return loss.objective
         return loss.objective + self._budget.term(loss.choices)
 
     def end_step(self, choices: ChoiceMeans) -> None:
-        """Takes in what the layers chose over the whole batch."""
+        """Move the price of a width budget by the choices of the layers over the whole batch."""
         if self._budget is not None:
             self._budget.end_step(choices.means())
 
     def state(self) -> list[float]:
-        """The state that a checkpoint keeps: the price, where there is one. Waits for the device."""
+        """Return the state for a checkpoint: the price, if there is one. Waits for the device."""
         return [] if self._budget is None else self._budget.price.tolist()
 
     def load_state(self, state: Sequence[float]) -> None:
-        """Restores a `state`. Raises UserError for one of another kind of budget."""
+        """Restore a `state`. Raises UserError for the state of another kind of budget."""
         if self._budget is not None:
             if len(state) != 1:
                 raise UserError(f"resume: the saved width_prices are {len(state)}; must be 1")
             self._budget.price = self._budget.price.new_tensor(state)
 
     def record(self) -> dict[str, Any]:
-        """The entries of a training record. width_price: of the next step."""
+        """Return the entries of a training record. width_price: of the next step."""
         return {} if self._budget is None else {"width_price": self._budget.price.item()}
 
 
@@ -96,7 +145,7 @@ class WidthBudget:
         return self.config.term(self._mean(choices), self.price).sum()
 
     def end_step(self, means: Sequence[Choices]) -> None:
-        """Moves the price. means: the layers' choices, averaged over the whole batch."""
+        """Move the price. means: the layers' choices, averaged over the whole batch."""
         self.price = self.config.next_price(self._mean(means), self.price)
 
     def _mean(self, choices: Sequence[Choices]) -> Tensor:

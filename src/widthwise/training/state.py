@@ -17,7 +17,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import SpikePolicy, StopAtSpike, TrainConfig
 from widthwise.records.run import DESCENTS
 from widthwise.run_dir import RunDiverged
-from widthwise.training.processes import ALONE, Processes
+from widthwise.training.processes import Processes
 
 
 @dataclass
@@ -136,9 +136,6 @@ class Gate:
         self._norms.clear()
         self._norms.extend(state.grad_norms)
         self._n_skipped = state.n_skipped
-
-
-ALWAYS_OPEN = Gate(StopAtSpike(), ALONE)
 
 
 def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:

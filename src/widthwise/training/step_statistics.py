@@ -9,7 +9,7 @@ from torch import Tensor
 
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.width_choice_module import dynamic_modules
+from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.recompute import Recompute
 from widthwise.model.shards import held, whole
 from widthwise.training.processes import Processes
@@ -77,8 +77,8 @@ def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
     record: dict[str, Any] = dict(choices.record())
     if "width_fraction" in record:
         norms: list[float | None] = [None] * model.config.n_layers
-        for index, ffn in dynamic_modules(model).items():
-            if parameters := ffn.choice_parameters():
+        for index, layer in enumerate(model.layers):
+            if isinstance(layer.ffn, DynamicWidth) and (parameters := layer.ffn.choice_parameters()):
                 gradients = [each.grad for each in parameters if each.grad is not None]
                 norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
         record["score_grad_norm"] = norms

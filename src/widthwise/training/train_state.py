@@ -1,6 +1,6 @@
 """The train state: the model of a phase with its optimizer and objective, and the step that trains it."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
-from widthwise.kernels.dispatch import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
@@ -19,15 +18,12 @@ from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.training.growth_step import EntryRates, grow
+from widthwise.training.growth_step import FrozenEntries, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.state import ALWAYS_OPEN, Gate
+from widthwise.training.state import Gate
 from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record
 from widthwise.training.teacher import LoadedTeacher
-
-WHOLE_UPDATES = nullcontext()
-"""Lets the optimizer move all entries as it would."""
 
 
 @dataclass(frozen=True)
@@ -49,67 +45,8 @@ class StepOutcome:
     """Norms of each layer, if they were due; see `LayerWatch.measured`."""
 
 
-def optimizer_step(
-    model: Decoder,
-    optimizer: torch.optim.Optimizer,
-    batch: Tensor,
-    objective: Objective,
-    config: TrainConfig,
-    processes: Processes = ALONE,
-    gate: Gate = ALWAYS_OPEN,
-    watch: LayerWatch | None = None,
-    boundaries: Boundaries = NO_BOUNDARIES,
-    moving: AbstractContextManager[None] = WHOLE_UPDATES,
-) -> StepOutcome:
-    """Moves the weights along the gradient of the mean objective over the batch, if the gate lets it.
-
-    batch: this process's part of it, integers (B, seq_len + 1); all processes have equally many rows. The gradient does
-    not depend on the number of sequences in a forward pass (`config.sequences_per_pass`), except for rounding and for
-    terms that are not linear in the tokens: the balance loss of a mixture of experts and the damping of a width budget.
-    Nor does it depend on the number of processes, with the same exceptions.
-    moving: stands around the optimizer's own step.
-    """
-    optimizer.zero_grad(set_to_none=True)
-    loss = torch.zeros((), dtype=torch.float64, device=batch.device)
-    choices, mtp_losses = ChoiceMeans(), MTPLosses()
-    parts, passes = batch.split(config.sequences_per_pass), objective.draw_passes()
-    for part, rows in enumerate(parts, start=1):
-        weight = len(rows) / len(batch)
-        for index, width_fraction in enumerate(passes):
-            processes.set_gradient_sync(model, is_last=(part, index) == (len(parts), len(passes) - 1))
-            tokens, targets = rows[:, :-1], rows[:, 1:]
-            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
-            with autocast(batch.device, config.settled_precision):
-                told, teacher = (documents, positions), objective.teacher
-                # The call alone holds what the teacher says, so that the backward pass finds it gone.
-                found = model.loss(
-                    tokens, targets, objective.z_loss, width_fraction, *told, teacher and teacher.read(tokens, *told)
-                )
-            (objective.term(found, width_fraction) * weight).backward()
-            if index == 0:
-                loss += found.losses.sum(dtype=torch.float64)
-                choices.add(found.choices, len(rows))
-                mtp_losses.add(found.mtp_losses)
-    if watch is not None:
-        watch.before_update()
-    grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
-    n_skipped = gate.n_skipped(grad_norm)
-    if not n_skipped:
-        with moving:
-            optimizer.step()
-    sums = iter(processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums]))
-    loss = next(sums)
-    choices.reduced(processes.world_size, sums)
-    mtp_losses.reduced(processes.world_size, sums)
-    if not n_skipped:
-        objective.end_step(choices)
-    norms = None if watch is None else watch.measured(processes)
-    n_targets = batch[:, 1:].numel() * processes.world_size
-    return StepOutcome(loss / n_targets, grad_norm, choices, mtp_losses, n_skipped, norms)
-
-
 def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:
-    """A model compiled and divided as a recipe says, whose weights are still to be set. Called by all processes.
+    """Return a compiled and divided model, whose weights are still to be set. Called by all processes.
 
     The order matters: a compiled layer is divided as one, and nothing has memory before it is divided. Raises UserError
     where a process has no room for its part.
@@ -133,14 +70,17 @@ class TrainState:
         phase: Phase,
         model: Decoder,
         optimizer: torch.optim.Optimizer,
-        processes: Processes,
+        processes: Processes = ALONE,
         teacher: LoadedTeacher | None = None,
     ):
-        self._recipe, self._config, self._processes = recipe, recipe.train, processes
-        self.model, self.optimizer = model, optimizer
+        self._recipe = recipe
+        self._config = recipe.train
+        self._processes = processes
+        self.model = model
+        self.optimizer = optimizer
         self.device = processes.device
         self.objective = Objective(self._config, model.config, self.device, teacher)
-        self._rates = EntryRates.of(recipe, phase, model)
+        self._frozen = FrozenEntries.of(recipe, phase, model)
         self.gate = Gate(self._config.on_spike, processes)
         self.flops_per_token = self._config.flops_per_token(model.config, recipe.seq_len)
         """Training FLOPs, with every pass of a step."""
@@ -149,13 +89,13 @@ class TrainState:
     def untrained(
         cls, recipe: Recipe, phase: Phase, processes: Processes = ALONE, teacher: LoadedTeacher | None = None
     ) -> "TrainState":
-        """A phase's model with initial weights. Raises UserError where it does not fit into memory."""
+        """Return the state of a phase with initial weights. Raises UserError where it does not fit into memory."""
         model = assembled(phase.model, recipe.train, processes)
         model.init_weights(recipe.train.seed)
         return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes, teacher)
 
     def grown(self, phase: Phase) -> "TrainState":
-        """The larger model of the next phase, which goes on from this one. Raises UserError as `untrained` does."""
+        """Return the state of the next phase, grown from this one. Raises UserError as `untrained` does."""
         assert phase.growth is not None
         recipe, growth = self._recipe, phase.growth
         with allocating(f"growth.{growth.index}: the larger model does not fit into the memory of the device"):
@@ -175,50 +115,64 @@ class TrainState:
         return {**outcome.mtp_losses.record(), **choices, **self.objective.record()}
 
     def set_progress(self, step: int) -> None:
-        """Tells the model how far training has come."""
+        """Tell the model how far training has come."""
         self.model.progress.fill_(step / self._config.steps)
 
     def lr(self, step: int) -> float:
-        """The learning rate of a step, counted from 1."""
+        """Return the learning rate of a step, counted from 1."""
         return self._recipe.optimizer.lr * self._recipe.lr_factor(step)
 
     def gathered_model(self) -> Decoder | None:
-        """The model without its division among processes, in the first of them; itself where there is one.
+        """Return the model without its division among processes, on rank 0; itself where there is one process.
 
-        Raises UserError in all of them where the first has no room for it.
+        Raises UserError in all of them where rank 0 has no room for it.
         """
         if self._processes.world_size == 1:
             return self.model
         model = blueprint(self.model.config).to(self.model.embedding.weight.dtype)
         self._processes.on_rank_zero(lambda: allocate(model, self.device))
-        own = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         for name, parameter in self.model.named_parameters():
             weight = whole(parameter.detach())
             if self._processes.is_rank_zero:
-                put(own[name], weight)
+                put(parameters[name], weight)
         return model if self._processes.is_rank_zero else None
 
     def train_step(self, step: int, batch: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> StepOutcome:
-        """One optimizer step. Raises UserError where its forward passes do not fit into memory."""
+        """Move the weights along the gradient of the mean objective over a batch, if the gate lets them.
+
+        batch: the rows of this process, integers (B, seq_len + 1); all processes have equally many. Raises UserError
+        where the forward passes do not fit into memory.
+        """
+        config = self._config
+        processes = self._processes
         self.set_progress(step)
         set_lr(self.optimizer, self.lr(step))
-        with allocating(
-            f"train.micro_batch_size: {min(self._config.sequences_per_pass, len(batch))} sequences do not fit into the "
-            f"memory of the device; use a smaller divisor of the {len(batch)} that a process has of a step"
+        watch = None
+        if config.norms_every is not None and step % config.norms_every == 0:
+            watch = LayerWatch(self.model)
+        with (
+            allocating(
+                f"train.micro_batch_size: {min(config.sequences_per_pass, len(batch))} sequences do not fit into the "
+                f"memory of the device; use a smaller divisor of the {len(batch)} that a process has of a step"
+            ),
+            watch or nullcontext(),
         ):
-            batch, every = batch.to(self.device), self._config.norms_every
-            is_watched = every is not None and step % every == 0
-            moving = WHOLE_UPDATES if self._rates is None else self._rates.applied(step)
-            with LayerWatch(self.model) if is_watched else nullcontext() as watch:
-                return optimizer_step(
-                    self.model,
-                    self.optimizer,
-                    batch,
-                    self.objective,
-                    self._config,
-                    self._processes,
-                    self.gate,
-                    watch,
-                    boundaries,
-                    moving,
-                )
+            batch = batch.to(self.device)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss, choices, mtp_losses = self.objective.backward(self.model, batch, boundaries, processes)
+            if watch is not None:
+                watch.before_update()
+            grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm))
+            n_skipped = self.gate.n_skipped(grad_norm)
+            if n_skipped == 0:
+                with nullcontext() if self._frozen is None else self._frozen.applied(step):
+                    self.optimizer.step()
+            sums = iter(processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums]))
+            mean_loss = next(sums) / (batch[:, 1:].numel() * processes.world_size)
+            choices.reduced(processes.world_size, sums)
+            mtp_losses.reduced(processes.world_size, sums)
+            if n_skipped == 0:
+                self.objective.end_step(choices)
+            norms = None if watch is None else watch.measured(processes)
+            return StepOutcome(mean_loss, grad_norm, choices, mtp_losses, n_skipped, norms)

@@ -10,23 +10,52 @@ meaning when units are inserted (see dynamic_module.py). Counts of units refer t
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pkgutil import resolve_name
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import pydantic
+from pydantic import Field
 
-from widthwise.config_io import options_of
-from widthwise.model.cost import Cost
+from widthwise.config_io import Config, mistakes_at, options_of
+from widthwise.model.cost import Cost, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
-from widthwise.model.ffn.width_choice import WidthChoice, WidthChoosingConfig
+from widthwise.model.ffn.width_mask import AnyWidthMask, StraightThroughMaskConfig
+from widthwise.model.ffn.width_score import AnyWidthScore, LinearScoreConfig, TokenScoreConfig
+from widthwise.model.kinds import must_stay
 from widthwise.sizes import Width
 
 
-class DynamicConfig(WidthChoosingConfig):
+class WidthChoice(Config):
+    """The options that do not depend on the width of the layer. A width is measured in hidden units.
+
+    level = sigmoid(score + bias), width_fraction = min_fraction + (1 - min_fraction) * level.
+    """
+
+    score: AnyWidthScore = LinearScoreConfig()
+    mask: AnyWidthMask = StraightThroughMaskConfig()
+    min_fraction: float = Field(default=1 / 3, ge=0, le=1)
+    """The smallest width of a token, as a fraction of the width that uses all units."""
+    start: float = Field(default=0.9, gt=0, lt=1)
+    """The level of all tokens at the start of training. High, because units that no token uses do not learn."""
+    execution: Literal["auto", "masked", "sliced"] = "auto"
+    """`masked` computes all units and multiplies by the mask, `sliced` computes only units in use, `auto` takes what is
+    faster, on a CPU. Slicing needs a mask that is exactly 0 with no derivative: in evaluation every mask but `soft`, in
+    training `hard`, `nested` and, of hidden units, `linear_ramp`. Otherwise, and in compiled code, the layer is
+    masked."""
+
+    def choice_cost(self, d_model: float) -> Cost:
+        """Return the cost of score, bias and mask; the width is kept for the backward pass."""
+        if not self.mask.has_width:
+            return Cost()
+        return self.score.cost(d_model) + vector(1) + self.mask.cost() + Cost(activation_fp32_elements=1)
+
+
+class DynamicConfig(WidthChoice, FFNConfig):
     """The feed-forward down(mask * silu(gate(x)) * up(x)), with a mask for each token."""
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
+    active_at_start = ("score", "bias", "mask")
     module = "widthwise.model.ffn.dynamic_module:DynamicWidth"
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
@@ -36,6 +65,8 @@ class DynamicConfig(WidthChoosingConfig):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "DynamicConfig":
+        if self.mask != self.mask.at_width(self.full_width):
+            raise ValueError("mask.temperature: is required where d_ff is given for one layer; d_ff / 32 is usual")
         if any(before >= after for before, after in pairwise(self.sizes)):
             got = f"grown_from: got {list(self.grown_from)}"
             raise ValueError(f"{got}; must be sizes that increase, the last below d_ff = {self.d_ff}")
@@ -51,12 +82,13 @@ class DynamicConfig(WidthChoosingConfig):
         """The width of a token that uses all units: d_ff before any growth."""
         return self.sizes[0]
 
-    def cost(self, d_model: int, d_out: int) -> Cost:
-        """Cost of the masked form, where every token computes all units; see `flops_of_units` for the sliced form."""
-        return swiglu_cost(d_model, self.d_ff, d_out) + self.choice_cost(d_model)
+    @property
+    def vocab_size(self) -> int | None:
+        return self.score.vocab_size if isinstance(self.score, TokenScoreConfig) else None
 
-    def flops_of_units(self, n_units: float, d_model: int, d_out: int) -> float:
-        return swiglu_cost(d_model, n_units, d_out).flops
+    def cost(self, d_model: int, d_out: int) -> Cost:
+        """Return the cost of the masked form, where every token computes all units."""
+        return swiglu_cost(d_model, self.d_ff, d_out) + self.choice_cost(d_model)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         """Units keep their ranks; widths, centres and temperatures stay in units of the original layer.
@@ -66,18 +98,55 @@ class DynamicConfig(WidthChoosingConfig):
         if isinstance(old, SwiGLUConfig):
             if self.grown_from:
                 raise ValueError(f"grown_from: got {list(self.grown_from)}; a swiglu has units of one growth only")
-            return self.started_whole(old)
+            return self._started_whole(old)
         super().with_constants_of(old, reads_more)
         assert isinstance(old, DynamicConfig)
         if self.d_ff < old.d_ff:
             raise ValueError(f"d_ff: got {self.d_ff} where it was {old.d_ff}; growth takes nothing away")
-        if self.begins_to_choose(old):
+        if self._begins_to_choose(old):
             if old.grown_from:
                 raise ValueError(f"grown_from: got {list(old.grown_from)}; a layer that has grown keeps its mask")
-            return self.started_whole(old)
-        self.check_choice(old, reads_more)
+            return self._started_whole(old)
+        with mistakes_at("mask"):
+            must_stay(("kind",), old.mask, self.mask)
+        if reads_more and old.score.is_stream_mean:
+            raise ValueError(
+                f"score: got {old.score.kind}, a mean over the stream, which is another one over a wider stream; use "
+                "linear or mlp"
+            )
         grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
+
+    def _begins_to_choose(self, old: "DynamicConfig") -> bool:
+        """Return True if growth from `old` gives a score to tokens that have used all units so far."""
+        return self.mask.has_width and not old.mask.has_width
+
+    def _started_whole(self, old: FFNConfig) -> Self:
+        """Return this config with a `start` so high that the mask is exactly 1 for every unit and every token.
+
+        The width then ends a quarter of a unit beyond the centre of the last unit. Raises ValueError if no level can
+        achieve that. old: the layer without a choice that is converted.
+        """
+        if not self.mask.is_exact:
+            raise ValueError(
+                f"mask.kind: got {self.mask.kind}, which is below 1 for some units at any width, or draws widths; "
+                f"{old.kind} becomes {self.kind} with ste, hard or none"
+            )
+        if self.mask.has_width and not self.score.starts_at_zero:
+            raise ValueError(
+                f"score.kind: got {self.score.kind}, which starts at another number for every token; {old.kind} "
+                f"becomes {self.kind} with linear, mlp, token or const"
+            )
+        n_chosen = self.full_width * (1 - self.min_fraction)
+        return self if n_chosen == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_chosen)})
+
+    def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
+        start = "every token with all units at first (conversion)"
+        if isinstance(old, SwiGLUConfig):
+            yield f"feed-forward {old.kind} -> {self.kind}, {start}"
+        elif isinstance(old, DynamicConfig) and self._begins_to_choose(old):
+            yield f"mask {old.mask.kind} -> {self.mask.kind}, {start}"
+        yield from super().growth_in_words(old)
 
     def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
         if not self.grown_from or n_new == n_old:
@@ -102,7 +171,8 @@ class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
         return swiglu_cost(d_model, self.real_hidden(d_model), d_out) + self.choice_cost(d_model)
 
     def at_width(self, d_model: int) -> DynamicConfig:
-        d_ff, options = self.whole_hidden(d_model), options_of(WidthChoice, self)
+        d_ff = self.whole_hidden(d_model)
+        options = options_of(WidthChoice, self)
         options["mask"] = self.mask.at_width(d_ff)
         return DynamicConfig(d_ff=d_ff, **options)
 

@@ -7,13 +7,15 @@ units that it used. `sizes`: the numbers of units the layer has had, oldest firs
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from widthwise.kernels.dispatch import compute_dtype, use_fused
+from widthwise.kernels.dispatch import compute_dtype, use_fused, widened, without_autocast
 from widthwise.kernels.sliced_swiglu import (
     Edge,
     bucketed_units,
@@ -25,12 +27,14 @@ from widthwise.kernels.sliced_swiglu import (
     whole_units,
 )
 from widthwise.kernels.swiglu import swiglu
+from widthwise.model.axes import Vector
 from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
-from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
+from widthwise.model.ffn.width_mask_module import HARD
 from widthwise.model.norm import NormSite
+from widthwise.model.shards import whole
 
 
 def old_index(sizes: tuple[int, ...]) -> list[int]:
@@ -64,21 +68,69 @@ MAX_MARGIN = 0.25
 would be computed anyway, and their masks kept for the backward pass as well."""
 
 
-class DynamicWidth(SwiGLU, WidthChoosing):
-    """A SwiGLU of which each token uses the first few hidden units."""
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Return function(*inputs), of which only the inputs are kept for the backward pass.
+
+    Compiled code decides itself what to keep.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+class DynamicWidth(SwiGLU):
+    """A SwiGLU of which each token uses the first few hidden units.
+
+    A width depends on its own token only, so it is the same in decoding as in training (but for a random score).
+    """
 
     def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__(SwiGLUConfig(d_ff=config.d_ff), d_model, d_out, norm)
         self.config = config
-        self.add_choice(config, d_model)
+        self.execution: str = config.execution
+        self.mask = config.mask.build(config.full_width)
+        self.score = config.score.build(d_model) if config.mask.has_width else None
+        self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        stream, x = x, self.read_by_score(x)
-        asked, used, edge = self.choose(x, stream, context)
-        return self.norm.after(self._update(x, self.config.full_width * used, edge)), {"width_fraction": asked}
+        read = self.norm.before(x)
+        asked, used, edge = self._choose(read, x, context)
+        return self.norm.after(self._update(read, self.config.full_width * used, edge)), {"width_fraction": asked}
 
-    def read_by_score(self, x: Tensor) -> Tensor:
-        return self.norm.before(x)
+    @contextmanager
+    def unskipped(self) -> Iterator[None]:
+        """Compute the units that a token does not use as well, and mask them, within the block."""
+        before, self.execution = self.execution, "masked"
+        try:
+            yield
+        finally:
+            self.execution = before
+
+    def _choose(self, x: Tensor, stream: Tensor, context: PassContext) -> tuple[Tensor, Tensor, Edge | None]:
+        """Return the width fractions (B, T) that tokens request, the fractions that this pass uses, and the edge.
+
+        x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm. Fractions are 1 in a layer
+        without a mask, whose edge is None, and the forced one if `context` forces one.
+        """
+        if context.width_fraction is not None:
+            forced = widened(context.width_fraction).expand(x.shape[:2])
+            return forced, forced, HARD
+        score, bias = self.score, self.bias
+        if score is None or bias is None:
+            ones = torch.ones_like(widened(x[..., 0]))
+            return ones, ones, None
+
+        def level_of(source: Tensor) -> Tensor:
+            with without_autocast(source):
+                return torch.sigmoid(score(source) + widened(bias()))
+
+        level = recomputed(level_of, score.source(x, stream, context))
+        least = self.config.min_fraction
+        edge = self.mask.edge(context.progress, compute_dtype(x))
+        return least + (1 - least) * level, least + (1 - least) * self.mask.drawn(level), edge
+
+    def _edge(self, progress: Tensor) -> Edge:
+        return self.mask.edge(progress, compute_dtype(next(self.parameters())))
 
     def _update(self, x: Tensor, width: Tensor, edge: Edge | None) -> Tensor:
         """x: (B, T, d_model), width: (B, T) in units -> (B, T, d_out)."""
@@ -127,15 +179,23 @@ class DynamicWidth(SwiGLU, WidthChoosing):
         return torch.searchsorted(self._centres(width), width.detach() + margin).to(width.dtype), 0.0
 
     def used_units(self, width: Tensor) -> Tensor:
+        """Return the number of hidden units used by a token of that width. width: (...), in units -> integers (...)."""
         return whole_units(*self._as_never_grown(width, 0.0), self.config.d_ff)
 
     def bucketed_units(self, width: Tensor, progress: Tensor) -> int:
-        """Each rounded up to a slice's edge."""
+        """Return the total hidden units of tokens of these widths, each rounded up to the edge of a slice.
+
+        width: (n_tokens,), in units.
+        """
         width, margin = self._as_never_grown(width, self._edge(progress).margin)
         return int(bucketed_units(width, margin, self.config.d_ff).sum())
 
     def computed_units(self, width: Tensor, progress: Tensor, is_compiled: bool) -> int:
-        """Rows that stripes add in bf16 are not counted."""
+        """Return the total hidden units that a forward pass over tokens of these widths computes.
+
+        width: (n_tokens,), in units. Rows that stripes add in bf16 are not counted. Call it in the same mode and with
+        the same autocast as the pass.
+        """
         edge = self._edge(progress)
         sliced = None if is_compiled else self._sliced_form(width, edge)
         if sliced is None:
@@ -143,3 +203,27 @@ class DynamicWidth(SwiGLU, WidthChoosing):
         if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
             return len(width) * units_for_all(*self._as_never_grown(width, edge.margin), self.config.d_ff)
         return self.bucketed_units(width, progress)
+
+    @torch.no_grad()
+    def numbers(self, progress: Tensor) -> dict[str, float | None]:
+        """Return the gain of the score, the bias of the level and the temperature of the mask in units, None if absent.
+
+        Called by all processes that share the model.
+        """
+
+        def number(value: Tensor | float) -> float:
+            # Only one of several processes may hold a parameter of one entry.
+            return float(whole(value)) if isinstance(value, Tensor) else value
+
+        log_gain = None if self.score is None else self.score.log_gain
+        temperature = self.mask.temperature
+        return {
+            "gain": None if log_gain is None else number(log_gain().exp()),
+            "bias": None if self.bias is None else number(self.bias()),
+            "temperature": None if temperature is None else number(temperature(progress)),
+        }
+
+    def choice_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the score and its bias."""
+        modules = (self.score, self.bias)
+        return [parameter for module in modules if module is not None for parameter in module.parameters()]

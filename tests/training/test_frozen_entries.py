@@ -1,4 +1,4 @@
-"""New and old entries that learn at rates of their own."""
+"""Old entries that are frozen while the new ones learn."""
 
 import copy
 from pathlib import Path
@@ -11,7 +11,7 @@ from one_step import INPUTS, TARGETS
 from tiny_runs import resumed_alike, tiny_recipe, unfinished_copy, weights_at
 
 from widthwise.model.decoder import build
-from widthwise.recipe.growth_events import Pace
+from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
@@ -19,7 +19,7 @@ from widthwise.runs.conversion import carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import RunCheckpoint
-from widthwise.training.growth_step import EntryRates
+from widthwise.training.growth_step import FrozenEntries
 
 ADAMW = "optimizer={kind: adamw, lr: 0.01}"
 WIDER = "growth=[{at_step: 2, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}}]"
@@ -29,7 +29,8 @@ WIDER = "growth=[{at_step: 2, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}
 def test_an_entry_moves_as_it_would_if_its_rate_were_that_of_all(overrides: str, done: int) -> None:
     """After two steps of the optimizer, so that it has moments. The weights decay."""
     recipe = tiny_recipe(UNIFORM, overrides, WIDER)
-    plan, pace = recipe.phases[1].growth.plan, Pace(after_step=10, steps=0, freeze_steps=2)
+    plan = recipe.phases[1].growth.plan
+    rewarmup = Rewarmup(after_step=10, steps=0, freeze_steps=2)
     model = build(plan.new, seed=1)
     optimizer = recipe.optimizer.build(model)
 
@@ -49,7 +50,7 @@ def test_an_entry_moves_as_it_would_if_its_rate_were_that_of_all(overrides: str,
         rated.step()
         found[factor] = {name: each.detach() for name, each in other.named_parameters()}
     set_lr(optimizer, recipe.optimizer.lr)
-    with EntryRates(model, pace, plan).applied(pace.after_step + done):
+    with FrozenEntries(model, rewarmup, plan).applied(rewarmup.after_step + done):
         optimizer.step()
     is_new, of_old = plan.is_new(), 0.0 if done <= 2 else 1.0
     for name, parameter in model.named_parameters():
@@ -114,5 +115,5 @@ def test_growths_whose_entries_would_have_rates_of_two_growths_are_refused() -> 
     check("{at_step: 2, model: {}, freeze_steps: 2, rewarmup_steps: 0}", deeper)
     last = "{at_step: 5, model: {}, freeze_steps: 5}"
     assert "growth.0: freeze_steps: got 5; the run has only 4 more steps" in refusal(check, last)
-    apart = "growth.1: comes after step 4; new and old entries of the growth after step 2 learn at rates of their own"
-    assert f"{apart} until step 5" in refusal(check, "{at_step: 2, model: {}, freeze_steps: 3}", deeper)
+    frozen = "growth.1: comes after step 4; the old entries of the growth after step 2 are frozen until step 5"
+    assert frozen in refusal(check, "{at_step: 2, model: {}, freeze_steps: 3}", deeper)
