@@ -44,8 +44,10 @@ def test_an_exponential_has_the_slope_times_the_error() -> None:
 def test_the_interval_of_a_mean_is_that_of_a_t_test() -> None:
     values = np.random.default_rng(3).normal(size=11)
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert mean(values).interval() == pytest.approx((expected.low, expected.high), rel=1e-9)
-    assert np.isnan(mean(values[:1]).interval()).all()
+    interval = mean(values).with_interval()
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    alone = mean(values[:1]).with_interval()
+    assert (alone.low, alone.high) == (None, None)
 
 
 def test_a_mean_of_means_has_the_error_and_the_interval_of_welch() -> None:

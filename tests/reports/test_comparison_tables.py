@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fake_comparison import write_comparison, write_full_comparison
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from rich.console import Console
 from widthwise.cli.terminal import fitted, laid_out
 from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
+from widthwise.reports import main_table
 from widthwise.reports.charts import styles
 from widthwise.reports.experiment_figures import ratio_figure
 from widthwise.reports.formats import MINUS
@@ -189,3 +191,10 @@ def test_a_variant_with_a_doubtful_run_is_marked_and_explained(data: dict[str, A
     assert "\nx ! " in text
     assert f"! x, {doubt}." in text
     assert "!" not in text.replace("x !", "").replace("! x", "")
+
+
+def test_every_definition_is_of_a_quantity_and_the_usual_columns_have_one() -> None:
+    definitions = yaml.safe_load(Path(main_table.__file__).with_name("quantities.yaml").read_text())
+    names = {re.sub(r"_next_\d+$", "_next", name): quantity for name, quantity in QUANTITY.items()}
+    assert definitions.keys() <= names.keys()
+    assert {name for name, quantity in names.items() if quantity.is_main} <= definitions.keys()

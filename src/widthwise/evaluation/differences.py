@@ -107,10 +107,17 @@ def _other_questions(on: str) -> Difference:
 
 
 def _difference(on: str, metric: str, estimate: SampleEstimate, flipped: Flips | None = None) -> Difference:
-    ends = dict(zip(("low", "high"), estimate.interval()))
-    p_value = estimate.p_value() if flipped is None else flipped.p_value
-    found = {"on": on, "metric": metric, "value": estimate.value, "stderr": estimate.stderr, "flips": flipped}
-    return Difference.model_validate({**found, **ends, "p_value": p_value})
+    interval = estimate.with_interval()
+    return Difference(
+        on=on,
+        metric=metric,
+        value=estimate.value,
+        stderr=estimate.stderr,
+        low=interval.low,
+        high=interval.high,
+        p_value=estimate.p_value() if flipped is None else flipped.p_value,
+        flips=flipped,
+    )
 
 
 def text_differences(baseline: TextAnswers, other: TextAnswers) -> dict[str, SampleEstimate] | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widthwise.records.estimate import CONFIDENCE
+from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.evaluation import Score, Scores, TextMeans
 from widthwise.records.record import finite
 
@@ -22,12 +22,10 @@ class SampleEstimate(NamedTuple):
     df: float = math.inf
     """Degrees of freedom of the standard error."""
 
-    def interval(self) -> tuple[float, float]:
-        """Return the ends of Student's t interval at CONFIDENCE; NaN without a standard error."""
-        if not math.isfinite(self.stderr):
-            return math.nan, math.nan
-        half_width = students_t(self.df) * self.stderr
-        return self.value - half_width, self.value + half_width
+    def with_interval(self, confidence: float = CONFIDENCE) -> Estimate:
+        """Return the number with Student's t interval; without one if the standard error is NaN."""
+        half_width = students_t(self.df, confidence) * self.stderr
+        return Estimate(mean=self.value, low=self.value - half_width, high=self.value + half_width)
 
     def p_value(self) -> float:
         """Return the two-sided p of Student's t against a true value of 0; NaN for a standard error of 0 or none."""

@@ -32,7 +32,7 @@ import numpy as np
 from scipy import stats
 
 from widthwise.config_io import UserError, check_one_of
-from widthwise.evaluation.estimate import students_t
+from widthwise.evaluation.estimate import SampleEstimate, students_t
 from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA, LAWS, PARABOLA, Law, leave_one_out_errors
 from widthwise.experiments.scaling_points import Axes, CurveGroup, FitData, Point, positive
 from widthwise.records.estimate import CONFIDENCE, Estimate
@@ -192,10 +192,11 @@ def _t_interval(value: float, drawn: np.ndarray, degrees_of_freedom: float, as_f
     if as_factor and (value <= 0 or (drawn <= 0).any()):
         return Estimate(mean=value, low=None, high=None)
     centre, spread = (np.log(value), np.log(drawn).std()) if as_factor else (value, drawn.std())
-    half_width = students_t(degrees_of_freedom) * spread
-    ends = np.array([centre - half_width, centre + half_width])
+    estimate = SampleEstimate(float(centre), float(spread), degrees_of_freedom).with_interval()
+    if not as_factor:
+        return estimate
     with np.errstate(over="ignore"):
-        low, high = (np.exp(ends) if as_factor else ends).tolist()
+        low, high = np.exp(np.array([estimate.low, estimate.high], dtype=np.float64)).tolist()
     return Estimate(mean=value, low=low, high=high)
 
 

@@ -14,15 +14,14 @@ from widthwise.config_io import UserError, check_one_of, nearest_hint
 from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.files import read_text
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import OF_MODELS, OF_RUNS, QUANTITY
+from widthwise.records.quantities import LOSSES, OF_MODELS, OF_RUNS, QUANTITY
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingPoint
 from widthwise.run_dir import RunDir
 from widthwise.yaml_io import parse_yaml
 
-Y_QUANTITIES = [name for name, quantity in OF_RUNS.items() if quantity.is_loss]
-X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*Y_QUANTITIES, "val_perplexity")]
+X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*LOSSES, "val_perplexity")]
 """All quantities that do not measure how good a model is."""
 BY_FOLDER = "folder"
 """Value of --group-by that groups models by their folder instead of a recipe key."""
@@ -203,7 +202,7 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Poin
     if folders:
         for option, name in zip(("--x", "--x2"), axes.variables):
             check_one_of(option, name, X_QUANTITIES)
-        check_one_of("--y", axes.y, Y_QUANTITIES)
+        check_one_of("--y", axes.y, LOSSES)
     points, baselines, left_out = list[tuple[str, Point]](), set[str | None](), list[str]()
     alike: dict[str, list[RunDir]] = {}
     for path in folders:

@@ -23,13 +23,7 @@ def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> 
     per_seed: one number per seed.
     """
     values = np.asarray(per_seed, dtype=np.float64)
-    return _interval(mean(values), confidence).with_changes(per_seed=values.tolist())
-
-
-def _interval(sample: SampleEstimate, confidence: float) -> Estimate:
-    """Return Student's t interval; none if the standard error is nan."""
-    half_width = students_t(sample.df, confidence) * sample.stderr
-    return Estimate(mean=sample.value, low=sample.value - half_width, high=sample.value + half_width)
+    return mean(values).with_interval(confidence).with_changes(per_seed=values.tolist())
 
 
 def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE) -> Estimate:
@@ -47,7 +41,7 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE) -> Esti
     noise /= max((n_seeds - 1) * (n_windows - 1), 1) * differences.size
     of_text = max(0.0, text.stderr**2 - noise)  # 0 for a single window, the error of which is nan
     found = _of_parts(seeds.value, [(seeds.stderr**2, seeds.df), (of_text, text.df)])
-    return _interval(found, confidence).with_changes(per_seed=of_seeds.tolist(), df=found.df)
+    return found.with_interval(confidence).with_changes(per_seed=of_seeds.tolist(), df=found.df)
 
 
 def _of_parts(value: float, parts: Sequence[tuple[float, float]]) -> SampleEstimate:
@@ -81,12 +75,12 @@ def change_between(before: Estimate, after: Estimate, are_paired: bool, confiden
         samples.append(SampleEstimate(finite(each.mean), error, df))
     change = mean_of([samples[0].scaled(-1), samples[1]]).scaled(2)
     if not are_paired:
-        return _interval(change, confidence)
+        return change.with_interval(confidence)
     per_seed = np.array([[finite(value) for value in each.per_seed] for each in pair])
     of_text = np.square([each.stderr for each in samples]) - per_seed.var(axis=1, ddof=1) / n_seeds
     changes = np.diff(per_seed, axis=0)[0]
     parts = [(changes.var(ddof=1) / n_seeds, n_seeds - 1), (np.maximum(of_text, 0).sum(), math.inf)]
-    return _interval(_of_parts(change.value, parts), confidence).with_changes(per_seed=changes.tolist())
+    return _of_parts(change.value, parts).with_interval(confidence).with_changes(per_seed=changes.tolist())
 
 
 def verdict(difference: Estimate) -> Verdict:

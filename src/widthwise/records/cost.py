@@ -71,10 +71,16 @@ class CostSummary(Record):
         """True if all layers are equally wide."""
         return len(set(self.widths)) == 1
 
+    @property
+    def layer_params(self) -> Number | None:
+        """Parameters of the layers without norms; None if one part is missing."""
+        parts = ("attention", "ffn", "residual")
+        return sum(self.params[part] for part in parts) if set(parts) <= self.params.keys() else None
 
-def sum_of(params: Mapping[str, Number], parts: Sequence[str]) -> Number | None:
-    """Return the sum of the parameters of some parts; None if one of them is unknown."""
-    return sum(params[part] for part in parts) if set(parts) <= params.keys() else None
+    @property
+    def dead_params(self) -> Number | None:
+        """Parameters whose gradient is always 0; None without any."""
+        return self.params.get("dead") or None
 
 
 class UnitSize(Record):

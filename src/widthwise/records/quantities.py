@@ -1,14 +1,15 @@
 """The table of quantities that tables, figures, CSV, trends and fits show of a model, a run or a variant.
 
-A new quantity is one entry of QUANTITIES, with its definition in NOTES; everything else reads it there.
+A new quantity is one entry here, with its definition in reports/quantities.yaml; everything else reads it here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import chain
+from typing import Any, ClassVar
 
-from widthwise.records.cost import PARTS, CostSummary, sum_of
+from widthwise.records.cost import PARTS, CostSummary
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Variant
 from widthwise.records.record import Number, finite
@@ -16,72 +17,48 @@ from widthwise.records.run import RunResult
 
 MOST_MTP_DEPTHS = 16
 """Tokens that multi-token prediction may predict beyond the next one."""
+SPEED = "tokens_per_second"
+"""The quantity that other processes on the machine change."""
+RUN_COSTS = ("training_flops", "pflops_days", "peak_memory_bytes")
+"""Quantities measured in training that tables of costs show next to the counted ones."""
 
 
 @dataclass(frozen=True)
 class Quantity(ABC):
-    """A number that models, runs or comparisons of two have, and how tables show it."""
+    """A number of models, runs or comparisons of two, and how tables show it."""
 
     name: str
     """Its name in recipes, on the command line and among ratios."""
     title: str
     """Its title in tables and figures, with its unit."""
-    n_decimals: int | None = None
-    """Decimals shown; None: three significant digits with a decimal prefix."""
-    getter: Callable[[Any], Any] | None = field(default=None, repr=False)
-    """Takes the number from a record; None: it stands at `path`."""
-    note: str = ""
-    """Its definition, for the footnotes of the main table; formatted with `confidence` and `baseline`."""
+    _: KW_ONLY
     short: str = ""
     """Its title on a terminal, if `title` is too long there."""
-    path: str = ""
-    """Its place in a record, if that is not the field `name`: fields and keys with dots between."""
+    n_decimals: int | None = None
+    """Decimals shown; None: three significant digits with a decimal prefix."""
     is_main: bool = False
     """The main table of a comparison shows it."""
-    is_loss: bool = False
-    """It measures the quality of a model, so that laws can be fitted to it."""
     has_ratio: bool = False
     """Comparisons give its ratio to the baseline's."""
-    is_cost: bool = False
-    """Tables of costs show it, though it was measured in training; counted quantities need no mark."""
-    is_shape_cost: bool = False
-    """Searches, plans and inspections show it of a shape."""
-    is_speed: bool = False
-    """Other processes on the machine change it."""
-    is_signed: bool = False
+    is_signed: ClassVar[bool] = False
     """It is a difference, shown with its sign."""
-    is_judged: bool = False
-    """The verdict is about it, and shown next to it."""
 
     @property
     def csv_column(self) -> str:
-        return self.path.replace(".", "_") or self.name
+        return self.name
 
     @property
     def brief_title(self) -> str:
         """The title for tables on a terminal."""
         return self.short or self.title
 
-    @property
-    def bare_title(self) -> str:
-        """The title without a unit, for ratios."""
-        return self.title.replace(" per token", "")
-
-    def read(self, record: Any) -> Any:
-        """Return the number that a record has; None if it lacks it."""
-        if self.getter is not None:
-            return self.getter(record)
-        for key in (self.path or self.name).split("."):
-            record = record.get(key) if isinstance(record, Mapping) else getattr(record, key)
-        return record
-
     def over_seeds(self, results: Sequence[RunResult]) -> list[float]:
         """Return one value per seed; NaN for a run that lacks it."""
         return [finite(self.of_run(result)) for result in results]
 
-    @abstractmethod
     def of_run(self, result: RunResult) -> Number | None:
         """Return its value for a run; None if the run lacks it."""
+        return None
 
     @abstractmethod
     def of_variant(self, variant: Variant) -> Estimate | None:
@@ -98,9 +75,9 @@ class Quantity(ABC):
     def ratio(self, variant: Variant, baseline: Variant) -> float | None:
         """Return the ratio to the baseline's value: as the comparison recorded it, otherwise that of the means.
 
-        None if one is missing, and for speeds if other processes used the machine meanwhile.
+        None if one is missing, and for the speed if other processes used the machine meanwhile.
         """
-        if self.is_speed and (variant.shares_machine or baseline.shares_machine):
+        if self.name == SPEED and (variant.shares_machine or baseline.shares_machine):
             return None
         if self.name in variant.ratio:
             return variant.ratio[self.name]
@@ -108,8 +85,25 @@ class Quantity(ABC):
         return own / other if other and own == own and other == other else None
 
 
+@dataclass(frozen=True, kw_only=True)
 class OfModel(Quantity):
-    """A quantity counted from the config of the last model: `read` takes a CostSummary."""
+    """A quantity counted from the config of the last model."""
+
+    path: str = ""
+    """Its place in a CostSummary, if that is not the field `name`: fields and keys with dots between."""
+    column: str = ""
+    """Its column of CSV files, if that is not named after the path."""
+
+    @property
+    def csv_column(self) -> str:
+        return self.column or self.path.replace(".", "_") or self.name
+
+    def read(self, cost: CostSummary) -> Number | None:
+        """Return its value for a model; None if the summary lacks it."""
+        value: Any = cost
+        for key in (self.path or self.name).split("."):
+            value = value.get(key) if isinstance(value, Mapping) else getattr(value, key)
+        return value
 
     def of_cost(self, cost: CostSummary) -> Number:
         """Return its value for a model whose costs were just counted, so that none is missing."""
@@ -126,24 +120,24 @@ class OfModel(Quantity):
 
 
 class OfRun(Quantity):
-    """A quantity measured in training: `read` takes a RunResult."""
+    """A quantity measured in training: a field of RunResult."""
 
     def of_run(self, result: RunResult) -> Number | None:
-        return self.read(result)
+        return getattr(result, self.name)
 
     def of_variant(self, variant: Variant) -> Estimate | None:
         return variant.measured_over_seeds(self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OfHeldOut(OfRun):
     """A loss on held-out text."""
 
     depth: int = 0
-    """The depth of multi-token prediction that it is of; 0: the model's own."""
+    """The depth of multi-token prediction; 0: the model itself."""
 
     def at_depth(self, first: Any, further: Sequence[Any] | None) -> Any:
-        """Return what is the model's own, or that of its depth among those of multi-token prediction; None without."""
+        """Return `first` for depth 0, otherwise the entry of `further` for the depth; None if it lacks one."""
         return next(iter((first, *(further or ()))[self.depth : self.depth + 1]), None)
 
     def of_run(self, result: RunResult) -> Number | None:
@@ -154,196 +148,115 @@ class OfHeldOut(OfRun):
         return self.at_depth(run.val_window_losses, run.val_mtp_window_losses) or ()
 
 
-class OfPair(Quantity):
-    """A quantity that compares a variant with the baseline: `read` takes a Variant."""
+@dataclass(frozen=True, kw_only=True)
+class OfDifference(Quantity):
+    """The difference of a loss to the baseline's."""
 
-    def of_run(self, result: RunResult) -> Number | None:
-        return None
+    loss: str
+    n_decimals: int | None = 4
+    is_signed = True
 
     def of_variant(self, variant: Variant) -> Estimate | None:
-        return self.read(variant)
+        return variant.difference if self.loss == "val_loss" else variant.differences.get(self.loss)
 
 
-NOTES = {
-    "val_loss": "Mean over seeds of the cross-entropy per token on held-out text, in nats; below it the {confidence} "
-    "interval of that mean over seeds (Student's t). Lower is better.",
-    "difference": "Held-out loss minus that of {baseline}, paired by seed and by held-out text, and its {confidence} "
-    "interval (Student's t, over seeds and held-out windows). Negative is better.",
-    "train_loss": "Mean over the last steps of training, as many as train.loss_window_steps says, and over seeds.",
-    "difference_train_loss": "Training loss minus that of {baseline}, paired by seed, and its {confidence} interval "
-    "(Student's t over seeds).",
-    "val_bits_per_byte": "Held-out loss divided by ln 2 and by the bytes per token: comparable between tokenizers.",
-    "params": "All parameters, embedding and head included.",
-    "layer_params": "Parameters of the layers: attention, feed-forward and residual, without norms, embedding and "
-    "head.",
-    "dead_params": "Parameters whose gradient is always 0: they read coordinates of the stream that nobody wrote, or "
-    "write coordinates that nobody reads.",
-    "flops": "Forward pass at the recipe's sequence length with full attention (every token attends to all positions), "
-    "as papers count it. Causal counting, which needs half of that part, is in the cost table.",
-    "average_width": "Mean over layers of the width of the layer.",
-    "kv_bytes": "Key and value cache of one token over all layers, in bf16.",
-    "tokens_per_second": "Training throughput on the machine named under Environment, mean over seeds. An asterisk: "
-    "other processes used the machine meanwhile, so that it is not comparable.",
-    "pflops_days": "Training compute of all steps, in 8.64e19 FLOPs: a PFLOP per second for a day. Mean over seeds.",
-    "peak_memory_bytes": "Most memory held in training: by tensors on a GPU, otherwise by the whole process. Mean over "
-    "seeds.",
-}
+@dataclass(frozen=True, kw_only=True)
+class OfEqualLoss(Quantity):
+    """The cost of reaching the same held-out loss as the baseline."""
+
+    loss: str
+    field: str
+    """Field of EqualLoss."""
+
+    def of_variant(self, variant: Variant) -> Estimate | None:
+        return getattr(variant.at_equal_loss.get(self.loss), self.field, None)
 
 
-def _difference_of(loss: str) -> Callable[[Variant], Estimate | None]:
-    return lambda variant: variant.differences.get(loss)
-
-
-def _of_mtp(depth: int) -> Sequence[Quantity]:
-    """Return the loss of a depth of multi-token prediction and its difference, named after the place of the token that
+def _of_mtp(depth: int) -> Iterator[Quantity]:
+    """Yield the loss of a depth of multi-token prediction and its difference, named after the place of the token that
     it predicts."""
     name, place = f"val_loss_next_{depth + 1}", f"next-{depth + 1}"
-    return (
-        OfHeldOut(
-            name,
-            f"{place} held-out loss",
-            4,
-            note=f"Cross-entropy of the token {depth + 1} places ahead, by depth {depth} of multi-token prediction, "
-            "which is given those between; mean over seeds and its {confidence} interval.",
-            short=f"loss {place}",
-            is_main=True,
-            is_loss=True,
-            depth=depth,
-        ),
-        OfPair(
-            f"difference_next_{depth + 1}",
-            f"difference, {place}",
-            4,
-            _difference_of(name),
-            f"The {place} loss minus that of {{baseline}}, paired and with an interval as the difference of the "
-            "held-out loss.",
-            is_main=True,
-            is_signed=True,
-        ),
-    )
+    yield OfHeldOut(name, f"{place} held-out loss", short=f"loss {place}", n_decimals=4, is_main=True, depth=depth)
+    yield OfDifference(f"difference_next_{depth + 1}", f"difference, {place}", is_main=True, loss=name)
 
 
-def _at_equal_loss(depth: int) -> Sequence[Quantity]:
-    """Return the quantities at equal held-out loss with the baseline: the model's own loss, or that of a depth."""
+def _at_equal_loss(depth: int) -> Iterator[Quantity]:
+    """Yield the quantities at equal held-out loss with the baseline: the model's own loss, or that of a depth."""
     end, place = ("", "") if depth == 0 else (f"_next_{depth + 1}", f"next-{depth + 1} ")
-
-    def read(field: str) -> Callable[[Variant], Any]:
-        return lambda variant: getattr(variant.at_equal_loss.get(f"val_loss{end}"), field, None)
-
-    def ratio(key: str, title: str) -> Quantity:
-        note = (
-            f"{title[0].upper()}{title[1:]} over those of {{baseline}} at the same {place}held-out loss, the higher of "
-            "the final losses of the two; geometric mean over seeds and its {confidence} interval (Student's t of the "
-            "logarithm). Below 1 it needs less."
+    loss, titles = f"val_loss{end}", {"tokens": "tokens", "training_flops": "training FLOPs"}
+    for key, title in titles.items():
+        yield OfEqualLoss(
+            f"{key}_at_equal_loss{end}",
+            f"{title} at equal {place}loss",
+            n_decimals=3,
+            is_main=depth == 0,
+            loss=loss,
+            field=f"{key}_ratio",
         )
-        name = f"{key}_at_equal_loss{end}"
-        return OfPair(name, f"{title} at equal {place}loss", 3, read(f"{key}_ratio"), note, is_main=depth == 0)
-
-    def to_baseline(key: str, title: str) -> Quantity:
-        return OfPair(f"{key}_to_baseline_loss{end}", f"{title} to the baseline's {place}loss", getter=read(key))
-
-    names = {"tokens": "tokens", "training_flops": "training FLOPs"}
-    return (*(ratio(*each) for each in names.items()), *(to_baseline(*each) for each in names.items()))
+    for key, title in titles.items():
+        to_baseline = f"{title} to the baseline's {place}loss"
+        yield OfEqualLoss(f"{key}_to_baseline_loss{end}", to_baseline, loss=loss, field=key)
 
 
-def _flops(part: str) -> Callable[[CostSummary], Number | None]:
-    return lambda cost: cost.flops_by_part.get(part)
-
-
-def _training_flops(run: RunResult) -> Number | None:
-    """Return the training FLOPs; files of older versions have them in PFLOP/s-days alone."""
-    if run.training_flops is None and run.pflops_days is not None:
-        return run.pflops_days * 8.64e19
-    return run.training_flops
-
-
-_TABLE: Sequence[Quantity] = (
-    OfRun("steps", "steps", 0),
-    OfRun("tokens", "tokens"),
-    OfHeldOut("val_loss", "held-out loss", 4, short="loss", is_main=True, is_loss=True),
-    OfPair("difference", "difference", 4, short="diff", is_main=True, is_signed=True, is_judged=True),
-    *(quantity for depth in range(1, MOST_MTP_DEPTHS + 1) for quantity in _of_mtp(depth)),
-    *(quantity for depth in range(MOST_MTP_DEPTHS + 1) for quantity in _at_equal_loss(depth)),
-    OfRun("train_loss", "training loss", 4, is_main=True, is_loss=True),
-    OfPair("difference_train_loss", "difference, training loss", 4, _difference_of("train_loss"), is_signed=True),
-    OfRun("val_perplexity", "perplexity", 2),
-    OfRun("val_bits_per_byte", "bits per byte", 4, short="bits/B", is_main=True, is_loss=True, has_ratio=True),
-    OfModel(
-        "params",
-        "parameters",
-        getter=lambda cost: cost.params.get("total"),
-        short="params",
-        is_main=True,
-        has_ratio=True,
-        is_shape_cost=True,
-    ),
+_MODELS = (
+    OfModel("params", "parameters", short="params", path="params.total", column="params", is_main=True, has_ratio=True),
     *(OfModel(f"params_{part}", f"parameters, {part}", path=f"params.{part}") for part in PARTS),
+    OfModel("layer_params", "parameters, layers without norms", short="layer params", is_main=True, has_ratio=True),
+    OfModel("active_params", "parameters, active", short="active", path="params.active", has_ratio=True),
+    OfModel("dead_params", "parameters that never learn", short="dead", is_main=True),
     OfModel(
-        "layer_params",
-        "parameters, layers without norms",
-        getter=lambda cost: sum_of(cost.params, ("attention", "ffn", "residual")),
-        short="layer params",
-        is_main=True,
-        has_ratio=True,
-        is_shape_cost=True,
-    ),
-    OfModel("active_params", "parameters, active", path="params.active", short="active", has_ratio=True),
-    OfModel(
-        "dead_params",
-        "parameters that never learn",
-        getter=lambda cost: cost.params.get("dead") or None,
-        short="dead",
-        is_main=True,
-    ),
-    OfModel(
-        "flops",
-        "FLOPs per token, forward",
-        path="flops_per_token.forward",
-        short="FLOPs",
-        is_main=True,
-        has_ratio=True,
-        is_shape_cost=True,
+        "flops", "FLOPs per token, forward", short="FLOPs", path="flops_per_token.forward", is_main=True, has_ratio=True
     ),
     # Forward FLOPs leave multi-token prediction out.
     *(
-        OfModel(f"flops_{part}", f"FLOPs per token, forward, {part}", None, _flops(part))
+        OfModel(
+            f"flops_{part}", f"FLOPs per token, forward, {part}", path=f"flops_by_part.{part}", column=f"flops_{part}"
+        )
         for part in PARTS
         if part != "mtp"
     ),
     OfModel("flops_causal", "FLOPs per token, forward, causal", path="flops_per_token.forward_causal", has_ratio=True),
     OfModel("flops_training", "FLOPs per token, training", path="flops_per_token.training"),
     OfModel("flops_training_mtp", "FLOPs per token, training, mtp", path="flops_per_token.training_mtp"),
-    OfModel("d_model", "d_model", 0),
-    OfModel("average_width", "average width", 1, short="width", is_main=True, has_ratio=True),
-    OfModel("stream_width", "width of the stream", 0),
-    OfModel("virtual_width", "virtual width, times d_model", 2),
+    OfModel("d_model", "d_model", n_decimals=0),
+    OfModel("average_width", "average width", short="width", n_decimals=1, is_main=True, has_ratio=True),
+    OfModel("stream_width", "width of the stream", n_decimals=0),
+    OfModel("virtual_width", "virtual width, times d_model", n_decimals=2),
     OfModel(
-        "kv_bytes",
-        "KV bytes per token (bf16)",
-        path="kv_bytes_per_token",
-        short="KV B",
-        is_main=True,
-        has_ratio=True,
-        is_shape_cost=True,
+        "kv_bytes", "KV bytes per token (bf16)", short="KV B", path="kv_bytes_per_token", is_main=True, has_ratio=True
     ),
     OfModel(
         "activation_bytes",
         "activation bytes per token (bf16)",
-        path="activation_bytes_per_token",
         short="act. B",
+        path="activation_bytes_per_token",
         has_ratio=True,
-        is_shape_cost=True,
     ),
-    OfRun("tokens_per_second", "tokens per second", short="tok/s", is_main=True, has_ratio=True, is_speed=True),
-    OfRun("wall_seconds", "seconds", 1),
-    OfRun("training_flops", "training FLOPs", None, _training_flops, has_ratio=True, is_cost=True),
-    OfRun("pflops_days", "PFLOP/s-days", is_main=True, is_cost=True),
-    OfRun("peak_memory_bytes", "peak memory in bytes", is_main=True, is_cost=True),
 )
-QUANTITIES = tuple(replace(each, note=NOTES.get(each.name, each.note)) for each in _TABLE)
+QUANTITIES: Sequence[Quantity] = (
+    OfRun("steps", "steps", n_decimals=0),
+    OfRun("tokens", "tokens"),
+    OfHeldOut("val_loss", "held-out loss", short="loss", n_decimals=4, is_main=True),
+    OfDifference("difference", "difference", short="diff", is_main=True, loss="val_loss"),
+    *chain.from_iterable(_of_mtp(depth) for depth in range(1, MOST_MTP_DEPTHS + 1)),
+    *chain.from_iterable(_at_equal_loss(depth) for depth in range(MOST_MTP_DEPTHS + 1)),
+    OfRun("train_loss", "training loss", n_decimals=4, is_main=True),
+    OfDifference("difference_train_loss", "difference, training loss", loss="train_loss"),
+    OfRun("val_perplexity", "perplexity", n_decimals=2),
+    OfRun("val_bits_per_byte", "bits per byte", short="bits/B", n_decimals=4, is_main=True, has_ratio=True),
+    *_MODELS,
+    OfRun(SPEED, "tokens per second", short="tok/s", is_main=True, has_ratio=True),
+    OfRun("wall_seconds", "seconds", n_decimals=1),
+    OfRun("training_flops", "training FLOPs", has_ratio=True),
+    OfRun("pflops_days", "PFLOP/s-days", is_main=True),
+    OfRun("peak_memory_bytes", "peak memory in bytes", is_main=True),
+)
 QUANTITY = {quantity.name: quantity for quantity in QUANTITIES}
+TITLES = {quantity.name: quantity.title for quantity in QUANTITIES}
 OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfModel)}
-SHAPE_COSTS = [quantity for quantity in OF_MODELS.values() if quantity.is_shape_cost]
 OF_RUNS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfRun)}
 OF_HELD_OUT = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfHeldOut)}
-TITLES = {quantity.name: quantity.title for quantity in QUANTITIES}
+SHAPE_COSTS = [OF_MODELS[name] for name in ("params", "layer_params", "flops", "kv_bytes", "activation_bytes")]
+"""Costs that searches, plans and inspections show of a shape."""
+LOSSES = (*OF_HELD_OUT, "train_loss", "val_bits_per_byte")
+"""Quantities that measure the quality of a model, so that laws can be fitted to them."""

@@ -11,7 +11,7 @@ import numpy as np
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate, OverTokens
 from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Trend, Variant
-from widthwise.records.quantities import OF_HELD_OUT, QUANTITIES, TITLES
+from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES, TITLES
 from widthwise.records.record import finite
 from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Looks, Plot, Style, limits_of, styles
@@ -96,9 +96,9 @@ def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     """Return costs relative to the baseline, one row per quantity. None where there is only the baseline."""
     pairs = outcome.compared
     rows: list[dict[str, Any]] = [
-        {"name": clean(variant.name), "quantity": each.bare_title, "ratio": value}
+        {"name": clean(variant.name), "quantity": each.title.replace(" per token", ""), "ratio": value}
         for each in QUANTITIES
-        if each.has_ratio and not each.is_loss
+        if each.has_ratio and each.name not in LOSSES
         for variant, other in pairs
         if (value := each.ratio(variant, other)) is not None
     ]

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import yaml
 
 from widthwise.config_io import UserError, check_one_of
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import QUANTITIES, QUANTITY, OfModel, Quantity
+from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, OfModel, Quantity
 from widthwise.reports.formats import (
     TIMES,
     capital,
@@ -56,7 +59,7 @@ class Cell(NamedTuple):
     def in_line(self) -> str:
         """Return the same in one line, without the interval of a loss."""
         value, _, below = self.brief().partition("\n")
-        is_short = self.quantity.has_ratio or self.quantity.is_judged
+        is_short = self.quantity.has_ratio or self.quantity.name == JUDGED
         return f"{value} ({below.strip('()')})" if below and is_short else value
 
     def _ends(self, n_decimals: int | None) -> str:
@@ -65,6 +68,8 @@ class Cell(NamedTuple):
         return interval(self.estimate, n_decimals, self.quantity.is_signed)
 
 
+JUDGED = "difference"
+"""The quantity that the verdict is about, and is shown next to."""
 VERDICT_NOTE = (
     f"Verdict. Better or worse: the interval of the difference excludes 0. Tie: all of it is within {TIE_MARGIN:g} "
     f"nats of 0. Cannot tell: neither. {capital(NO_VERDICT)}."
@@ -105,7 +110,7 @@ def main_columns(outcome: Outcome) -> list[Quantity]:
 
 
 def _is_known(quantity: Quantity, outcome: Outcome) -> bool:
-    if quantity.is_judged:
+    if quantity.name == JUDGED:
         return outcome.baseline_words is not None
     return any(quantity.of_variant(variant) for variant in outcome.variants)
 
@@ -113,13 +118,20 @@ def _is_known(quantity: Quantity, outcome: Outcome) -> bool:
 def notes(outcome: Outcome) -> list[str]:
     """Return the definition of each column, then of the verdict and the ratios."""
     words = {"confidence": percentage(outcome.confidence), "baseline": clean(outcome.baseline_words or "")}
-    columns = main_columns(outcome)
-    found = [f"{capital(column.title)}. {column.note}" if column.note else "" for column in columns]
+    definitions = yaml.safe_load(Path(__file__).with_name("quantities.yaml").read_text(encoding="utf-8"))
+    lines = []
+    for column in main_columns(outcome):
+        name, _, place = column.name.partition("_next_")
+        if place:
+            name += "_next"
+            words |= {"place": place, "depth": str(int(place) - 1)}
+        if name in definitions:
+            lines.append(f"{capital(column.title)}. {definitions[name].format(**words)}")
     if outcome.baseline_words:
-        found += [VERDICT_NOTE, RATIO_NOTE]
+        lines += [VERDICT_NOTE, RATIO_NOTE.format(**words)]
     if not has_intervals(outcome):
-        found.append(NO_INTERVALS_NOTE)
-    return [note.format(**words) for note in found if note]
+        lines.append(NO_INTERVALS_NOTE)
+    return lines
 
 
 def doubts(outcome: Outcome) -> list[str]:
@@ -159,7 +171,7 @@ def cell_of(quantity: Quantity, variant: Variant, outcome: Outcome) -> Cell:
     estimate, baseline = quantity.of_variant(variant), outcome.baseline_of(variant)
     is_compared = estimate is not None and quantity.has_ratio
     times = quantity.ratio(variant, baseline) if is_compared and baseline and baseline.name != variant.name else None
-    return Cell(quantity, estimate, times, quantity.is_speed and variant.shares_machine and estimate is not None)
+    return Cell(quantity, estimate, times, quantity.name == SPEED and variant.shares_machine and estimate is not None)
 
 
 def main_tables(outcome: Outcome, caption: str, looks: Mapping[str, "Style"]) -> list[Table]:
@@ -179,7 +191,7 @@ def main_tables(outcome: Outcome, caption: str, looks: Mapping[str, "Style"]) ->
 
 
 def _is_of_cost(quantity: Quantity) -> bool:
-    return isinstance(quantity, OfModel) or quantity.is_cost or quantity.is_speed
+    return isinstance(quantity, OfModel) or quantity.name in (SPEED, *RUN_COSTS)
 
 
 def _table(
@@ -190,16 +202,20 @@ def _table(
     title_of: Callable[[Quantity], str] = lambda each: capital(each.title),
     of_names: tuple[str, str] = ("Variant", "Verdict"),
 ) -> Table:
-    """Return a row for each variant; the verdict stands behind the difference. of_names: titles of the words."""
+    """Return a row for each variant, the verdict after the difference. of_names: titles of the words."""
     first, verdict = of_names
     header, rows = (
         ["Point" if outcome.axes and first == "Variant" else first],
         [[marked(each)] for each in outcome.variants],
     )
     for column in columns:
-        header += [title_of(column), *[verdict] * column.is_judged]
+        header.append(title_of(column))
         for row, variant in zip(rows, outcome.variants):
-            row += [layout(cell_of(column, variant, outcome)), *[shown_verdict(variant)] * column.is_judged]
+            row.append(layout(cell_of(column, variant, outcome)))
+        if column.name == JUDGED:
+            header.append(verdict)
+            for row, variant in zip(rows, outcome.variants):
+                row.append(shown_verdict(variant))
     return Table(caption, header, rows, words={verdict})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, OfModel
+from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, RUN_COSTS, OfModel
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.formats import MISSING, clean, counted, fixed, hidden_widths, plain, shown, signed
 from widthwise.reports.table import Table
@@ -30,7 +30,7 @@ def by_column(caption: str, columns: Mapping[str, Mapping[str, str]], corner: st
 
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
     """Return costs of models and their training: one row per known quantity, one column per model."""
-    counted = [each for each in QUANTITIES if isinstance(each, OfModel) or each.is_cost]
+    counted = [each for each in QUANTITIES if isinstance(each, OfModel) or each.name in RUN_COSTS]
     known = [each for each in counted if any(each.value(model) is not None for model in models.values())]
     columns = {name: {each.title: shown(each.value(model), each) for each in known} for name, model in models.items()}
     return by_column("Cost of each model", columns, "Quantity")
