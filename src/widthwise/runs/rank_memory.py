@@ -100,7 +100,7 @@ class ShardedModel:
     ):
         """device_type: cuda or cpu; the loss works in smaller chunks on a CPU. packing: how rows are read, as the data
         section of a recipe says. learns_apart: whether new and old entries of a growth learn at rates of their own; see
-        `training.entry_rates`.
+        `training.growth_step.EntryRates`.
         """
         self.model, self.units = model, sharded_units(model)
         self._root = self.units[-1]
