@@ -5,6 +5,7 @@ The public names are those that `__init__.pyi` declares. Each is imported from i
 """
 
 import ast
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'widthwise' has no attribute {name!r}")
+    if "IPython" in sys.modules:
+        import_module("widthwise.reports.notebook")  # shows records as pages
     return getattr(import_module(_HOME_OF[name]), name)
 
 

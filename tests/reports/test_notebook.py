@@ -4,11 +4,14 @@ import base64
 import html
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from fake_comparison import write_comparison
 from fake_scaling import write_scaling
 
+import widthwise.reports.notebook  # noqa: F401 (registers the view)
 from widthwise.records.outcome import Outcome
 from widthwise.records.run import PlannedRuns
 from widthwise.records.scaling import ScalingLaws
@@ -38,6 +41,15 @@ def test_a_comparison_shows_its_answer_its_figures_and_its_numbers(comparison: P
     figures = [each for each in experiment_page(comparison, found).first if each is not None]
     assert [picture.startswith("<svg") for picture in _pictures(shown)] == [True] * len(figures)
     assert not re.search("<script|<iframe|var\\(--", shown)
+
+
+def test_a_public_name_in_a_notebook_brings_the_view() -> None:
+    code = (
+        "import sys, types; sys.modules['IPython'] = types.ModuleType('IPython')\n"
+        "import widthwise; widthwise.UserError\n"
+        "assert 'widthwise.reports.notebook' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_names_from_anywhere_stay_text(tmp_path: Path) -> None:

@@ -3,10 +3,9 @@
 import hashlib
 import json
 import math
-from collections.abc import KeysView, Mapping
+from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
@@ -87,8 +86,16 @@ class StoredRecord(Record):
     def _repr_html_(self) -> str | None:
         """Return answer, figures and tables for a notebook, once there is a file; None: as plain text."""
         folder = vars(self).get("_folder")
-        # By name, as pages stand above the records that they show.
-        return None if folder is None else resolve_name("widthwise.reports.notebook:html")(self, folder)
+        return None if folder is None or _notebook_view is None else _notebook_view(self, folder)
+
+
+_notebook_view: Callable[[StoredRecord, Path], str | None] | None = None
+
+
+def register_notebook_view(view: Callable[[StoredRecord, Path], str | None]) -> None:
+    """Set the function from a record and its folder to the HTML that notebooks show."""
+    global _notebook_view
+    _notebook_view = view
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from widthwise.records.record import StoredRecord
+from widthwise.records.record import StoredRecord, register_notebook_view
 from widthwise.records.run import RunResult
 from widthwise.reports.charts import COLOURS, Figure
 from widthwise.reports.formats import clean
@@ -54,3 +54,6 @@ def _joined(tag: str, texts: Iterable[str]) -> Markup:
     """Return each text in an element, its lines below each other."""
     element = Markup(f"<{tag}>{{}}</{tag}>")
     return Markup().join(element.format(Markup("<br>").join(text.split("\n"))) for text in texts)
+
+
+register_notebook_view(html)
