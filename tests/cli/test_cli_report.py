@@ -35,7 +35,7 @@ def test_report_takes_the_columns_of_a_sweep(tmp_path: Path, succeeds) -> None:
     assert "& Parameters, layers without norms & Training loss" in (folder / "table.tex").read_text()
 
 
-def test_several_comparisons_have_a_page_of_their_effects(tmp_path: Path, answer) -> None:
+def test_several_comparisons_have_a_table_of_their_effects(tmp_path: Path, answer, succeeds) -> None:
     folders = []
     for factor in (1, 4):
         data = json.loads((WRITTEN / "comparison" / "outcome.json").read_text())
@@ -44,6 +44,10 @@ def test_several_comparisons_have_a_page_of_their_effects(tmp_path: Path, answer
         folders.append(tmp_path / str(factor))
         folders[-1].mkdir()
         (folders[-1] / "outcome.json").write_text(json.dumps(data))
-    names = ("report.html", "table.csv", "table.tex", "effects.json")
-    found = answer("report", *folders, "--out", tmp_path / "out")
-    assert found == {"files": [f"{tmp_path}/out/{name}" for name in names]}
+    arguments = ("report", *folders, "--out", tmp_path / "out")
+    names = [variant["name"] for variant in data["points"] if variant.get("difference")]
+    signs = dict.fromkeys(names, "cannot tell")
+    assert answer(*arguments) == {"signs": signs, "files": [f"{tmp_path}/out/table.csv"]}
+    printed = succeeds(*arguments)[0]
+    assert printed.startswith("No conclusion for ")
+    assert printed.endswith(f"wrote {tmp_path}/out/table.csv\n")

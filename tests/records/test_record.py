@@ -8,10 +8,10 @@ import pytest
 from small_costs import small_cost, small_variant
 
 from widthwise.config_io import UserError
-from widthwise.records.estimate import Effects, EqualLoss, Estimate
+from widthwise.records.estimate import EqualLoss, Estimate
 from widthwise.records.outcome import Variant
 from widthwise.records.quantities import QUANTITY
-from widthwise.records.run import RunResult, changes_in_words
+from widthwise.records.run import PlannedRuns, RunResult, changes_in_words
 
 
 @pytest.fixture
@@ -63,24 +63,22 @@ def test_there_is_no_ratio_where_one_of_the_two_lacks_the_number() -> None:
         assert of.ratio(variant(own), variant(other)) is None
 
 
-EFFECTS = Effects(
-    command="widthwise report ../a ../b", comparisons=["../a", "../b"], sentence="x: +0.125.\n∅ is a tie."
-)
+PLANNED = PlannedRuns(command="widthwise compare a.yaml", title="+0.125.\n∅ is a tie.", runs=[])
 
 
-@pytest.mark.parametrize("key", ["comparisons", "sentence", "new"])
+@pytest.mark.parametrize("key", ["runs", "title", "new"])
 def test_an_entry_that_is_changed_added_or_gone_is_refused_by_name(tmp_path: Path, key: str) -> None:
     """A file without checksums is of an older version."""
-    (tmp_path / "effects.json").write_text(EFFECTS.to_json())
-    assert Effects.read(tmp_path) == EFFECTS
-    path = EFFECTS.write(tmp_path)
+    (tmp_path / "planned.json").write_text(PLANNED.to_json())
+    assert PlannedRuns.read(tmp_path) == PLANNED
+    path = PLANNED.write(tmp_path)
     written = json.loads(path.read_text())
-    assert Effects.read(tmp_path) == EFFECTS
+    assert PlannedRuns.read(tmp_path) == PLANNED
     for changed in ({**written, key: "-"}, {name: value for name, value in written.items() if name != key}):
         path.write_text(json.dumps(changed))
         if changed != written:
             with pytest.raises(UserError, match=rf"^{path}: {key}: was changed after it was written; "):
-                Effects.read(tmp_path)
+                PlannedRuns.read(tmp_path)
 
 
 @pytest.mark.parametrize(

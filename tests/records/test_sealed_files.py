@@ -20,7 +20,7 @@ from widthwise.runs.scoring import EvaluationConfig
 ROOT = Path(__file__).parents[2]
 CHECKED_BY = {
     "a checksum of each entry": """analysis.json certificate.json consensus.json discovery.json
-        effects.json environment.json evaluation_table.json manifest.json outcome.json part.json plan.json
+        environment.json evaluation_table.json manifest.json outcome.json part.json plan.json
         planned.json result.json scaling.json search.json tracking.json""",
     "the seal of checkpoints and of the result": "metrics.jsonl",
     "manifest.json": "state.json rng.safetensors model.safetensors .names.jsonl tokenizer.json tokenizer_spec.json",

@@ -141,6 +141,16 @@ def test_the_page_shows_every_layer_and_every_search(tmp_path: Path) -> None:
     assert [cells[0] for cells in rows_of(section(page, "the-searches")).values()] == ["python"] * 2 + ["books"] * 2
 
 
+def test_the_page_is_regenerated_from_its_folder(tmp_path: Path) -> None:
+    folders, out = write_searches(tmp_path), tmp_path / "out"
+    before = {path.name: path.read_bytes() for path in write_report(folders, out)}
+    record = Consensus.read(out)
+    assert record.searches == [f"../{folder.name}" for folder in folders]
+    assert record.command == f"widthwise report {' '.join(record.searches)} --out ."
+    for again in (write_report(out), write_report(out, tmp_path / "elsewhere")):
+        assert {path.name: path.read_bytes() for path in again} == before
+
+
 def test_searches_go_with_searches_in_one_quantity_and_each_counts_once(tmp_path: Path) -> None:
     one, other, *_ = write_searches(tmp_path)
     in_flops = write_search(tmp_path / "flops", drawn_curves()[0], match="flops")

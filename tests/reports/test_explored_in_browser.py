@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
-from fake_effects import EFFECTS, write_scales
 
 from widthwise.reports.formats import fixed
 from widthwise.reports.writing import write_report
@@ -173,14 +172,3 @@ def test_without_scripts_the_page_says_the_same_but_for_the_figures(browser: Pag
         assert "Without JavaScript the figures are missing" in browser.evaluate("document.body.innerText")
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
-
-
-def test_a_name_in_the_legend_of_effects_hides_a_size_in_all_panels(browser: Page, tmp_path: Path) -> None:
-    opened(browser, write_report(write_scales(tmp_path / "src"), tmp_path / "out")[0])
-    figures = [f"effects-{i}" for i in range(len(EFFECTS))]
-    for figure in figures:
-        assert browser.evaluate(names_drawn(figure)) == "3.79M parameters,771k parameters"
-    browser.evaluate("document.querySelector('.legend button').click()")
-    for figure in figures:
-        until(browser, names_drawn(figure), "3.79M parameters")
-    assert browser.complaints() == []

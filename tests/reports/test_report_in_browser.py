@@ -9,7 +9,6 @@ from chromium_pipe import IN_CHROMIUM, Page
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_full_comparison
 from fake_discovery import write_discovery, write_searches
-from fake_effects import write_scales
 from fake_growth import write_family, write_grown_run
 from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
@@ -36,7 +35,6 @@ BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
     "discovery.json": write_discovery,
     "evaluation_table.json": lambda folder: evaluation_table().write(folder).parent,
     "growth": write_grown_run,
-    "effects.json": write_scales,
     "consensus.json": write_searches,
 }
 """Kind of page -> what writes a folder or several for it; a run shows its growth."""
@@ -102,7 +100,7 @@ def check_intervals(page: Page, report: Path) -> None:
     n_lines = page.evaluate(
         f"[...document.querySelectorAll('td small')].filter(each => / to /.test(each.textContent)).map{lines}"
     )
-    has_intervals = any((report.parent / name).is_file() for name in ("outcome.json", "effects.json"))
+    has_intervals = (report.parent / "outcome.json").is_file()
     assert set(n_lines) == {1} or not (n_lines or has_intervals)
 
 

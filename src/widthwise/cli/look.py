@@ -256,18 +256,26 @@ def report(
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
 
-    DIR is one folder of a comparison, discovery, sweep, family, fit, analysis or evaluation; several comparisons,
-    discoveries or run directories have a common report.
+    DIR is one folder of a comparison, discovery, sweep, family, fit, analysis or evaluation; several discoveries or run
+    directories have a common report, and several comparisons a table of which effects change sign.
 
     Example: `widthwise report runs/quickstart --figures pdf`
     """
+    from widthwise.reports.effects import are_comparisons, read_effects
     from widthwise.reports.writing import write_report
 
     write = partial(write_report, paths, options.out, options.figures, options.columns)
     if options.watch is not None:
         _follow(paths, write, options.watch)
-    files = [str(path) for path in write()]
-    say_json({"files": files}) if as_json else say(*files)
+    files = write()
+    if are_comparisons(paths):
+        effects = read_effects(paths)
+        result = {"signs": effects.signs, "files": [str(file) for file in files]}
+        say_result(result, as_json, effects.sentences(), [effects.table()], files)
+    elif as_json:
+        say_json({"files": [str(file) for file in files]})
+    else:
+        say(*map(str, files))
 
 
 def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -> None:

@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, check_one_of
-from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, students_t
+from widthwise.evaluation.estimate import SampleEstimate, mean
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
 from widthwise.records.outcome import Trend, TrendPoint
@@ -54,33 +54,6 @@ def _of_parts(value: float, parts: Sequence[tuple[float, float]]) -> SampleEstim
     variance = sum(part for part, _ in parts)
     uncertainty = sum(part / max(df, 1) for part, df in parts)
     return SampleEstimate(value, variance**0.5, variance / uncertainty if uncertainty else math.inf)
-
-
-def change_between(before: Estimate, after: Estimate, are_paired: bool, confidence: float = CONFIDENCE) -> Estimate:
-    """Return after - before of two differences of losses, with Student's t interval; none with fewer than FEWEST_SEEDS
-    seeds.
-
-    are_paired: both have the same seeds on the same text, so that what a seed does to both cancels: the variance is
-    that of the changes over seeds, and what the two intervals owe to the held-out text beyond their seeds, as if it
-    were independent, which makes it rather too large. Otherwise all is independent, with the degrees of freedom of
-    Welch and Satterthwaite, and there is no value per seed.
-    """
-    pair, n_seeds = (before, after), min(len(before.per_seed), len(after.per_seed))
-    if n_seeds < FEWEST_SEEDS:
-        return Estimate(mean=finite(after.mean) - finite(before.mean))
-    samples = []
-    for each in pair:
-        df = len(each.per_seed) - 1 if each.df is None else each.df
-        error = (finite(each.high) - finite(each.low)) / 2 / students_t(df, confidence)
-        samples.append(SampleEstimate(finite(each.mean), error, df))
-    change = mean_of([samples[0].scaled(-1), samples[1]]).scaled(2)
-    if not are_paired:
-        return change.with_interval(confidence)
-    per_seed = np.array([[finite(value) for value in each.per_seed] for each in pair])
-    of_text = np.square([each.stderr for each in samples]) - per_seed.var(axis=1, ddof=1) / n_seeds
-    changes = np.diff(per_seed, axis=0)[0]
-    parts = [(changes.var(ddof=1) / n_seeds, n_seeds - 1), (np.maximum(of_text, 0).sum(), math.inf)]
-    return _of_parts(change.value, parts).with_interval(confidence).with_changes(per_seed=changes.tolist())
 
 
 def verdict(difference: Estimate) -> Verdict:

@@ -1,11 +1,11 @@
 """A mean over seeds with its interval, the verdicts on a difference, and tokens and FLOPs to equal loss."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import pydantic
 
-from widthwise.records.record import Known, Record, StoredRecord
+from widthwise.records.record import Known, Record
 
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdict"]
 
@@ -29,6 +29,12 @@ class Estimate(Record):
     """One value per seed, in the order of the seeds."""
     df: Known = None
     """Degrees of freedom of the interval, if they are not those of the seeds."""
+
+    def side(self, level: float = 0.0) -> int:
+        """Return -1 or 1 if the whole interval lies below or above a level; otherwise 0."""
+        if self.low is None or self.high is None:
+            return 0
+        return (self.low > level) - (self.high < level)
 
 
 class EqualLoss(Record):
@@ -78,29 +84,3 @@ class Validations(Record):
     @property
     def suffice(self) -> bool:
         return self.n_fewest >= self.n_needed
-
-
-class EffectChange(Record):
-    """The change of a variant's difference to the baseline from one comparison to another."""
-
-    variant: str
-    before: int
-    """Index in `Effects.comparisons`, from 0; `after` alike."""
-    after: int
-    change: Estimate
-    """In nats; by seed if paired, otherwise the two are independent."""
-
-
-class Effects(StoredRecord):
-    """The comparisons that a page of effects was made from, so that it can be made anew, and its findings."""
-
-    file_name: ClassVar[str] = "effects.json"
-
-    command: str
-    """The command that makes the page anew, in the folder of this file."""
-    comparisons: Sequence[str] = pydantic.Field(min_length=2)
-    """Folders of the comparisons from that of this file, from small to large."""
-    sentence: str
-    """The finding on each variant, a line each."""
-    changes: Sequence[EffectChange] = ()
-    """Between neighbouring sizes and lengths of training."""

@@ -1,5 +1,7 @@
 """The page of several searches for a profile: the layers in which they agree; with `consensus.json` and a recipe."""
 
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,7 @@ from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import Bundle, Curve, curve_figure
 from widthwise.reports.discovery import SIZES
 from widthwise.reports.formats import capital, clean, fixed, interval, percentage, sequence, si
-from widthwise.reports.page import Code, Page, made_anew, note, section
-from widthwise.reports.scales import side
+from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.table import Table
 from widthwise.reports.tables import text_key, text_words
 from widthwise.yaml_io import dump_yaml, merge, read_mapping
@@ -67,7 +68,8 @@ def consensus_page(searches: Sequence[Search]) -> Page:
     found = consensus({str(each.folder): each.discovery for each in searches}, [each.text for each in searches])
 
     def record(out: Path) -> Consensus:
-        folders, command = made_anew([each.folder for each in searches], out)
+        folders = [Path(os.path.relpath(each.folder, out)).as_posix() for each in searches]
+        command = shlex.join(["widthwise", "report", *folders, "--out", "."])
         return found.with_changes(searches=folders, command=command)
 
     shape = {"model": {"shape": found.curve.section(found.match)}}
@@ -100,7 +102,7 @@ def sentences(found: Consensus) -> Iterator[str]:
     for size, title in SIZES.items():
         layers: dict[int, list[str]] = {own: [] for own in WORDS}
         for layer, each in enumerate(found.profiles[size], start=1):
-            layers[side(each, 1.0)].append(str(layer))
+            layers[each.side(1.0)].append(str(layer))
         named = {own: f"layer{'s' * (len(names) > 1)} {sequence(names)}" for own, names in layers.items() if names}
         parts = [f"{WORDS[own]} in {names}" for own, names in named.items()]
         alike = [f"{fixed(value, 2)} ({pair})" for pair, value in found.correlations[size].items()]
@@ -128,7 +130,7 @@ def _figures(searches: Sequence[Search], found: Consensus) -> list[Figure | None
 def profile_table(found: Consensus) -> Table:
     """Return the mean profile with its interval."""
     rows = [
-        [str(layer), *(f"{fixed(each.mean, 3)}{'*' * abs(side(each, 1.0))}\n{interval(each, 3)}" for each in own)]
+        [str(layer), *(f"{fixed(each.mean, 3)}{'*' * abs(each.side(1.0))}\n{interval(each, 3)}" for each in own)]
         for layer, own in enumerate(zip(*found.profiles.values()), start=1)
     ]
     level = f"with its {percentage(CONFIDENCE)} interval over searches; *: it excludes 1"

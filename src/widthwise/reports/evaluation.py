@@ -5,7 +5,7 @@ from typing import NamedTuple
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, signed, without_seed
 from widthwise.reports.page import Code, Page, Text, note, section
-from widthwise.reports.table import Table, csv_rows, escaped_row, latex_escape, latex_row, latex_table
+from widthwise.reports.table import Table, csv_rows
 
 BETTER, WORSE = "*", "†"
 PARTS = ("value", "stderr", "difference", "p_value")
@@ -50,7 +50,6 @@ def evaluation_page(table: EvaluationTable) -> Page:
         [name, *(f"{cell.value}{cell.mark}\n{cell.details}".rstrip() for cell in _cells(row, table))]
         for name, row in zip(names, table.rows)
     ]
-    titles = [f"{clean(column.name)} {'↑' if column.is_share else '↓'}" for column in table.columns]
     asked = [
         [clean(each.name), clean(each.metric), _count(each.n_items), _count(each.paper_items), clean(each.source)]
         for each in table.columns
@@ -68,7 +67,9 @@ def evaluation_page(table: EvaluationTable) -> Page:
             section(
                 "Results",
                 Table(
-                    "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better", ["Model", *titles], rows
+                    "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better",
+                    ["Model", *_titles(table)],
+                    rows,
                 ),
                 note("answers", tests=_tests(table)) if any(row.baseline for row in table.rows) else None,
                 Text([f"{capital(clean(each))}." for each in table.remarks]) if table.remarks else None,
@@ -151,27 +152,17 @@ def csv_text(table: EvaluationTable) -> str:
 
 
 def latex_text(table: EvaluationTable) -> str:
-    r"""Return a `table` environment, what is better in bold; needs \usepackage{booktabs} and T1 font encoding."""
-    losses = [column.metric for column in table.columns if not column.is_share]
-    n_shares = len(table.columns) - len(losses)
-    kind = "Perplexity" if all("perplexity" in metric for metric in losses) else "Loss, perplexity"
-    kinds = [
-        rf"\multicolumn{{{n}}}{{c}}{{{name} $\{arrow}arrow$}}"
-        for n, name, arrow in ((n_shares, "Accuracy", "up"), (len(losses), kind, "down"))
-        if n
-    ]
-    words = [f"{table.title}.", *["Accuracies in percent."] * bool(n_shares)]
+    r"""Return a `table` environment; needs \usepackage{booktabs} and T1 font encoding."""
+    sentences = [f"{table.title}."]
+    if any(column.is_share for column in table.columns):
+        sentences.append("Accuracies in percent.")
     if any(row.baseline is not None for row in table.rows):
         test = f"at p < {table.significance:g} in a two-sided paired test"
-        words.append(f"Bold: better than the baseline {test}; {WORSE}: worse.")
-    caption = " ".join([*words, *(f"{capital(remark)}." for remark in table.remarks)])
-    body = [latex_row([latex_escape(row.name), *map(_latex_cell, _cells(row, table))]) for row in table.rows]
-    head = [latex_row(["", *kinds]), escaped_row(["Model", *(column.name for column in table.columns)])]
-    return latex_table(caption, "r" * len(table.columns), head, body)
+        sentences.append(f"{BETTER}: better than the baseline {test}; {WORSE}: worse.")
+    sentences += [f"{capital(remark)}." for remark in table.remarks]
+    rows = [[row.name, *(cell.value + cell.mark for cell in _cells(row, table))] for row in table.rows]
+    return Table("", ["Model", *_titles(table)], rows).latex(" ".join(sentences))
 
 
-def _latex_cell(cell: Shown) -> str:
-    value = latex_escape(cell.value)
-    if cell.mark == BETTER:
-        return rf"\textbf{{{value}}}"
-    return value + (rf"\textsuperscript{{{latex_escape(WORSE)}}}" if cell.mark == WORSE else "")
+def _titles(table: EvaluationTable) -> list[str]:
+    return [f"{clean(column.name)} {'↑' if column.is_share else '↓'}" for column in table.columns]

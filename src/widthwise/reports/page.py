@@ -8,9 +8,7 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,12 +91,6 @@ def note(*names: str, **values: object) -> Text:
 def resolved(name: str, run: Run) -> Code:
     """Return the recipe of a run, folded."""
     return Code(run.config_yaml, f"{name}: resolved recipe, {run.path}/config.yaml")
-
-
-def made_anew(folders: Sequence[Path], out: Path) -> tuple[list[str], str]:
-    """Return folders by their paths from `out`, and the command that makes their common page there anew."""
-    paths = [Path(os.path.relpath(folder, out)).as_posix() for folder in folders]
-    return paths, shlex.join(["widthwise", "report", *paths, "--out", "."])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import csv
 import io
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import zip_longest
 
@@ -46,13 +46,25 @@ class Table:
     def latex(self, caption: str) -> str:
         r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
         layout = "".join("l" if title in self.words else "r" for title in self.header[1:])
-        head, *body = ([escaped_row(line) for line in _lines(row)] for row in (self.header, *self.rows))
-        return latex_table(caption, layout, head, [line for lines in body for line in lines])
+        body = "".join(map(_latex_row, self.rows))
+        return (
+            "% needs \\usepackage[T1]{fontenc} and \\usepackage{booktabs}\n"
+            "\\begin{table}\n"
+            "  \\centering\\small\n"
+            f"  \\caption{{{latex_escape(caption)}}}\n"
+            f"  \\begin{{tabular}}{{l{layout}}}\n"
+            f"    \\toprule\n{_latex_row(self.header)}"
+            f"    \\midrule\n{body}"
+            "    \\bottomrule\n"
+            "  \\end{tabular}\n"
+            "\\end{table}\n"
+        )
 
 
-def _lines(row: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the lines of a row: its first, and then the details."""
-    return zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
+def _latex_row(row: Sequence[str]) -> str:
+    """Return the first lines of all cells as a line, and further lines of cells below it."""
+    lines = zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
+    return "".join(f"    {' & '.join(map(latex_escape, cells))} \\\\\n" for cells in lines)
 
 
 _LATEX_NAMES = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "`": "asciigrave", '"': "quotedbl"}
@@ -62,44 +74,13 @@ _LATEX = {
     **{letter: rf"\{letter}" for letter in "{}%_&#$"},
     **{letter: f"{{{letter}}}" for letter in "[]*"},  # after \\ a bracket or a star would be read as its argument
     **{MINUS: "$-$", MISSING: "--", TIMES: r"$\times$", "…": r"\ldots{}", "†": r"\dag{}"},
+    **{"↑": r"$\uparrow$", "↓": r"$\downarrow$"},
 }
 
 
 def latex_escape(text: str) -> str:
     """Text that LaTeX prints as it stands: no command, no comment, no alignment."""
     return "".join(_LATEX.get(letter, letter) for letter in clean(text))
-
-
-def escaped_row(texts: Sequence[str]) -> str:
-    """A line of a table from plain texts."""
-    return latex_row([latex_escape(text) for text in texts])
-
-
-def latex_row(cells: Sequence[str]) -> str:
-    """A line of a table from cells that are LaTeX already."""
-    return "    " + " & ".join(cells) + r" \\"
-
-
-def latex_table(caption: str, layout: str, head: Sequence[str], body: Sequence[str]) -> str:
-    """A `table` environment.
-
-    caption: plain text. layout: a letter for every column but the first, which names the row. head and body: lines.
-    """
-    lines = [
-        r"% needs \usepackage[T1]{fontenc} and \usepackage{booktabs}",
-        r"\begin{table}",
-        r"  \centering\small",
-        rf"  \caption{{{latex_escape(caption)}}}",
-        rf"  \begin{{tabular}}{{l{layout}}}",
-        r"    \toprule",
-        *head,
-        r"    \midrule",
-        *body,
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def csv_rows(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.config_io import UserError
-from widthwise.files import listed
+from widthwise.files import listed, write_atomic
 from widthwise.records.analysis import Analysis
 from widthwise.records.discovery import Consensus, Discovery
-from widthwise.records.estimate import Effects
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
 from widthwise.records.scaling import ScalingLaws
@@ -16,13 +15,12 @@ from widthwise.reports.analysis import analysis_page
 from widthwise.reports.charts import FileKind
 from widthwise.reports.consensus import consensus_page, read_searches
 from widthwise.reports.discovery import discovery_page
-from widthwise.reports.effects import effects_page
+from widthwise.reports.effects import are_comparisons, read_effects
 from widthwise.reports.evaluation import evaluation_page
 from widthwise.reports.experiment import experiment_page, is_unfinished, live_page
 from widthwise.reports.main_table import with_columns
 from widthwise.reports.page import Page
 from widthwise.reports.run import runs_page
-from widthwise.reports.scales import read_scales
 from widthwise.reports.scaling import scaling_page
 from widthwise.run_dir import RunDir
 
@@ -33,24 +31,11 @@ PAGES: Mapping[str, Callable[[Path, Columns], Page]] = {
     ScalingLaws.file_name: lambda folder, columns: scaling_page(ScalingLaws.read(folder)),
     Discovery.file_name: lambda folder, columns: discovery_page(folder, Discovery.read(folder)),
     EvaluationTable.file_name: lambda folder, columns: evaluation_page(EvaluationTable.read(folder)),
-    Effects.file_name: lambda folder, columns: effects_page(
-        read_scales(_from_folder(folder, Effects.read(folder).comparisons))
-    ),
     Consensus.file_name: lambda folder, columns: consensus_page(
-        read_searches(_from_folder(folder, Consensus.read(folder).searches))
+        read_searches([Path(os.path.normpath(folder / path)) for path in Consensus.read(folder).searches])
     ),
 }
 """File that tells what a folder holds -> what makes its report."""
-TOGETHER: Mapping[str, tuple[str, str, Callable[[Sequence[Path]], Page]]] = {
-    Outcome.file_name: ("comparisons", Effects.file_name, lambda folders: effects_page(read_scales(folders))),
-    Discovery.file_name: ("searches", Consensus.file_name, lambda folders: consensus_page(read_searches(folders))),
-}
-"""File of each of several folders -> their name, the file of their common report, and what makes it."""
-
-
-def _from_folder(folder: Path, others: Sequence[str]) -> list[Path]:
-    """Return folders that a record names by their paths from its own."""
-    return [Path(os.path.normpath(folder / each)) for each in others]
 
 
 def write_report(
@@ -61,7 +46,7 @@ def write_report(
     refresh_seconds: int | None = None,
 ) -> list[Path]:
     """Write the report that fits what `paths` hold: one folder of PAGES, or several runs, comparisons or
-    searches.
+    searches. Several comparisons have a table as CSV, without a page.
 
     `out` is the folder to write into; without it the report goes beside what it describes, and several need it.
     figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. columns:
@@ -71,8 +56,15 @@ def write_report(
     searches that do not go together, and for columns that there are not.
     """
     described = listed(paths)
-    page = _page(described, None if out is None else Path(out), columns, refresh_seconds)
-    return page.write(Path(out or described[0]), figures)
+    folder = None if out is None else Path(out)
+    if are_comparisons(described):
+        effects = read_effects(described)
+        if figures is not None or columns is not None:
+            raise UserError("report: several comparisons have one table; give --figures or --columns with one of them")
+        table = _common_folder(folder, f"{len(described)} comparisons", "table.csv") / "table.csv"
+        write_atomic(table, effects.csv_text())
+        return [table]
+    return _page(described, folder, columns, refresh_seconds).write(folder or described[0], figures)
 
 
 def check_kind(folder: Path, name: str) -> None:
@@ -105,16 +97,22 @@ def _page(paths: Sequence[Path], out: Path | None, columns: Columns, refresh_sec
         return PAGES[found[paths[0]]](paths[0], columns)
     if len(paths) == 1:
         return runs_page(paths, refresh_seconds)
-    together = TOGETHER.get(found.get(paths[0], ""))
-    if len({found.get(path) for path in paths}) > 1 or (found and together is None):
+    kinds = {found.get(path) for path in paths}
+    if kinds not in ({None}, {Discovery.file_name}):
         other = next((name for name in found.values() if name != Outcome.file_name), Outcome.file_name)
         only = "only runs, or only comparisons, or only searches"
         raise UserError(f"report: got {len(paths)} paths, one with {other}; give that one alone, or {only}")
-    if out is None:
-        kind = "runs" if together is None else together[0]
-        raise UserError(f"report: got {len(paths)} {kind}; name the folder for their common report with --out")
-    if together is None:
+    if not found:
+        _common_folder(out, f"{len(paths)} runs")
         return runs_page(paths, refresh_seconds)
-    _, record, common_page = together
-    check_kind(out, record)
-    return common_page(paths)
+    _common_folder(out, f"{len(paths)} searches", Consensus.file_name)
+    return consensus_page(read_searches(paths))
+
+
+def _common_folder(out: Path | None, of: str, name: str | None = None) -> Path:
+    """Return the folder for a common report; raise UserError without one. name: file that it is meant for."""
+    if out is None:
+        raise UserError(f"report: got {of}; name the folder for their common report with --out")
+    if name is not None:
+        check_kind(out, name)
+    return out

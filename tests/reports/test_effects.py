@@ -1,0 +1,127 @@
+"""The table of several comparisons: which belong together, and when an effect changes sign."""
+
+import csv
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from boxes import refusal
+from fake_comparison import cost, estimate
+from fake_effects import BASE_TOKENS, EFFECTS, HALF_WIDTH, comparison_data, write, write_scales
+from fake_sweep import write_sweep
+
+from widthwise.records.estimate import FEWEST_SEEDS, Estimate
+from widthwise.reports.effects import read_effects, sign_over_scales
+from widthwise.reports.formats import MISSING, signed
+from widthwise.reports.writing import write_report
+
+SCALES = [(width, doublings) for width in (64, 192) for doublings in (0, 2)]
+"""Those of `write_scales`, from small to large."""
+SIGNS = {"turns": "changes sign", "helps": "same sign everywhere", "noise": "cannot tell"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_scales(tmp_path_factory.mktemp("scales"))
+
+
+def test_the_table_has_every_difference_from_small_to_large_and_its_sign(folders: list[Path]) -> None:
+    effects = read_effects(folders[::-1])
+    table = effects.table()
+    sizes = {width: cost([width] * 5)["params"]["total"] for width in (64, 192)}
+    titles = [f"{sizes[width]:,} parameters\n{BASE_TOKENS * 2**n:,} tokens\n3 seeds" for width, n in SCALES]
+    assert table.header == ["Variant", *titles, "sign"]
+    for name, *cells, sign in table.rows:
+        assert sign == SIGNS[name]
+        for cell, (width, doublings) in zip(cells, SCALES, strict=True):
+            mean = EFFECTS[name](doublings)
+            star = "*" if abs(mean) > HALF_WIDTH else ""
+            shown = f"{signed(mean, 4)}{star}\n{signed(mean - HALF_WIDTH, 4)} to {signed(mean + HALF_WIDTH, 4)}"
+            assert cell == (MISSING if (name, width, doublings) == ("noise", 192, 2) else shown)
+    assert list(effects.sentences()) == [
+        "The sign is the same at every scale for helps.",
+        "The sign changes for turns.",
+        "No conclusion for noise.",
+    ]
+
+
+def test_the_csv_has_every_variant_at_every_scale(folders: list[Path], tmp_path: Path) -> None:
+    (path,) = write_report(folders, tmp_path)
+    assert path == tmp_path / "table.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert len(rows) == len(EFFECTS) * len(folders)
+    for row, (name, (_, doublings)) in zip(rows, itertools.product(EFFECTS, SCALES)):
+        assert (row["variant"], int(row["tokens"])) == (name, BASE_TOKENS * 2**doublings)
+        if row["difference_mean"]:
+            assert float(row["difference_mean"]) == EFFECTS[name](doublings)
+    (gap,) = [row for row in rows if not row["difference_mean"]]
+    assert (gap["variant"], gap["comparison"], gap["sign"]) == ("noise", str(folders[-1]), "cannot tell")
+    assert gap["tokens_at_equal_loss_mean"] == ""
+
+
+def estimated(mean: float, n_seeds: int = FEWEST_SEEDS) -> Estimate:
+    return Estimate(**estimate(mean, 0.01, n_seeds))
+
+
+LOWER, HIGHER, UNCLEAR, OF_TWO_SEEDS = estimated(-0.02), estimated(0.02), estimated(0.009), estimated(-0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("sign", "differences"),
+    [
+        ("same sign everywhere", [LOWER, LOWER]),
+        ("same sign everywhere", [HIGHER, None, HIGHER]),
+        ("changes sign", [LOWER, HIGHER]),
+        ("changes sign", [LOWER, UNCLEAR, HIGHER]),
+        ("cannot tell", [LOWER, UNCLEAR]),
+        ("cannot tell", [LOWER, estimated(-0.01)]),
+        ("cannot tell", [LOWER, None]),
+        ("cannot tell", [OF_TWO_SEEDS, HIGHER]),
+        ("cannot tell", [LOWER, Estimate(mean=-0.5, per_seed=[-0.5] * FEWEST_SEEDS)]),
+        ("cannot tell", []),
+    ],
+)
+def test_an_effect_changes_sign_or_not_in_whatever_order_the_comparisons_come(
+    sign: str, differences: list[Estimate | None]
+) -> None:
+    for order in itertools.permutations(differences):
+        assert sign_over_scales(order) == sign
+
+
+def test_comparisons_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    good = write(tmp_path / "good", comparison_data(64, 0))
+    renamed, without_tokens = comparison_data(192, 0), comparison_data(192, 0)
+    renamed["points"][0]["name"] = renamed["baseline"] = "plain"
+    del without_tokens["points"][0]["measured"]
+    size = cost([64] * 5)["params"]["total"]
+    others: dict[str, dict[str, Any]] = {
+        f"other: baseline: got 'plain'; {good} has 'uniform'": renamed,
+        f"has the size and tokens of {good} ({size:,} parameters, 5,000,000 tokens)": comparison_data(64, 0),
+        f"other: confidence: got 0.9; {good} has 0.95": comparison_data(192, 0) | {"confidence": 0.9},
+        "outcome.json: has no tokens of the baseline": without_tokens,
+        "has no variant of the others, which have turns, helps, noise": comparison_data(
+            192, 0, {"x": EFFECTS["helps"]}
+        ),
+    }
+    for message, other in others.items():
+        assert message in refusal(read_effects, [good, write(tmp_path / "other", other)])
+
+
+def test_several_comparisons_need_a_folder_and_only_comparisons(folders: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "fit").mkdir()
+    (tmp_path / "fit/scaling.json").write_text("{}")
+    planned = tmp_path / "planned"
+    planned.mkdir()
+    (planned / "planned.json").write_text('{"title": "t", "command": "c", "baseline": "uniform", "runs": []}')
+    sweep, out = write_sweep(tmp_path / "grid"), tmp_path / "out"
+    for message, arguments in {
+        "got 4 comparisons; name the folder for their common report with --out": (folders,),
+        "holds outcome.json, whose report would be replaced": (folders, folders[0]),
+        "several comparisons have one table": (folders, out, "svg"),
+        "grid: holds a sweep; effects are those of comparisons": ([folders[0], sweep], out),
+        "one with scaling.json; give that one alone": ([folders[0], tmp_path / "fit"], out),
+        "has not finished; give it alone": ([folders[0], planned], out),
+    }.items():
+        assert message in refusal(write_report, *arguments)
+    assert [path.name for path in folders[0].iterdir()] == ["outcome.json"]
