@@ -80,7 +80,7 @@ def test_changes_are_between_scales_of_one_size_or_as_many_tokens_or_else_from_o
 
 def test_changes_are_paired_where_seeds_and_text_are_the_same(tmp_path: Path) -> None:
     other_text = comparison_data(192, 0)
-    other_text["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048"}}
+    other_text["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048", "id": "j"}}
     small = write(tmp_path / "small", comparison_data(64, 0))
     for name, large, n_values in (
         ("same", comparison_data(192, 0), len(SEEDS)),
@@ -105,7 +105,7 @@ def test_the_slope_is_that_between_two_lengths_of_a_size_for_the_longest_that_to
 
 def test_there_is_none_without_another_length_on_the_same_text_or_where_the_loss_stands(tmp_path: Path) -> None:
     alone, same_text, other_text, still = (comparison_data(width, 0) for width in (64, 96, 96, 128))
-    other_text["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048"}}
+    other_text["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048", "id": "j"}}
     other_text["points"][0]["measured"]["tokens"]["mean"] *= 2.0
     stays = comparison_data(128, 1)
     stays["points"][0]["val_loss"]["mean"] = 3.0

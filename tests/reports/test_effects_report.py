@@ -98,7 +98,7 @@ def test_the_page_says_what_was_compared_and_on_which_text(folders: list[Path], 
     assert {cells[2] for cells in rows.values()} == {"1, 2, 3"}
     assert "in nats per token of its own" not in page.read_text()
     other = comparison_data(96, 0)
-    other["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048"}}
+    other["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048", "id": "j"}}
     several = write_report([folders[0], write(tmp_path / "other", other)], tmp_path / "out")[0]
     assert "in nats per token of its own" in several.read_text()
 
