@@ -134,9 +134,9 @@ def before_joining(name: str, event: Fault) -> None:
 @fault
 def before_data(event: Fault) -> None:
     """Before the process opens the data, which the first one does while the others wait."""
-    from widthwise.runs import data_identity
+    from widthwise.data import config
 
-    before_each(data_identity, "open_data", lambda *_: event())
+    before_each(config, "open_data", lambda *_: event())
 
 
 @fault

@@ -13,7 +13,7 @@ HALF_WIDTH = 0.01
 BASE_TOKENS = 5_000_000
 DOUBLING = 0.1
 """Nats that twice the tokens are worth."""
-DATA = {"corpus": {"name": "books"}, "tokenizer": {"spec": "bpe-1024"}}
+DATA = {"corpus": {"name": "books", "fingerprint": "f"}, "files": {}, "tokenizer": {"spec": "bpe-1024", "id": "i"}}
 
 Difference = Callable[[float], float]
 """Difference to the baseline after so many doublings of BASE_TOKENS."""

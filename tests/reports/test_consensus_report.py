@@ -68,11 +68,12 @@ def test_correlations_are_means_over_pairs_of_one_text_and_of_two(tmp_path: Path
 def test_a_text_is_known_by_its_checksum_whatever_it_is_called(tmp_path: Path) -> None:
     folders = []
     for i, (name, fingerprint) in enumerate((("books", "1"), ("novels", "1"), ("books", "2"))):
-        data = {"corpus": {"name": name, "fingerprint": fingerprint}}
+        corpus = {"name": name, "fingerprint": fingerprint}
+        data = {"corpus": corpus, "files": {}, "tokenizer": {"spec": "bytes", "id": "i"}}
         folders.append(write_search(tmp_path / str(i), drawn_curves()[i], environment={"data": data}))
     one, other, another = read_searches(folders)
     assert one.text == other.text != another.text
-    assert [each.text_name for each in (one, other)] == ["books", "novels"]
+    assert [each.text_name for each in (one, other)] == ["books, bytes", "novels, bytes"]
 
 
 def test_an_even_profile_correlates_with_none(tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ import pytest
 from boxes import refusal
 
 from widthwise.config_io import to_data
-from widthwise.data.config import DataConfig, MixtureConfig, open_data
+from widthwise.data.config import DataCache, DataConfig, MixtureConfig, open_data
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import ENDING
-from widthwise.runs.data_identity import DataCache, identity_of
 
 SYNTHETIC = DataConfig(corpus="synthetic", tokenizer="bytes")
 CHECKS = ["checking the data", "checking the tokens"]
@@ -87,19 +86,19 @@ def data(tmp_path) -> PreparedData:
 def without_names(data: PreparedData, folder) -> PreparedData:
     """As a folder that was prepared before names were kept."""
     shutil.copytree(data.path, folder, ignore=shutil.ignore_patterns(f"*{ENDING}"))
-    files = data.manifest.trained_on
+    files = {name: record for name, record in data.manifest.files.items() if not name.endswith(ENDING)}
     return PreparedData(folder, data.manifest.model_copy(update={"files": files}))
 
 
 def test_names_of_documents_are_no_part_of_what_a_run_is_bound_to(data, tmp_path):
     old = without_names(data, tmp_path / "old")
     assert len(old.manifest.files) == len(data.manifest.files) - 2
-    assert identity_of(old) == identity_of(data)
+    assert old.identity == data.identity
     mixtures = [MixedData({"a": first, "b": data}, {"a": 1, "b": 2}) for first in (old, data)]
-    assert identity_of(mixtures[0]) == identity_of(mixtures[1])
+    assert mixtures[0].identity == mixtures[1].identity
 
 
 def test_every_file_that_is_trained_on_is(data):
-    found = to_data(identity_of(data))["files"]
+    found = to_data(data.identity)["files"]
     names = ["held_out.bin", "held_out.idx", "tokenizer_spec.json", "train.bin", "train.idx"]
     assert found == {name: data.manifest.files[name].sha256 for name in names}

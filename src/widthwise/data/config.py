@@ -1,4 +1,4 @@
-"""The `data:` part of a recipe, and the folder that keeps what was prepared for it."""
+"""The `data:` part of a recipe: opened and checked, in one process or once for several runs."""
 
 import hashlib
 import math
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -16,7 +17,7 @@ from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import HeldOutFraction, ProgressCallback, ignore_progress, scan
 from widthwise.data.json_tokenizer import check_spec
 from widthwise.data.loader import PackingConfig
-from widthwise.data.manifest import FORMAT_VERSION
+from widthwise.data.manifest import FORMAT_VERSION, MANIFEST
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
@@ -170,3 +171,49 @@ def _cache_name(corpus: str, tokenizer: str, held_out: float, fingerprint: str) 
     content = file_sha256(path) if path.suffix == ".json" else ""
     key = f"{FORMAT_VERSION}\n{tokenizer}{content}\n{held_out!r}\n{fingerprint}"
     return f"{corpus}-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+Stamps = dict[Path, tuple[int, int, int]]
+"""File -> its inode, its size in bytes, and when it was changed, in ns."""
+
+
+class DataCache:
+    """Keeps what was opened and checked for a data section until one of its files changes.
+
+    A comparison keeps one for all its runs; a run that is trained alone begins with an empty one. A process that gets
+    one by pickle opens the data again, but does not check them again.
+    """
+
+    def __init__(self, checked: Mapping[str, Stamps] = MappingProxyType({})):
+        """checked: section, as JSON -> its files as they were when they passed the check."""
+        self._checked = dict(checked)
+        self._opened: dict[str, tuple[OpenedData, Stamps]] = {}
+
+    def __reduce__(self) -> tuple[type["DataCache"], tuple[Mapping[str, Stamps]]]:
+        return DataCache, (self._checked,)
+
+    def open(self, section: DataSection, progress: ProgressCallback) -> OpenedData:
+        """Open as `open_data` does, once while the files stay the same."""
+        key = section.model_dump_json()
+        if key in self._opened:
+            data, stamps = self._opened[key]
+            if stamps == _stamps(data):
+                return data
+        data = open_data(section, progress)
+        self._opened[key] = data, _stamps(data)  # of the files before any check
+        return data
+
+    def check(self, section: DataSection, progress: ProgressCallback) -> None:
+        """Check as the section does what was opened for it, once while the files stay the same."""
+        key = section.model_dump_json()
+        data, stamps = self._opened[key]
+        if self._checked.get(key) != stamps:
+            section.check(data, progress)
+            self._checked[key] = stamps
+
+
+def _stamps(data: OpenedData) -> Stamps:
+    """Return the stamp of every file that exists, so that a missing one differs from any."""
+    paths = [folder.path / name for folder in data.folders for name in (MANIFEST, *folder.manifest.files)]
+    stats = {path: path.stat() for path in paths if path.exists()}
+    return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}

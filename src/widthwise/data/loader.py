@@ -80,8 +80,7 @@ class PackingConfig(Config):
         if not asked:
             return NO_BOUNDARIES
         eos_id = data.tokenizer.eos_id
-        sources = list(data.sources.values()) if isinstance(data, MixedData) else [data]
-        for tokens in (tokens for source in sources for tokens in (source.train, source.held_out)):
+        for tokens in (tokens for source in data.folders for tokens in (source.train, source.held_out)):
             if (index := unended(tokens, eos_id)) is not None:
                 raise UserError(
                     f"data.{asked[0]}: got true, but document {index} of {bin_path(tokens.prefix)} does not end in the "

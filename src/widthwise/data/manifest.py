@@ -12,7 +12,7 @@ from typing import Any, Self
 import pydantic
 
 from widthwise.config_io import Config, UserError, parse
-from widthwise.data.shards import ENDING, bin_path, idx_path
+from widthwise.data.shards import bin_path, idx_path
 from widthwise.files import FileRecord, PathInside
 from widthwise.records.record import SealedFile
 
@@ -103,11 +103,6 @@ class Manifest(Config):
         if missing:
             raise ValueError(f"files: lacks {missing[0]}")
         return self
-
-    @property
-    def trained_on(self) -> dict[str, FileRecord]:
-        """The files that make a difference to a model: all but the names of documents."""
-        return {name: record for name, record in self.files.items() if not name.endswith(ENDING)}
 
 
 def parse_manifest(data: Any, where: str) -> Manifest:

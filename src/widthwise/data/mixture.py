@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from widthwise.config_io import UserError
+from widthwise.data.identity import MixtureIdentity, SourceIdentity
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
@@ -224,6 +225,21 @@ class MixedData:
     def tokenizer(self) -> Tokenizer:
         """Raises UserError if the tokenizer available now is not the one that made the data."""
         return next(iter(self.sources.values())).tokenizer
+
+    @property
+    def identity(self) -> MixtureIdentity:
+        """Return the identity of the data, as the manifests of the sources have it."""
+        folders = {name: data.identity for name, data in self.sources.items()}
+        sources = {
+            name: SourceIdentity(weight=self.weights[name], corpus=folder.corpus, files=folder.files)
+            for name, folder in folders.items()
+        }
+        return MixtureIdentity(tokenizer=next(iter(folders.values())).tokenizer, sources=sources)
+
+    @property
+    def folders(self) -> list[PreparedData]:
+        """Return all prepared folders of the data."""
+        return list(self.sources.values())
 
     def use(self, seq_len: int, n_windows: int) -> dict[str, tuple[float, float]]:
         """Return the use of each source by a training that reads n_windows windows of seq_len tokens.

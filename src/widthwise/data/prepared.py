@@ -17,6 +17,7 @@ import numpy as np
 
 from widthwise.config_io import UserError, refusing, to_data
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
+from widthwise.data.identity import CorpusIdentity, FolderIdentity, TokenizerIdentity
 from widthwise.data.json_tokenizer import open_tokenizer, restore_tokenizer
 from widthwise.data.manifest import (
     FORMAT_VERSION,
@@ -30,7 +31,7 @@ from widthwise.data.manifest import (
     parse_manifest,
 )
 from widthwise.data.remote import fetched, is_url
-from widthwise.data.shards import TokenFile, bin_path, idx_path, names_path, read_names
+from widthwise.data.shards import ENDING, TokenFile, bin_path, idx_path, names_path, read_names
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import (
     FileRecord,
@@ -97,6 +98,23 @@ class PreparedData:
         if tokenizer.id != record.id:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
+
+    @property
+    def identity(self) -> FolderIdentity:
+        """Return the identity of the data, as the manifest has it, without the names of documents."""
+        tokenizer = self.manifest.tokenizer
+        corpus = self.manifest.corpus
+        files = sorted(self.manifest.files.items())
+        return FolderIdentity(
+            tokenizer=TokenizerIdentity(spec=tokenizer.spec, id=tokenizer.id),
+            corpus=CorpusIdentity(name=corpus.name, fingerprint=corpus.fingerprint),
+            files={name: record.sha256 for name, record in files if not name.endswith(ENDING)},
+        )
+
+    @property
+    def folders(self) -> "list[PreparedData]":
+        """Return all prepared folders of the data: this one."""
+        return [self]
 
     @property
     def bytes_per_token_byte(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from widthwise.config_io import UserError, differences
+from widthwise.data.identity import VALIDATION_KEY, check_data_of_run, recorded_identity
 from widthwise.experiments.equal_loss import LossCurve, LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_mean, seed_interval, verdict
 from widthwise.recipe.inspection import ratios
@@ -19,7 +20,6 @@ from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import VALIDATION_KEY, check_data_of_run, recorded_identity
 from widthwise.runs.environment import is_shared
 from widthwise.yaml_io import parse_yaml
 

@@ -12,6 +12,7 @@ import torch
 
 from widthwise.computing import Precision
 from widthwise.config_io import UserError, mistakes_of
+from widthwise.data.identity import DataIdentity, check_data_of_run
 from widthwise.experiments.experiment import Experiment, run_path, seeded
 from widthwise.experiments.findings import Findings
 from widthwise.experiments.jobs import Jobs, ProcessGroup, Run, process_group
@@ -25,7 +26,6 @@ from widthwise.records.outcome import Outcome
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.runs.data_identity import DataIdentity, check_data_of_run, identity_of
 from widthwise.runs.environment import command_line
 from widthwise.runs.listing import listed_run, stop_message
 from widthwise.runs.speed import chosen_precision, step_seconds
@@ -122,7 +122,7 @@ def _tuned(
         if not (further := tuner.extend(found)):
             break
         observer.message(f"tuning: best at an end of the values tried, so also {', '.join(further)}")
-    data = identity_of(group.data_cache.open(plan.reference.data, observer.preparing))
+    data = group.data_cache.open(plan.reference.data, observer.preparing).identity
     return tuner.tuned(found, **_costs(sweep, folder, data))
 
 

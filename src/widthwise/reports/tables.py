@@ -1,11 +1,11 @@
 """The tables that several reports show: models, losses, runs, and the text that runs have read."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from widthwise.data.identity import KEY, read_identity
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES, RUN_COSTS, OfModel
@@ -126,16 +126,14 @@ def data_table(named: Mapping[str, Run]) -> Table | None:
 
 def text_words(environment: Mapping[str, Any]) -> str:
     """The corpus and the tokenizer, of the environment of a run or comparison: `books, bpe-4096`."""
-    identity = environment.get("data")
-    return ", ".join(words for _, words in _identity(identity)) if isinstance(identity, Mapping) else ""
+    if not environment.get(KEY):
+        return ""
+    return ", ".join(map(clean, read_identity(environment, "environment").rows().values()))
 
 
 def text_key(environment: Mapping[str, Any]) -> str:
-    """Equal where two environments read the same text with the same tokenizer, whatever their files are called.
-
-    Names count only in records of older versions, which have no checksum beside them.
-    """
-    return json.dumps(_without_names(environment.get("data")), sort_keys=True)
+    """Return a key that is equal for environments with the same text and tokenizer, whatever they are called."""
+    return read_identity(environment, "environment").content_key() if environment.get(KEY) else ""
 
 
 def loss_words(result: RunResult) -> str:
@@ -148,9 +146,9 @@ def loss_words(result: RunResult) -> str:
 
 
 def _items(run: Run) -> Iterator[tuple[str, str]]:
-    identity = run.environment.get("data")
-    if isinstance(identity, Mapping):
-        yield from _identity(identity)
+    if run.environment.get(KEY):
+        for item, words in read_identity(run.environment, f"{run.path}/environment.json").rows().items():
+            yield item, clean(words)
     result = run.result
     if result is None:
         return
@@ -165,25 +163,6 @@ def _items(run: Run) -> Iterator[tuple[str, str]]:
     if result.n_val_tokens:
         windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
         yield "read for the held-out loss", f"{counted(result.n_val_tokens, 'token')}: {windows}"
-
-
-def _identity(identity: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The names in the `data` of a run's environment, those of a mixture with their weights."""
-    sources, corpus, tokenizer = (identity.get(key) for key in ("sources", "corpus", "tokenizer"))
-    if isinstance(corpus, Mapping) and corpus.get("name"):
-        yield "corpus", clean(str(corpus["name"]))
-    if isinstance(sources, Mapping):
-        weights = {name: source.get("weight") for name, source in sources.items() if isinstance(source, Mapping)}
-        yield "corpora and their weights", clean(", ".join(f"{name}: {weight}" for name, weight in weights.items()))
-    if isinstance(tokenizer, Mapping) and tokenizer.get("spec"):
-        yield "tokenizer", clean(str(tokenizer["spec"]))
-
-
-def _without_names(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    named = {name for name, checksum in (("spec", "id"), ("name", "fingerprint")) if checksum in value}
-    return {key: _without_names(each) for key, each in value.items() if key not in named}
 
 
 def _amount(n_tokens: int, n_bytes: int) -> str:

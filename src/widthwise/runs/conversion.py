@@ -10,6 +10,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, checked_copy
 from widthwise.data.config import open_data
+from widthwise.data.identity import IMPORTED, KEY, TOKENIZER_KEY, has_seen_data
 from widthwise.data.loader import Loader
 from widthwise.files import check_free, new_folder
 from widthwise.growth.certificate import certify, model_size
@@ -23,7 +24,6 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.run import Descent
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import IMPORTED, KEY, TOKENIZER_KEY, has_seen_data, identity_of
 from widthwise.runs.environment import environment
 from widthwise.runs.trained import RunCheckpoint, check_finite, check_tokenizer
 from widthwise.training import checkpoint, checkpoint_folder
@@ -203,7 +203,8 @@ def _continued_data(
         return loader, origin, []
     data = open_data(new.data, observer.preparing)
     check_tokenizer(run, data.tokenizer)
-    identity, train = {**origin, **identity_of(data).record()}, new.train
+    identity = {**origin, **data.identity.record()}
+    train = new.train
     new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
     fresh, differing = new_loader.state_dict(), new_loader.differing(loader)
     if not differing:

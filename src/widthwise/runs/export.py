@@ -10,6 +10,7 @@ import jinja2
 import torch
 
 from widthwise.config_io import UserError
+from widthwise.data.identity import IMPORTED, KEY, recorded_identity
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.pad import pad_heads_plan
@@ -29,7 +30,6 @@ from widthwise.recipe.inspection import layer_rows
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.evaluation import Evaluation
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import IMPORTED, KEY, recorded_identity
 from widthwise.runs.environment import shown_path
 from widthwise.runs.trained import RunCheckpoint, tokenizer_of
 from widthwise.training import checkpoint

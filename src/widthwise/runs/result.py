@@ -8,7 +8,7 @@ from typing import Any
 from widthwise.analysis.dynamic_width import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width, has_virtual_width
 from widthwise.data.loader import HeldOut
-from widthwise.data.mixture import MixedData, OpenedData
+from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
@@ -89,8 +89,9 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
 
 
 def _counts(data: OpenedData) -> DataCounts:
-    opened = list(data.sources.values()) if isinstance(data, MixedData) else [data]
-    train, held_out = zip(*((each.manifest.splits.train, each.manifest.splits.held_out) for each in opened))
+    splits = [folder.manifest.splits for folder in data.folders]
+    train = [split.train for split in splits]
+    held_out = [split.held_out for split in splits]
     return DataCounts(
         n_train_tokens=sum(split.n_tokens for split in train),
         n_train_bytes=sum(split.n_bytes for split in train),

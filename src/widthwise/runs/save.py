@@ -9,6 +9,7 @@ import torch
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
+from widthwise.data.identity import IMPORTED, describe_difference, unseen_data
 from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
@@ -18,7 +19,6 @@ from widthwise.interop.hub import ImportSource, import_source
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import IMPORTED, identity_of, unseen_data
 from widthwise.runs.environment import environment
 from widthwise.runs.speed import faster_precision
 from widthwise.runs.trained import check_known, usual_seq_len
@@ -58,12 +58,13 @@ def save_run(
 
 
 def _provenance(known: Tokenizer | None, recipe: Recipe, data: OpenedData | None) -> dict[str, Any]:
-    """The entries of environment.json that say which tokens the model knows, and which data it has seen."""
+    """Return the entries of environment.json on the tokens that the model knows and the data that it has seen."""
     if data is None:
         return unseen_data(known)
-    identity, named = identity_of(data), identity_of(open_data(recipe.data))
+    identity = data.identity
+    named = open_data(recipe.data).identity
     if identity != named:
-        given, other = identity.compared(named)
+        given, other = describe_difference(identity, named)
         raise UserError(f"data: got {given}; the recipe names {other}")
     if known is None or (identity.tokenizer.spec, identity.tokenizer.id) != (known.spec, known.id):
         raise UserError(f"data: was tokenised by {identity.tokenizer.spec}, not by the tokenizer that is given")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
+from widthwise.data.identity import IMPORTED
 from widthwise.data.loader import HeldOut, begun
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import check_free, write_atomic
@@ -46,7 +47,6 @@ from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut,
 from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
-from widthwise.runs.data_identity import IMPORTED, identity_of
 from widthwise.runs.loaded import is_run
 from widthwise.runs.save import read_import, write_first
 from widthwise.runs.speed import faster_precision
@@ -149,7 +149,7 @@ def shrink_run(
     if out is not None:
         resolved = checked_copy(recipe, "recipe", model=smaller).resolved()
         resolved.check()
-        provenance = {**identity_of(data).record(), **source.origin}
+        provenance = {**data.identity.record(), **source.origin}
         kept = torch.tensor([old for old, _ in layers_kept(sizes).pairs()])
         origin = Origin(stream[..., : smaller.d_model], kept, first_rows)
 

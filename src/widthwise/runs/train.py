@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, differences, parse, to_data
+from widthwise.data.config import DataCache
 from widthwise.data.documents import ignore_progress
+from widthwise.data.identity import VALIDATION_KEY, check_data_of_run, has_seen_data
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import VALIDATION_KEY, DataCache, check_data_of_run, has_seen_data, identity_of
 from widthwise.runs.environment import REPRODUCED_WITH, environment, read_clocks, share_of_others
 from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.speed import chosen_precision
@@ -126,9 +127,7 @@ class _Launch:
             if found := checkpoint_folder.checkpoint_paths(self.run.checkpoints):
                 raise UserError(f"{found[0]}: a new run would replace it; choose another folder with --out")
             data.tokenizer.save(self.run.tokenizer_folder)
-            self.run.begin(
-                to_yaml(recipe), {**self._environment(), **identity_of(data).record(), **_bound_record(loop)}
-            )
+            self.run.begin(to_yaml(recipe), {**self._environment(), **data.identity.record(), **_bound_record(loop)})
             if isinstance(data, MixedData):
                 self.observer.message(_use_in_words(recipe, data))
 
@@ -198,7 +197,7 @@ class _Launch:
             lambda: None if opened else opened.append(self.data_cache.open(recipe.data, ignore_progress))
         )
         self.processes.check_same(
-            lambda: identity_of(opened[0]),
+            lambda: opened[0].identity,
             lambda rank, own, first: f"data: process {rank} has {own}; process 0 has {first}",
         )
         return opened[0]
@@ -218,8 +217,8 @@ class _Launch:
         if not has_seen_data(self.run):
             check_tokenizer(self.run, data.tokenizer)
             data.tokenizer.save(self.run.tokenizer_folder)
-            self.run.add_to_environment(identity_of(data).record())
-        check_data_of_run(self.run, identity_of(data), "its recipe now names")
+            self.run.add_to_environment(data.identity.record())
+        check_data_of_run(self.run, data.identity, "its recipe now names")
 
     def _check_same_bonds(self, loop: TrainingLoop) -> None:
         """A run that was made by another verb is bound to its texts, tasks and teacher when it is first trained."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from widthwise.computing import Precision
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
+from widthwise.data.identity import IMPORTED, check_data_of_run, has_seen_data, recorded_tokenizer
 from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepared import PreparedData
@@ -25,7 +26,6 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import IMPORTED, check_data_of_run, has_seen_data, identity_of, recorded_tokenizer
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import state_by_name
@@ -97,7 +97,7 @@ class LoadedModel:
         if not has_seen_data(run):
             raise UserError(f"{run.path}: has not been trained yet; {NAME_A_TEXT}")
         data = open_data(recipe.data)
-        check_data_of_run(run, identity_of(data), "its recipe now names", f"; {NAME_A_TEXT}")
+        check_data_of_run(run, data.identity, "its recipe now names", f"; {NAME_A_TEXT}")
         held_out = recipe.held_out(data)
         if not isinstance(data, MixedData):
             return {HELD_OUT: (data, held_out.n_windows * recipe.seq_len)}
