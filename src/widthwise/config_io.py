@@ -189,6 +189,7 @@ REMOVED = {
     "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",
     "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
+    "trend": "was removed; `fit FOLDER --group folder --x QUANTITY --law log_linear` draws the line",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
 }
 """Keys, options, kinds and verbs that earlier commits had, with what to use instead."""

@@ -1,4 +1,4 @@
-"""Sections that a comparison has where its record holds them: tokens at equal loss, a trend, curves of shapes."""
+"""Sections that a comparison has where its record holds them: tokens at equal loss, curves of shapes."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_comparison import at_equal_loss, estimate, write_comparison
 from fake_sweep import finished, sweep_data, write_sweep
-from page_section import change, check_broken, drawn, labels, reported, rows_of, section, specs
+from page_section import change, drawn, labels, reported, rows_of, section, specs
 
 from widthwise.records.outcome import Outcome
 from widthwise.reports.answers import answer
@@ -69,37 +69,6 @@ def test_too_few_validations_are_said_and_the_gap_is_shown(tmp_path: Path) -> No
     assert "<figure" in shown
 
 
-TREND = {
-    "over": "virtual_width",
-    "slope": {"mean": -0.0125, "low": -0.0375, "high": 0.0125, "per_seed": [-0.0135, -0.0115]},
-    "intercept": {"mean": 3.0525, "low": 3.0125, "high": 3.0925, "per_seed": [3.05, 3.055]},
-    "r_squared": 0.4321,
-    "verdict": "cannot tell",
-    "points": [
-        {"variant": "hourglass", "value": 6.0, "line": 3.0202, "residual": 0.0338},
-        {"variant": "uniform", "value": 1.0, "line": 3.0525, "residual": -0.0025},
-        {"variant": "x", "value": 1.5, "line": 3.0452, "residual": -0.0075},
-    ],
-}
-
-
-def test_figure_and_tables_say_what_the_line_of_a_trend_is(tmp_path: Path) -> None:
-    change(write_comparison(tmp_path) / "outcome.json", lambda data: data.update(trend=TREND))
-    shown = section(reported(tmp_path)["html"], "trend-over-virtual_width")
-    (label,) = labels(shown)
-    assert f"{MINUS}0.0125 ({MINUS}0.0375 to +0.0125) with each doubling" in label
-    assert label.index("uniform at 1: 3.0500, line 3.0525") < label.index("x at 1.5") < label.index("hourglass at 6")
-    for text in ("3.0125 to 3.0925", "0.4321", "+0.0338", "3.0202", "The line over log2 of virtual_width, 2 seeds"):
-        assert text in shown
-    band, *_, means = specs(shown)["trend"]["layer"]
-    axis = band["encoding"]["x"]
-    assert (axis["scale"]["type"], axis["axis"]["values"]) == ("log", [1.0, 1.5, 6.0])
-    rows = rows_by_name(shown, "trend", "y")
-    for name, mean in {"uniform": (1.0, 3.05), "x": (1.5, 3.0377), "hourglass": (6.0, 3.054)}.items():
-        assert mean in rows[name]
-    assert means["mark"]["type"] == "point"
-
-
 def tuning(values: dict[str, list[float | None]]) -> dict[str, Any]:
     """Losses of each variant at half its own rate of 0.01, at that and so on by doubling; None: diverged."""
     variants = []
@@ -133,19 +102,6 @@ def test_what_was_tuned_stands_on_the_page_and_in_the_answer_with_its_losses_and
     *_, took, beyond = answer(Outcome.read(tmp_path))
     assert took == "Each variant was given its best optimizer.lr, which took 11 runs and 2 h to find."
     assert beyond == "hourglass was best at the last value that is tried: a better one may lie beyond."
-
-
-def test_a_broken_trend_is_refused_in_one_line(tmp_path: Path) -> None:
-    point = TREND["points"][0]
-    wrong = {
-        "trend.points: got 'nobody', which is none of": {"points": [point | {"variant": "nobody"}]},
-        r"trend\.points\.0\.value: got 0": {"points": [point | {"value": 0.0}]},
-        r"trend\.points": {"points": []},
-        r"trend\.slope": {"slope": None},
-        "hourglass has not one loss per seed": {"of": "val_loss_next_2"},
-    }
-    edits = {message: lambda data, own=own: data.update(trend=TREND | own) for message, own in wrong.items()}
-    check_broken(write_comparison(tmp_path) / "outcome.json", edits)
 
 
 SHAPES = {  # name -> n_blocks, n_layers, d_model, d_hidden, difference to the baseline

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
 from widthwise.experiments.matching import Adjustment, Matched, check_trainable
-from widthwise.experiments.statistics import TrendConfig
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
@@ -75,7 +74,6 @@ class Experiment:
     """In a ladder the group with whose point of the same values the others are compared."""
     section: Config | None = None
     """The section of the recipe that describes the experiment; None for several recipes."""
-    trend: TrendConfig | None = None
     tune: "TuneConfig | None" = None
     """Values to tune before points are trained."""
     tuning: Tuning | None = None

@@ -83,37 +83,6 @@ class OpenPoint(Record):
     reason: str | None = None
 
 
-class TrendPoint(Record):
-    """One variant of a trend."""
-
-    variant: str
-    value: Number = pydantic.Field(gt=0)
-    """The variant's value of the quantity."""
-    line: Known
-    """The fitted line at this value."""
-    residual: Known
-    """Mean loss minus the line."""
-
-
-class Trend(Record):
-    """The losses as a line over the logarithm of a quantity."""
-
-    of: str = "val_loss"
-    """Name of the loss, one of those on held-out text."""
-    over: str
-    """Name of the quantity that the line runs over."""
-    slope: Estimate
-    """Change of the loss in nats per doubling; Student's t over seeds and windows."""
-    intercept: Estimate
-    """The line where the quantity is 1; Student's t over seeds."""
-    r_squared: Known
-    """R² of the line through the mean losses; None if they are all equal."""
-    verdict: Verdict
-    """Like that of a difference: "better" if a larger quantity gives a lower loss. The tie margin applies to the total
-    change from the smallest to the largest value."""
-    points: Sequence[TrendPoint] = pydantic.Field(min_length=1)
-
-
 class SearchedRange(Record):
     """The range from which a search drew the values of one recipe key."""
 
@@ -274,7 +243,6 @@ class Outcome(StoredRecord):
     """Where the points of a sweep come from."""
     judged: Sequence[Judged] = ()
     """The best point of a sweep as the best of many, and the mean of each group of a grid."""
-    trend: Trend | None = None
     tuning: Tuning | None = None
     """Choice of the values of each variant before the comparison."""
     family: Family | None = None
@@ -288,19 +256,6 @@ class Outcome(StoredRecord):
             raise ValueError("points: two have the same name")
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline: got {self.baseline!r}, which is none of the points {', '.join(names)}")
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _trend_is_of_the_points(self) -> Self:
-        if self.trend is None:
-            return self
-        losses = {each.name: each.measured_over_seeds(self.trend.of) for each in self.variants}
-        for point in self.trend.points:
-            if point.variant not in losses:
-                raise ValueError(f"trend.points: got {point.variant!r}, which is none of {', '.join(losses)}")
-            found = losses[point.variant]
-            if found is None or len(found.per_seed) != len(self.seeds):
-                raise ValueError(f"points: {point.variant} has not one loss per seed, which the trend needs")
         return self
 
     @property

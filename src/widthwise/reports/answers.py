@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
-from widthwise.records.estimate import FEWEST_SEEDS, NO_VERDICT, TIE_MARGIN, Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, NO_VERDICT, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
@@ -20,7 +20,7 @@ def answer(found: Outcome) -> list[str]:
         return [*_of_sweep(found), *_of_settings(found)]
     if found.kind == "ladder":
         return [*_of_ladder(found), *_of_settings(found)]
-    beside = [*_of_family(found), *_beside_baseline(found), *_of_trend(found), *_at_equal_loss(found)]
+    beside = [*_of_family(found), *_beside_baseline(found), *_at_equal_loss(found)]
     return [*beside, *_of_tuning(found), *_of_settings(found)]
 
 
@@ -68,19 +68,6 @@ def _beside_baseline(found: Outcome) -> list[str]:
     rest = [f"{_names(group)} tie with it" for group in [by_verdict.get("tie")] if group]
     rest += [f"{seeds} cannot tell {_names(group)} from it" for group in [by_verdict.get("cannot tell")] if group]
     return [*parts, *([f"{capital(' and '.join(rest))}."] if rest else [])]
-
-
-def _of_trend(found: Outcome) -> list[str]:
-    if (trend := found.trend) is None:
-        return []
-    slope, loss, over = finite(trend.slope.mean), QUANTITY[trend.of].title, clean(trend.over)
-    if trend.verdict in ("better", "worse"):
-        verb = "lowers" if trend.verdict == "better" else "raises"
-        return [f"Each doubling of {over} {verb} the {loss} by {fixed(abs(slope), 4)} nats."]
-    if trend.verdict == "tie":
-        return [f"From its smallest to its largest value {over} changes the {loss} by less than {TIE_MARGIN} nats."]
-    seeds = counted(len(trend.slope.per_seed), "seed")
-    return [f"{seeds} cannot tell whether the {loss} changes with {over}."]
 
 
 def _at_equal_loss(found: Outcome) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from widthwise.records.discovery import Search
 from widthwise.records.estimate import Estimate
-from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Trend, Tuning, Variant
-from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
+from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Tuning, Variant
+from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
 from widthwise.records.run import ListedRun, PlannedRuns, Run, RunResult
 from widthwise.reports import charts, main_table, tables
 from widthwise.reports import experiment_figures as figures
@@ -18,7 +18,6 @@ from widthwise.reports.formats import (
     MISSING,
     TIMES,
     amount,
-    capital,
     clean,
     counted,
     duration,
@@ -30,7 +29,6 @@ from widthwise.reports.formats import (
     shorten,
     shown,
     si,
-    signed,
     tick,
     with_interval,
 )
@@ -95,7 +93,6 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
                 figures.compute_figure(found, *_training_flops(found, results), of_groups) if found.axes else None,
             ),
             _equal_loss_section(found, _compared_styles(found, looks, of_groups)),
-            _trend_section(found, looks),
             _tuning_section(found, looks),
             growth_section({each.name: runs[each.name] for each in _grown(found) if each.name in runs}, looks),
             section(
@@ -341,41 +338,6 @@ def _tuning_section(found: Outcome, looks: Looks) -> Section | None:
         drawn.append(figures.point_figure(f"tuning-{number}", title, points, looks, across, words))
     told = Text([_tuning_cost(tuning), *note("tuning").lines])
     return section("Tuning", *drawn, tuning_table(found), told)
-
-
-def _trend_section(found: Outcome, looks: Looks) -> Section | None:
-    trend = found.trend
-    if trend is None:
-        return None
-    of = {variant.name: variant.measured_over_seeds(trend.of) for variant in found.variants}
-    losses = {name: each for name, each in of.items() if each is not None}
-    level = percentage(found.confidence)
-    return section(
-        f"Trend over {trend.over}",
-        note("trend", over=clean(trend.over), level=level),
-        figures.trend_figure(trend, losses, looks),
-        _line_table(trend),
-        _trend_points(trend, losses).folded,
-    )
-
-
-def _line_table(trend: Trend) -> Table:
-    rows = [
-        ["slope, nats with each doubling", signed(trend.slope.mean, 4), interval(trend.slope, 4, True) or MISSING],
-        ["intercept, nats", fixed(trend.intercept.mean, 4), interval(trend.intercept, 4) or MISSING],
-        ["R² of the mean losses", fixed(trend.r_squared, 4), MISSING],
-    ]
-    seeds = counted(len(trend.slope.per_seed), "seed")
-    return Table(f"The line over log2 of {clean(trend.over)}, {seeds}", ["", "Value", "Interval"], rows, sortable=False)
-
-
-def _trend_points(trend: Trend, losses: Mapping[str, Estimate]) -> Table:
-    rows = [
-        [clean(p.variant), tick(p.value), fixed(losses[p.variant].mean, 4), fixed(p.line, 4), signed(p.residual, 4)]
-        for p in trend.points
-    ]
-    title = capital(TITLES.get(trend.of, clean(trend.of)))
-    return Table(f"{title} and line", ["Variant", clean(trend.over), "loss", "line", "residual"], rows)
 
 
 def _axis_note(found: Outcome) -> Text | None:
