@@ -175,46 +175,33 @@ class Family(Record):
     controls: Sequence[FamilyControl] = ()
 
 
-class Tried(Record):
-    """Values with which a variant was tuned."""
-
-    factors: Mapping[str, Number]
-    """Recipe key -> factor of the variant's own value."""
-    values: Mapping[str, Number]
-    """Recipe key -> value."""
-    val_loss: Known
-    """Mean over the seeds of tuning; None: a run diverged."""
-
-
 class TunedVariant(Record):
-    """The tuning of one variant."""
+    """The values that a comparison read from a sweep for one variant."""
 
     name: str
     chosen: Mapping[str, Number]
     """Recipe key -> the value with the lowest loss, with which it was compared."""
+    val_loss: Known = None
+    """That loss, a mean over the seeds of the sweep."""
     is_at_limit: bool
-    """True if one of them is the last that may be tried, so that a better one may lie beyond."""
-    tried: Sequence[Tried] = pydantic.Field(min_length=1)
-    """In the order of values."""
+    """True if one of them is at an end of its grid, so that a better one may lie beyond."""
+
+    @property
+    def in_words(self) -> str:
+        return ", ".join(f"{key} {value:.7g}" for key, value in self.chosen.items())
 
 
 class Tuning(Record):
-    """The choice of each variant's values before a comparison, and its cost."""
+    """The choice of each variant's values before a comparison."""
 
+    sweep: str | None = None
+    """Folder of the sweep; None in a record of a version that tuned in the comparison."""
+    identity: str | None = None
+    """Checksum of the points of the sweep."""
     steps: float
     """Share of the steps of a reported run."""
     seeds: Sequence[int]
-    n_runs: int
-    tokens: int
-    """Training tokens of all runs."""
-    seconds: float
-    """Training time of all runs, one after another."""
     variants: Sequence[TunedVariant] = pydantic.Field(min_length=1)
-
-    @property
-    def keys_tuned(self) -> list[str]:
-        """The recipe keys, which are the same for all variants."""
-        return list(self.variants[0].chosen)
 
 
 class Outcome(StoredRecord):

@@ -7,7 +7,7 @@ from widthwise.records.estimate import FEWEST_SEEDS, NO_VERDICT, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports.formats import capital, clean, counted, duration, fixed, sequence
+from widthwise.reports.formats import capital, clean, counted, fixed, sequence
 from widthwise.reports.main_table import settings_of
 
 MOST_SETTINGS = 5
@@ -81,15 +81,14 @@ def _at_equal_loss(found: Outcome) -> list[str]:
 
 
 def _of_tuning(outcome: Outcome) -> list[str]:
-    """Return what the tuning before the comparison cost, and for which variants it ended too early."""
-    if (tuning := outcome.tuning) is None:
+    """Return which variants have a value at an end of the grid from which it was chosen."""
+    if outcome.tuning is None:
         return []
-    keys, took = sequence(list(map(clean, tuning.keys_tuned))), duration(tuning.seconds / 3600)
-    found = [f"Each variant was given its best {keys}, which took {counted(tuning.n_runs, 'run')} and {took} to find."]
-    if ended := [clean(each.name) for each in tuning.variants if each.is_at_limit]:
-        verb = "was" if len(ended) == 1 else "were"
-        found.append(f"{sequence(ended)} {verb} best at the last value that is tried: a better one may lie beyond.")
-    return found
+    ended = [clean(each.name) for each in outcome.tuning.variants if each.is_at_limit]
+    if not ended:
+        return []
+    verb = "was" if len(ended) == 1 else "were"
+    return [f"{sequence(ended)} {verb} best at the last value that was tried: a better one may lie beyond."]
 
 
 def _names(group: Sequence[Variant]) -> str:
