@@ -189,6 +189,8 @@ REMOVED = {
     "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",
     "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
+    "trend": "was removed; `fit FOLDER --group folder --x QUANTITY --law log_linear` draws the line",
+    "tune": "was removed; `sweep RECIPE --over optimizer.lr=...`, then `compare RECIPE --rates-from FOLDER`",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
 }
 """Removed keys, options, kinds and verbs, with their replacement."""

@@ -59,8 +59,7 @@ def test_pieces_of_recipes_are_valid(block: Block, tmp_path: Path, monkeypatch: 
     piece = parse_yaml(block.text, str(block))
     if not piece.keys() <= {*Recipe.model_fields, "extends", "compare", "sweep", "ladder"}:
         pytest.skip("no piece of a recipe")
-    base = "compare_virtual_width" if "trend" in piece.get("compare", {}) else "small"
-    below = {} if piece.keys() >= {"model", "seq_len", "train"} else {"extends": f"configs/{base}.yaml"}
+    below = {} if piece.keys() >= {"model", "seq_len", "train"} else {"extends": "configs/small.yaml"}
     (tmp_path / "piece.yaml").write_text(yaml.safe_dump(below | _beside(piece)))
     monkeypatch.chdir(tmp_path)
     call("inspect", "piece.yaml")

@@ -45,7 +45,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "compare": {
             "seeds": [1, 2],
             "match": "none",
-            "trend": {"over": "virtual_width", "variants": ["r1", "r2", "r4"]},
             "variants": {
                 "plain": {},
                 **{f"r{m}": {"model": {"residual": {**SLOTS, "n_slots": 2 * m}}} for m in (1, 2, 4)},

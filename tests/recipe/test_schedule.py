@@ -53,15 +53,6 @@ def test_cosine_reaches_half_way_in_the_middle_and_its_final_factor_at_the_last_
     assert schedule.factor(110, 1.0, 110, 1) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("kind", [CosineSchedule, WSDSchedule, ConstantSchedule])
-def test_at_a_share_of_the_steps_a_shortened_schedule_is_where_the_whole_one_was(kind):
-    schedule = kind(warmup_steps=12, **({"decay_steps": 30} if kind is WSDSchedule else {}))
-    short = schedule.shortened(1 / 3)
-    for step in range(1, 34):
-        assert short.factor(step, 1.0, 33, 1) == pytest.approx(schedule.factor(3 * step, 1.0, 99, 1))
-    assert kind().shortened(0.1) == kind()
-
-
 @pytest.mark.parametrize("length", [{"decay_steps": 30}, {"decay_fraction": 0.3}])
 def test_wsd_is_flat_then_linear(length):
     schedule = WSDSchedule(warmup_steps=7, final_factor=0.1, **length)

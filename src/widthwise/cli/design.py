@@ -84,8 +84,7 @@ def inspect(
         work = plan.workload(n_runs=1) | {"refusal": refusal}
         drawn = [f"{work['n_drawn']} further points are drawn when the sweep runs"] * bool(work["n_drawn"])
         refused = [] if refusal is None else [f"compare refuses this: {clean(refusal)}"]
-        tuned = [] if refusal else plan.tuning_lines
-        notes = [*tuned, *plan.adjustment_lines, *drawn, *refused]
+        notes = [*plan.adjustment_lines, *drawn, *refused]
         say_result(work, as_json, (), [_costs_table(work)], notes=notes)
         return
     other = None if against is None else load_recipe(against, changes)

@@ -68,9 +68,16 @@ class ExperimentOptions(Config):
     """Show the planned work, and train nothing."""
 
 
+class CompareOptions(ExperimentOptions):
+    """Options of a comparison."""
+
+    rates_from: Path | None = None
+    """Folder of a finished sweep of these variants: each gets the values of its best point."""
+
+
 def compare(
     recipes: Annotated[list[str], typer.Argument(help="Recipes, the baseline first; then changes, as a.b=c.")],
-    options: ExperimentOptions,
+    options: CompareOptions,
     training: Annotated[WorkerOptions, WORKERS],
     as_json: JsonOption = False,
 ) -> None:
@@ -89,7 +96,7 @@ def compare(
     paths = [Path(argument) for argument in recipes if not is_change(argument)]
     if not paths:
         raise UserError("compare: got no recipe; name one with a compare section, or several")
-    plan = read_plan(paths, overrides, options.seeds, options.match, options.adjust)
+    plan = read_plan(paths, overrides, options.seeds, options.match, options.adjust, rates_from=options.rates_from)
     if options.dry_run:
         show_workload(plan, as_json)
     else:
@@ -158,7 +165,6 @@ def run_and_report(
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.experiments.tuning import TUNING
     from widthwise.reports.answers import answer
     from widthwise.reports.experiment import tuning_table
     from widthwise.reports.writing import check_kind, write_report
@@ -170,10 +176,8 @@ def run_and_report(
     with training_progress(training.track) as observer:
         amount = plan.in_words
         if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
-            if plan.tuner is not None:
-                seconds += expected_seconds(plan.tuner.sweep(), folder / TUNING, at_a_time) or 0
             amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
-        for line in (*plan.tuning_lines, amount, *plan.adjustment_lines):
+        for line in (amount, *plan.adjustment_lines):
             observer.message(line)
         try:
             found = run_experiment(plan, folder, command_line(), observer, at_a_time, waits)
@@ -193,13 +197,11 @@ def run_and_report(
 def show_workload(plan: "Experiment", as_json: bool) -> None:
     """Print a table of the planned work and what was adjusted, or JSON."""
     work, row = plan.workload(), "variant" if plan.axes is None else "point"
-    if plan.tuner is not None:
-        work["tuning"] = plan.tuner.sweep().workload()
     notes = ["tokens and FLOPs of all seeds"]
     if work["match"]:
         notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
     table = workload_table(work, WORKLOAD, clean(plan.title), row, "\n".join(notes))
-    say_result(work, as_json, (), [table], notes=[*plan.tuning_lines, plan.in_words, *plan.adjustment_lines])
+    say_result(work, as_json, (), [table], notes=[plan.in_words, *plan.adjustment_lines])
 
 
 def workload_table(work: dict[str, Any], columns: Sequence[Quantity], title: str, row: str, note: str) -> Table:

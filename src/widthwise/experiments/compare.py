@@ -8,7 +8,7 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, check_one_of, parse
+from widthwise.config_io import Config, UserError, parse
 from widthwise.experiments.experiment import MOST_POINTS, Experiment, Point, check_name
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
@@ -20,10 +20,8 @@ from widthwise.experiments.matching import (
     match_asked,
     matched_ratio,
 )
-from widthwise.experiments.statistics import TrendConfig
-from widthwise.experiments.tuning import TuneConfig
+from widthwise.experiments.rates import with_rates
 from widthwise.files import listed
-from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.yaml_io import merge, read_recipe, recipe_name
@@ -40,21 +38,13 @@ class CompareConfig(Config):
     match: MatchSection | None = None
     """The quantity that all variants must match within one percent, and what is adjusted to that end. Where not given,
     the parameters, and of a variant that misses them the feed-forward, if it can be adjusted."""
-    trend: TrendConfig | None = None
-    """Fits a line of the losses over the logarithm of a quantity."""
-    tune: TuneConfig | None = None
-    """Gives each variant the best of several values of its own, found in shorter runs before the comparison."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":
         for name in self.variants:
             check_name("variants", name)
-        for name in (self.trend and self.trend.variants) or ():
-            check_one_of("trend.variants", name, self.variants)
         if self.match is not None:
             self.match.check_names(self.variants, next(iter(self.variants)))
-        if self.tune and (both := sorted({*self.seeds} & {*self.tune.seeds})):
-            raise ValueError(f"tune.seeds: got {both[0]}, which is reported too; must have none of {list(self.seeds)}")
         return self
 
     @property
@@ -84,11 +74,13 @@ def read_plan(
     adjust: str | None = None,
     tolerance: float | None = LARGEST_MISMATCH,
     only: str | None = None,
+    rates_from: Path | None = None,
 ) -> Experiment:
     """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
 
     seeds, match, adjust: replace those of the section. tolerance: largest relative difference of the matched quantity
-    to the baseline's; None: without `check_fair`. only: the variant that is adjusted; default: all. Raises UserError.
+    to the baseline's; None: without `check_fair`. only: the variant that is adjusted; default: all.
+    rates_from: folder of a sweep with the values of each variant. Raises UserError.
     """
     files, data, recipes, where = listed(paths), dict[str, Any](), dict[str, Recipe](), "compare"
     if len(files) == 1:
@@ -124,10 +116,10 @@ def read_plan(
         match=config.matched,
         baseline=baseline,
         section=config,
-        trend=config.trend,
-        tune=config.tune,
         refused=refused,
     )
+    if rates_from is not None:
+        plan = with_rates(plan, rates_from)
     if tolerance is not None:
         check_fair(plan, tolerance)
     return plan
@@ -144,16 +136,6 @@ def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:
     )
     base = next(iter(recipes))
     check_matched(recipes, base, recipes[base], plan.match, advice, tolerance, refused=plan.refused.values())
-    trend_values(plan)  # raises where no line can be fitted
-    _ = plan.tuner  # raises for a value that cannot be tuned
-
-
-def trend_values(plan: Experiment) -> dict[str, float]:
-    """Return variant -> the quantity of the trend, if there is one. Raises UserError if no line can be fitted."""
-    if plan.trend is None:
-        return {}
-    costs = {name: cost_summary(recipe.final_model, recipe.seq_len) for name, recipe in plan.recipes.items()}
-    return plan.trend.values(costs)
 
 
 def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Experiment:

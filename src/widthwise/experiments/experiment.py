@@ -6,14 +6,13 @@ The points of a comparison are given by name, those of a sweep by axes or by a s
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
 from widthwise.experiments.matching import Adjustment, Matched, check_trainable
-from widthwise.experiments.statistics import TrendConfig
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
@@ -22,7 +21,6 @@ from widthwise.sizes import counted
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep import SweepSpace
-    from widthwise.experiments.tuning import TuneConfig, Tuner
 
 MOST_POINTS = 1000
 """Largest number of variants or points that are given, rather than drawn: each is built before the first is trained."""
@@ -75,11 +73,8 @@ class Experiment:
     """In a ladder the group with whose point of the same values the others are compared."""
     section: Config | None = None
     """The section of the recipe that describes the experiment; None for several recipes."""
-    trend: TrendConfig | None = None
-    tune: "TuneConfig | None" = None
-    """Values to tune before points are trained."""
     tuning: Tuning | None = None
-    """The values found by tuning, and their cost."""
+    """Values of its points that are those of a sweep."""
     axes: Mapping[str, Mapping[str, Any]] | None = None
     """Group -> recipe key -> its values, or a range as a mapping; None for points given by name."""
     space: "SweepSpace | None" = None
@@ -120,16 +115,6 @@ class Experiment:
         settled = {name: replace(point, recipe=point.recipe.settled(chosen)) for name, point in self.points.items()}
         return replace(self, points=settled)
 
-    @cached_property
-    def tuner(self) -> "Tuner | None":
-        """The grids from which its values are tuned; None without `tune`. Raises UserError for what cannot be tuned."""
-        return self.tune and self.tune.tuner(self)
-
-    @property
-    def tuning_lines(self) -> list[str]:
-        """The work of tuning in words; none if nothing is tuned."""
-        return [] if self.tuner is None else [self.tuner.in_words]
-
     def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
         """Return the name of the point that a point is compared with: itself for a baseline, None if there is none."""
         if self.baseline_group is None:
@@ -152,8 +137,10 @@ class Experiment:
 
     @property
     def adjustment_lines(self) -> list[str]:
-        """The changes and the miss of each adjusted point in words, and the dead parameters of each that has some."""
+        """The changes and the miss of each adjusted point in words, values that a sweep chose, and dead parameters."""
         found = [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
+        if self.tuning is not None:
+            found += [f"{each.name}: {each.in_words} (of {self.tuning.sweep})" for each in self.tuning.variants]
         if self.axes is None:
             dead = {name: recipe.final_model.n_dead_params for name, recipe in self.recipes.items()}
             found += [

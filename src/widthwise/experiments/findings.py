@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError
-from widthwise.experiments.compare import trend_values
 from widthwise.experiments.equal_loss import validations_of
 from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.outcome import SeedRuns, check_same_data, variant_of, windows
-from widthwise.experiments.statistics import fit_trend, paired_mean, verdict
+from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import STUDY_FILE, Study
 from widthwise.experiments.sweep import SweepConfig
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.records.outcome import Judged, OpenPoint, Outcome, Trend, Variant
+from widthwise.records.outcome import Judged, OpenPoint, Outcome, Variant
 from widthwise.records.outcome import Study as StudyRecord
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
@@ -46,7 +44,7 @@ class Findings:
                 self._read(name)
         points = self._with_wide_verdicts([self._point(point) for point in states.values()])
         curves = [curve for own in self._trained.values() for curve in own.curves]
-        validations, trend = validations_of(curves) if curves else None, self._trend()
+        validations = validations_of(curves) if curves else None
         n_done = sum(states[name]["state"] in ("finished", "failed") for name in plan.points)
         n_done += sum(each["state"] != "running" for each in drawn)
         return Outcome(
@@ -64,7 +62,6 @@ class Findings:
             points=points,
             study=None if plan.axes is None else self._study_record(points, n_done),
             judged=[] if plan.axes is None or plan.baseline_group is not None else list(self._judged(points)),
-            trend=trend,
             tuning=plan.tuning,
         )
 
@@ -119,15 +116,6 @@ class Findings:
 
     def _windows(self, name: str) -> np.ndarray:
         return windows(self._trained[name].results)
-
-    def _trend(self) -> Trend | None:
-        if self._plan.trend is None:
-            return None
-        values, of = trend_values(self._plan), self._plan.trend.of
-        losses = {name: windows(self._trained[name].results, of) for name in values}
-        if not all(each.size for each in losses.values()):
-            raise UserError(f"compare.trend.of: {of} is missing per window in runs of an older version")
-        return fit_trend(self._plan.trend.over, values, losses, of)
 
     def _states(self, drawn: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
         """Return every point once that has a name or failed without one: name, group, values, state and reason, as

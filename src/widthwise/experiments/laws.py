@@ -165,7 +165,7 @@ class IrreduciblePowerLaw(MonotoneLaw):
 
 
 class LogLinearLaw(MonotoneLaw):
-    """y = slope*log2(x) + intercept, by least squares in y, as `statistics.fit_trend` draws it through mean losses."""
+    """y = slope*log2(x) + intercept, by least squares in y."""
 
     kind = "log_linear"
     form = "y = slope*log2(x) + intercept"

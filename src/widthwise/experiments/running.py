@@ -6,20 +6,18 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from widthwise.computing import Precision
-from widthwise.config_io import UserError, mistakes_of
-from widthwise.data.identity import DataIdentity, check_data_of_run
+from widthwise.config_io import UserError
 from widthwise.experiments.experiment import Experiment, run_path, seeded
 from widthwise.experiments.findings import Findings
-from widthwise.experiments.jobs import Jobs, ProcessGroup, Run, process_group
+from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
 from widthwise.experiments.scheduler import RunWork, Schedule, train_all
 from widthwise.experiments.study import Study
-from widthwise.experiments.tuning import TUNING
 from widthwise.files import missing_folders, remove_unused, write_first
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.outcome import Outcome
@@ -27,7 +25,7 @@ from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.environment import command_line
-from widthwise.runs.listing import listed_run, stop_message
+from widthwise.runs.listing import stop_message
 from widthwise.runs.speed import chosen_precision, step_seconds
 from widthwise.training.launch import RankLocalError, is_launched
 from widthwise.training.observer import Observer, SilentObserver
@@ -70,24 +68,13 @@ def run_experiment(
 
     choose, kind = cache(partial(_one_precision, folder, shown)), "comparison" if plan.axes is None else "sweep"
 
-    def trained(
-        plan: Experiment, folder: Path, study: Study | None = None, before: _ExperimentSchedule | None = None
-    ) -> _ExperimentSchedule:
-        schedule = _ExperimentSchedule(plan, folder, command, shown, choose, study)
-        if before is not None:
-            schedule.follow(before)
-        train_all(schedule, group, at_a_time, kind, waits)
-        return schedule
-
     def work() -> Outcome:
-        if at_a_time.n > 1 or plan.axes is not None or plan.tune is not None:
+        if at_a_time.n > 1 or plan.axes is not None:
             group.check_data(plan.reference, shown)
         study = None if plan.space is None else ending.enter_context(Study(plan, folder))
-        settled = plan.settled(choose)
-        if plan.tune is not None:
-            _write_planned(settled, folder, command)
-            settled = _tuned(settled, folder / TUNING, trained, group, shown)
-        return trained(settled, folder, study).write()
+        schedule = _ExperimentSchedule(plan.settled(choose), folder, command, shown, choose, study)
+        train_all(schedule, group, at_a_time, kind, waits)
+        return schedule.write()
 
     made = missing_folders(folder)
     try:
@@ -95,49 +82,6 @@ def run_experiment(
             return group.do(work)
     finally:
         remove_unused(made, {PlannedRuns.file_name, PRECISION})
-
-
-def _tuned(
-    plan: Experiment,
-    folder: Path,
-    train: Callable[..., "_ExperimentSchedule"],
-    group: ProcessGroup,
-    observer: Observer,
-) -> Experiment:
-    """Return the comparison with the best values of each variant, whose grid is extended until they lie inside.
-
-    Raises UserError for a run that failed otherwise than by diverging, or that saw other data than the comparison will.
-    """
-    tuner = plan.tuner
-    assert tuner is not None
-    with mistakes_of("compare.tune"):
-        group.check_data(tuner.sweep().reference, observer)
-    schedule = None
-    while True:
-        schedule = train(sweep := tuner.sweep(), folder, before=schedule)
-        for point, reason in schedule.failures.items():
-            if not any(stop_message(RunDir(folder / run_path(point, seed))) for seed in sweep.seeds):
-                raise UserError(f"{folder}: {point}: {reason}")
-        found = schedule.write()
-        if not (further := tuner.extend(found)):
-            break
-        observer.message(f"tuning: best at an end of the values tried, so also {', '.join(further)}")
-    data = group.data_cache.open(plan.reference.data, observer.preparing).identity
-    return tuner.tuned(found, **_costs(sweep, folder, data))
-
-
-def _costs(sweep: Experiment, folder: Path, data: DataIdentity) -> dict[str, Any]:
-    """Return the cost of all runs, those that diverged included. Raises UserError for a run on other data."""
-    runs = {key: RunDir(folder / run_path(*key)) for key in sweep.order}
-    begun = {key: run for key, run in runs.items() if run.exists}  # the next seed of what has diverged is not
-    tokens, seconds = 0, 0.0
-    for (name, _), run in begun.items():
-        check_data_of_run(run, data, "is compared on", "; remove it")
-        result, listed = run.result(), listed_run(run.path)
-        n_tokens = (listed.step or 0) * sweep.recipes[name].tokens_per_step
-        of_diverged = n_tokens / (listed.tokens_per_second or math.inf)
-        tokens, seconds = tokens + n_tokens, seconds + (of_diverged if result is None else finite(result.wall_seconds))
-    return {"n_runs": len(begun), "tokens": tokens, "seconds": seconds}
 
 
 def _write_planned(plan: Experiment, folder: Path, command: str) -> None:
@@ -179,12 +123,6 @@ class _ExperimentSchedule(Schedule):
         runs = [self._run(name, plan.recipes[name], seed) for name, seed in plan.order]
         super().__init__(runs, observer, [RunWork.of(plan.reference)] * n_unknown)
         _write_planned(plan, folder, command)
-
-    def follow(self, before: "_ExperimentSchedule") -> None:
-        """Leave out the points that an earlier schedule has trained or given up."""
-        self.failures |= before.failures
-        for name in before._plan.points:
-            self.drop(name)
 
     def _run(self, name: str, recipe: Recipe, seed: int) -> Run:
         return Run(self._folder / run_path(name, seed), seeded(recipe, seed), name)
@@ -254,8 +192,7 @@ class _ExperimentSchedule(Schedule):
 
 
 def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None:
-    """Return the seconds of training that the unfinished runs take here, from a measured step of each point of a
-    comparison, and of one in each group of its tuning, whose steps are alike.
+    """Return the seconds of training that the unfinished runs take here, from a measured step of each variant.
 
     None if nothing is left, if steps are too long to be tried, on a GPU and under torchrun.
     """
@@ -264,7 +201,7 @@ def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None
     largest = max((point.recipe.training_flops / point.recipe.train.steps for point, _ in points), default=0)
     if not 0 < largest <= TRIED_FLOPS or torch.cuda.is_available() or is_launched():
         return None
-    chosen, measured = cache(partial(chosen_precision, folder)), dict[str, float]()
+    chosen = cache(partial(chosen_precision, folder))
     with jobs.threads():
         seconds = 0.0
         for point, n_runs in points:
@@ -272,8 +209,5 @@ def expected_seconds(plan: Experiment, folder: Path, jobs: Jobs) -> float | None
             n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
             # A forward pass takes a third of a step.
             n_steps = train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
-            model = point.name if plan.axes is None else point.group
-            if model not in measured:
-                measured[model] = step_seconds(recipe.settled(chosen))
-            seconds += n_runs * n_steps * measured[model]
+            seconds += n_runs * n_steps * step_seconds(recipe.settled(chosen))
         return seconds / jobs.n

@@ -1,20 +1,12 @@
-"""Statistics for few seeds: paired differences and their intervals, and lines through losses."""
+"""Statistics for few seeds: paired differences and their intervals."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Sequence
 
 import numpy as np
-import pydantic
-from pydantic import Field
 
-from widthwise.config_io import Config, UserError, check_one_of
 from widthwise.evaluation.estimate import SampleEstimate, mean
-from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
-from widthwise.records.outcome import Trend, TrendPoint
-from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS
-from widthwise.records.record import finite
 
 
 def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
@@ -71,71 +63,3 @@ def verdict(difference: Estimate) -> Verdict:
     if difference.low > 0:
         return "worse"
     return "tie" if max(-difference.low, difference.high) <= TIE_MARGIN else "cannot tell"
-
-
-FEWEST_VALUES = 3
-"""A line passes through any two points, so two would say nothing about the fit."""
-
-
-class TrendConfig(Config):
-    """The `trend:` part of a compare section."""
-
-    over: str
-    """Name of a quantity that is counted from the config of a model."""
-    of: str = "val_loss"
-    """Name of a loss on held-out text, such as val_loss_next_2 of multi-token prediction."""
-    variants: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Variants that the line is fitted to; null: all."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "TrendConfig":
-        check_one_of("over", self.over, OF_MODELS)
-        check_one_of("of", self.of, OF_HELD_OUT)
-        if self.variants is not None and len(set(self.variants)) < len(self.variants):
-            raise ValueError(f"variants: got {list(self.variants)}; each variant may be given once")
-        return self
-
-    def values(self, summaries: Mapping[str, CostSummary]) -> dict[str, float]:
-        """Return variant -> its quantity. summaries: the cost summaries of all.
-
-        Raises UserError if no line over the logarithm is determined, and for a variant that will have no such loss.
-        """
-        names, depth, over = self.variants or summaries, OF_HELD_OUT[self.of].depth, "compare.trend.over"
-        if found := [name for name in names if summaries[name].n_mtp_depths < depth]:
-            raise UserError(f"compare.trend.of: got {self.of!r}; {found[0]} has no depth {depth} of model.mtp")
-        values = {name: OF_MODELS[self.over].of_cost(summaries[name]) for name in names}
-        shown = ", ".join(f"{name} {value:.7g}" for name, value in values.items())
-        if min(values.values()) <= 0:
-            raise UserError(f"{over}: {self.over} is {shown}; a logarithm needs values above 0")
-        if len(set(values.values())) < FEWEST_VALUES:
-            raise UserError(f"{over}: {self.over} is {shown}; a trend needs at least {FEWEST_VALUES} different values")
-        return values
-
-
-def fit_trend(over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], of: str = "val_loss") -> Trend:
-    """Fit ordinary least squares over all variants, one line per seed.
-
-    over: name of the quantity; values: above 0, by variant; of: name of the loss; losses: in nats per token, by variant
-    (n_seeds, n_windows), paired as in `paired_mean`.
-    """
-    doublings = np.log2(list(values.values()))
-    of_variants = np.stack([np.asarray(losses[name], dtype=np.float64) for name in values])
-    centre = doublings.mean()
-    slope_factors = (doublings - centre) / np.square(doublings - centre).sum()
-    slopes = np.tensordot(slope_factors, of_variants, axes=1)  # (n_seeds, n_windows)
-    slope = paired_mean(slopes)
-    intercept = seed_interval((of_variants.mean(axis=0) - centre * slopes).mean(axis=1))
-    means = of_variants.mean(axis=(1, 2))
-    line = finite(intercept.mean) + finite(slope.mean) * doublings
-    return Trend(
-        of=of,
-        over=over,
-        slope=slope,
-        intercept=intercept,
-        r_squared=float(1 - (means - line).var() / means.var()) if np.ptp(means) else None,
-        verdict=verdict(paired_mean(np.ptp(doublings) * slopes)),
-        points=[
-            TrendPoint(variant=name, value=value, line=on_line, residual=residual)
-            for (name, value), on_line, residual in zip(values.items(), line.tolist(), (means - line).tolist())
-        ],
-    )

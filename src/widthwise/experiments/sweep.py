@@ -15,6 +15,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError, parse, require, to_data
 from widthwise.experiments.axes import Axis, word
+from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import MOST_POINTS, Experiment, Point, check_name
 from widthwise.experiments.matching import (
     MatchConfig,
@@ -24,6 +25,7 @@ from widthwise.experiments.matching import (
     comparable,
     match_asked,
 )
+from widthwise.experiments.rates import with_values
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, recipe_name
@@ -245,13 +247,13 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     `adjust` replace each its part of what the file says to match.
     """
     data = read_recipe(path, overrides)
+    if "compare" in data and "sweep" not in data:
+        return _sweep_of_variants(path, overrides, asked or {})
     section = data.pop("sweep", {})
     if not section and not asked:
         raise UserError(f"{path}: has no sweep section; name what to vary there or with --over")
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
-    if "tune" in section:
-        raise UserError(f"{path}: sweep.tune: is only of compare; a sweep shows every value of a key under over")
     config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
     space = SweepSpace(title, config, data)
     return Experiment(
@@ -264,6 +266,26 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
         axes=space.axes_as_data(),
         space=None if config.search is None else space,
     )
+
+
+def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> Experiment:
+    """Return every variant of a comparison, sized as it is compared, at every value of the axes."""
+    if "over" not in asked or "search" in asked:
+        raise UserError(f"{path}: has a compare section; `compare` trains it, and --over sweeps its variants on a grid")
+    plan = read_plan(path, overrides, match=asked.get("match"), adjust=asked.get("adjust"))
+    section = {key: asked[key] for key in ("over", "seeds") if key in asked}
+    config = parse(SweepConfig, {**section, "groups": {name: {} for name in plan.points}}, f"{path}: sweep")
+    points = dict[str, Point]()
+    for name, variant in plan.points.items():
+        for values in itertools.product(*(axis.grid(f"over.{key}") for key, axis in config.over.items())):
+            chosen = dict(zip(config.over, values))
+            point = point_name(name, chosen)
+            recipe = with_values(variant.recipe, chosen, point)
+            check_trainable(recipe, point)
+            points[point] = Point(point, recipe, name, chosen, variant.adjustment)
+    axes = {name: {key: axis.as_data() for key, axis in config.over.items()} for name in plan.points}
+    title = f"{plan.title}-sweep"
+    return Experiment(title, points, config.seeds, plan.match, section=config, axes=axes)
 
 
 def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
@@ -24,11 +24,6 @@ class _Schedule(Config, ABC):
         """Return the factor on the learning rates at a step from 1 to total_steps. lr: the recipe's rate."""
         shape = self._shape(max(step, self.warmup_steps, 1), lr, total_steps, tokens_per_step)
         return shape * step / self.warmup_steps if step < self.warmup_steps else shape
-
-    def shortened(self, share: float) -> Self:
-        """Return the schedule of a run of a share of the steps: what it gives in steps is shortened alike."""
-        steps = {key: getattr(self, key, None) for key in ("warmup_steps", "decay_steps")}
-        return self.model_copy(update={key: max(1, round(share * n)) for key, n in steps.items() if n})
 
     def check(self, total_steps: int) -> None:
         """Raises UserError where the schedule does not fit into the run."""

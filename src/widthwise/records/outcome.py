@@ -83,37 +83,6 @@ class OpenPoint(Record):
     reason: str | None = None
 
 
-class TrendPoint(Record):
-    """One variant of a trend."""
-
-    variant: str
-    value: Number = pydantic.Field(gt=0)
-    """The variant's value of the quantity."""
-    line: Known
-    """The fitted line at this value."""
-    residual: Known
-    """Mean loss minus the line."""
-
-
-class Trend(Record):
-    """The losses as a line over the logarithm of a quantity."""
-
-    of: str = "val_loss"
-    """Name of the loss, one of those on held-out text."""
-    over: str
-    """Name of the quantity that the line runs over."""
-    slope: Estimate
-    """Change of the loss in nats per doubling; Student's t over seeds and windows."""
-    intercept: Estimate
-    """The line where the quantity is 1; Student's t over seeds."""
-    r_squared: Known
-    """R² of the line through the mean losses; None if they are all equal."""
-    verdict: Verdict
-    """Like that of a difference: "better" if a larger quantity gives a lower loss. The tie margin applies to the total
-    change from the smallest to the largest value."""
-    points: Sequence[TrendPoint] = pydantic.Field(min_length=1)
-
-
 class SearchedRange(Record):
     """The range from which a search drew the values of one recipe key."""
 
@@ -206,46 +175,33 @@ class Family(Record):
     controls: Sequence[FamilyControl] = ()
 
 
-class Tried(Record):
-    """Values with which a variant was tuned."""
-
-    factors: Mapping[str, Number]
-    """Recipe key -> factor of the variant's own value."""
-    values: Mapping[str, Number]
-    """Recipe key -> value."""
-    val_loss: Known
-    """Mean over the seeds of tuning; None: a run diverged."""
-
-
 class TunedVariant(Record):
-    """The tuning of one variant."""
+    """The values that a comparison read from a sweep for one variant."""
 
     name: str
     chosen: Mapping[str, Number]
     """Recipe key -> the value with the lowest loss, with which it was compared."""
+    val_loss: Known = None
+    """That loss, a mean over the seeds of the sweep."""
     is_at_limit: bool
-    """True if one of them is the last that may be tried, so that a better one may lie beyond."""
-    tried: Sequence[Tried] = pydantic.Field(min_length=1)
-    """In the order of values."""
+    """True if one of them is at an end of its grid, so that a better one may lie beyond."""
+
+    @property
+    def in_words(self) -> str:
+        return ", ".join(f"{key} {value:.7g}" for key, value in self.chosen.items())
 
 
 class Tuning(Record):
-    """The choice of each variant's values before a comparison, and its cost."""
+    """The choice of each variant's values before a comparison."""
 
+    sweep: str | None = None
+    """Folder of the sweep; None in a record of a version that tuned in the comparison."""
+    identity: str | None = None
+    """Checksum of the points of the sweep."""
     steps: float
     """Share of the steps of a reported run."""
     seeds: Sequence[int]
-    n_runs: int
-    tokens: int
-    """Training tokens of all runs."""
-    seconds: float
-    """Training time of all runs, one after another."""
     variants: Sequence[TunedVariant] = pydantic.Field(min_length=1)
-
-    @property
-    def keys_tuned(self) -> list[str]:
-        """The recipe keys, which are the same for all variants."""
-        return list(self.variants[0].chosen)
 
 
 class Outcome(StoredRecord):
@@ -274,7 +230,6 @@ class Outcome(StoredRecord):
     """Where the points of a sweep come from."""
     judged: Sequence[Judged] = ()
     """The best point of a sweep as the best of many, and the mean of each group of a grid."""
-    trend: Trend | None = None
     tuning: Tuning | None = None
     """Choice of the values of each variant before the comparison."""
     family: Family | None = None
@@ -288,19 +243,6 @@ class Outcome(StoredRecord):
             raise ValueError("points: two have the same name")
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline: got {self.baseline!r}, which is none of the points {', '.join(names)}")
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _trend_is_of_the_points(self) -> Self:
-        if self.trend is None:
-            return self
-        losses = {each.name: each.measured_over_seeds(self.trend.of) for each in self.variants}
-        for point in self.trend.points:
-            if point.variant not in losses:
-                raise ValueError(f"trend.points: got {point.variant!r}, which is none of {', '.join(losses)}")
-            found = losses[point.variant]
-            if found is None or len(found.per_seed) != len(self.seeds):
-                raise ValueError(f"points: {point.variant} has not one loss per seed, which the trend needs")
         return self
 
     @property

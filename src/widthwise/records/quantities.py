@@ -1,4 +1,4 @@
-"""The table of quantities that tables, figures, CSV, trends and fits show of a model, a run or a variant.
+"""The table of quantities that tables, figures, CSV and fits show of a model, a run or a variant.
 
 A new quantity is one entry here, with its definition in reports/quantities.yaml; everything else reads it here.
 """

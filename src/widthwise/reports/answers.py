@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
-from widthwise.records.estimate import FEWEST_SEEDS, NO_VERDICT, TIE_MARGIN, Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, NO_VERDICT, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports.formats import capital, clean, counted, duration, fixed, sequence
+from widthwise.reports.formats import capital, clean, counted, fixed, sequence
 from widthwise.reports.main_table import settings_of
 
 MOST_SETTINGS = 5
@@ -20,7 +20,7 @@ def answer(found: Outcome) -> list[str]:
         return [*_of_sweep(found), *_of_settings(found)]
     if found.kind == "ladder":
         return [*_of_ladder(found), *_of_settings(found)]
-    beside = [*_of_family(found), *_beside_baseline(found), *_of_trend(found), *_at_equal_loss(found)]
+    beside = [*_of_family(found), *_beside_baseline(found), *_at_equal_loss(found)]
     return [*beside, *_of_tuning(found), *_of_settings(found)]
 
 
@@ -70,19 +70,6 @@ def _beside_baseline(found: Outcome) -> list[str]:
     return [*parts, *([f"{capital(' and '.join(rest))}."] if rest else [])]
 
 
-def _of_trend(found: Outcome) -> list[str]:
-    if (trend := found.trend) is None:
-        return []
-    slope, loss, over = finite(trend.slope.mean), QUANTITY[trend.of].title, clean(trend.over)
-    if trend.verdict in ("better", "worse"):
-        verb = "lowers" if trend.verdict == "better" else "raises"
-        return [f"Each doubling of {over} {verb} the {loss} by {fixed(abs(slope), 4)} nats."]
-    if trend.verdict == "tie":
-        return [f"From its smallest to its largest value {over} changes the {loss} by less than {TIE_MARGIN} nats."]
-    seeds = counted(len(trend.slope.per_seed), "seed")
-    return [f"{seeds} cannot tell whether the {loss} changes with {over}."]
-
-
 def _at_equal_loss(found: Outcome) -> list[str]:
     """Return the tokens that the best variant needs for the baseline's loss, if they are surely fewer."""
     better = [each for each in found.variants if each.verdict == "better" and "val_loss" in each.at_equal_loss]
@@ -94,15 +81,14 @@ def _at_equal_loss(found: Outcome) -> list[str]:
 
 
 def _of_tuning(outcome: Outcome) -> list[str]:
-    """Return what the tuning before the comparison cost, and for which variants it ended too early."""
-    if (tuning := outcome.tuning) is None:
+    """Return which variants have a value at an end of the grid from which it was chosen."""
+    if outcome.tuning is None:
         return []
-    keys, took = sequence(list(map(clean, tuning.keys_tuned))), duration(tuning.seconds / 3600)
-    found = [f"Each variant was given its best {keys}, which took {counted(tuning.n_runs, 'run')} and {took} to find."]
-    if ended := [clean(each.name) for each in tuning.variants if each.is_at_limit]:
-        verb = "was" if len(ended) == 1 else "were"
-        found.append(f"{sequence(ended)} {verb} best at the last value that is tried: a better one may lie beyond.")
-    return found
+    ended = [clean(each.name) for each in outcome.tuning.variants if each.is_at_limit]
+    if not ended:
+        return []
+    verb = "was" if len(ended) == 1 else "were"
+    return [f"{sequence(ended)} {verb} best at the last value that was tried: a better one may lie beyond."]
 
 
 def _names(group: Sequence[Variant]) -> str:

@@ -6,32 +6,25 @@ from pathlib import Path
 
 from widthwise.records.discovery import Search
 from widthwise.records.estimate import Estimate
-from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Trend, Tuning, Variant
-from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
+from widthwise.records.outcome import SIZE, Outcome, SearchedRange, Variant
+from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
 from widthwise.records.run import ListedRun, PlannedRuns, Run, RunResult
-from widthwise.reports import charts, main_table, tables
 from widthwise.reports import experiment_figures as figures
+from widthwise.reports import main_table, tables
 from widthwise.reports.answers import answer, badges, question
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, Style, styles
 from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_table, over_seeds
 from widthwise.reports.formats import (
     MISSING,
-    TIMES,
-    amount,
-    capital,
     clean,
     counted,
-    duration,
     fixed,
     interval,
     percentage,
     plain,
-    sequence,
     shorten,
     shown,
     si,
-    signed,
-    tick,
     with_interval,
 )
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
@@ -95,8 +88,7 @@ def experiment_page(folder: Path, found: Outcome) -> Page:
                 figures.compute_figure(found, *_training_flops(found, results), of_groups) if found.axes else None,
             ),
             _equal_loss_section(found, _compared_styles(found, looks, of_groups)),
-            _trend_section(found, looks),
-            _tuning_section(found, looks),
+            section("Tuning", tuning_table(found), note("tuning") if found.tuning else None),
             growth_section({each.name: runs[each.name] for each in _grown(found) if each.name in runs}, looks),
             section(
                 "Loss curves",
@@ -300,82 +292,17 @@ def _ends(ratio: Estimate) -> list[str]:
 
 
 def tuning_table(found: Outcome) -> Table | None:
-    """Return for each variant the values it was given, and the loss at every factor that was tried."""
+    """Return for each variant the values that it was given, and their loss in the sweep."""
     if (tuning := found.tuning) is None:
         return None
-    keys = sequence(list(map(clean, tuning.keys_tuned)))
-    factors = sorted({tuple(tried.factors.values()) for each in tuning.variants for tried in each.tried})
-    rows = []
-    for each in tuning.variants:
-        losses = {
-            tuple(tried.factors.values()): ("diverged" if tried.val_loss is None else fixed(tried.val_loss, 4))
-            + "*" * (tried.values == each.chosen)
-            for tried in each.tried
-        }
-        chosen = ", ".join(map(plain, each.chosen.values()))
-        rows.append([clean(each.name), chosen, *(losses.get(place, MISSING) for place in factors)])
-    header = ["Variant", keys, *(" ".join(f"{TIMES}{tick(factor)}" for factor in place) for place in factors)]
-    caption = f"Held-out loss at factors of each variant's own {keys}; * the lowest"
-    return Table(caption, header, rows, note=_tuning_cost(tuning))
-
-
-def _tuning_cost(tuning: Tuning) -> str:
+    rows = [
+        [clean(each.name), clean(each.in_words), fixed(each.val_loss, 4), "yes" if each.is_at_limit else MISSING]
+        for each in tuning.variants
+    ]
     seeds = f"{counted(len(tuning.seeds), 'seed')} ({', '.join(map(str, tuning.seeds))})"
-    cost = f"{amount(tuning.tokens)} tokens, {duration(tuning.seconds / 3600)}"
-    return f"{counted(tuning.n_runs, 'run')} of {percentage(tuning.steps)} of the steps, {seeds}: {cost}."
-
-
-def _tuning_section(found: Outcome, looks: Looks) -> Section | None:
-    if (tuning := found.tuning) is None:
-        return None
-    drawn = []
-    for number, key in enumerate(tuning.keys_tuned):
-        line = "" if len(tuning.keys_tuned) == 1 else None
-        points = [
-            figures.Point(each.name, each.name, tried.values[key], Estimate(mean=tried.val_loss), line)
-            for each in tuning.variants
-            for tried in each.tried
-        ]
-        words, across = (clean(key), "held-out loss"), charts.x("x", clean(key), None, True, format=".4~g")
-        title = f"Held-out loss by {words[0]}, before the comparison"
-        drawn.append(figures.point_figure(f"tuning-{number}", title, points, looks, across, words))
-    told = Text([_tuning_cost(tuning), *note("tuning").lines])
-    return section("Tuning", *drawn, tuning_table(found), told)
-
-
-def _trend_section(found: Outcome, looks: Looks) -> Section | None:
-    trend = found.trend
-    if trend is None:
-        return None
-    of = {variant.name: variant.measured_over_seeds(trend.of) for variant in found.variants}
-    losses = {name: each for name, each in of.items() if each is not None}
-    level = percentage(found.confidence)
-    return section(
-        f"Trend over {trend.over}",
-        note("trend", over=clean(trend.over), level=level),
-        figures.trend_figure(trend, losses, looks),
-        _line_table(trend),
-        _trend_points(trend, losses).folded,
-    )
-
-
-def _line_table(trend: Trend) -> Table:
-    rows = [
-        ["slope, nats with each doubling", signed(trend.slope.mean, 4), interval(trend.slope, 4, True) or MISSING],
-        ["intercept, nats", fixed(trend.intercept.mean, 4), interval(trend.intercept, 4) or MISSING],
-        ["R² of the mean losses", fixed(trend.r_squared, 4), MISSING],
-    ]
-    seeds = counted(len(trend.slope.per_seed), "seed")
-    return Table(f"The line over log2 of {clean(trend.over)}, {seeds}", ["", "Value", "Interval"], rows, sortable=False)
-
-
-def _trend_points(trend: Trend, losses: Mapping[str, Estimate]) -> Table:
-    rows = [
-        [clean(p.variant), tick(p.value), fixed(losses[p.variant].mean, 4), fixed(p.line, 4), signed(p.residual, 4)]
-        for p in trend.points
-    ]
-    title = capital(TITLES.get(trend.of, clean(trend.of)))
-    return Table(f"{title} and line", ["Variant", clean(trend.over), "loss", "line", "residual"], rows)
+    source = f"{clean(tuning.sweep or 'tuning')}: {percentage(tuning.steps)} of the steps, {seeds}"
+    header = ["Variant", "values", "held-out loss", "at an end of the grid"]
+    return Table(f"Values chosen before the comparison by {source}", header, rows, words={"values"})
 
 
 def _axis_note(found: Outcome) -> Text | None:

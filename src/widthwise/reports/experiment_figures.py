@@ -1,4 +1,4 @@
-"""Figures of an experiment: differences, costs, losses over shapes, over what a sweep varies and over a trend."""
+"""Figures of an experiment: differences, costs, losses over shapes and over what a sweep varies."""
 
 import math
 from collections import Counter
@@ -10,11 +10,11 @@ import numpy as np
 
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate, OverTokens
-from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Trend, Variant
-from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES, TITLES
+from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Variant
+from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Looks, Plot, Style, limits_of, styles
+from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, MUTED, Figure, Looks, Plot, limits_of, styles
 from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import (
     MISSING,
@@ -233,46 +233,6 @@ def moved(estimate: Estimate, by: float) -> Estimate:
     """Return a mean and its interval, so much higher."""
     mean, low, high = (None if end is None else end + by for end in (estimate.mean, estimate.low, estimate.high))
     return Estimate(mean=mean, low=low, high=high)
-
-
-def trend_figure(trend: Trend, losses: Mapping[str, Estimate], looks: Looks) -> Figure:
-    """Return losses over the logarithm of a quantity, with the fitted line and the band of its slope.
-
-    Seeds are shifted to a common mean, because runs are compared within a seed.
-    """
-    points = sorted(trend.points, key=lambda point: point.value)
-    values = np.array([point.value for point in points])
-    line = np.array([finite(point.line) for point in points])
-    per_seed = np.array([list(map(finite, losses[point.variant].per_seed)) for point in points])
-    shifted = per_seed - per_seed.mean(axis=0) + per_seed.mean()
-    turn = np.log2(values) - np.log2(values).mean()
-    low, high = (line + (finite(end) - finite(trend.slope.mean)) * turn for end in (trend.slope.low, trend.slope.high))
-    title, own = TITLES.get(trend.of, clean(trend.of)), {p.variant: looks[p.variant] for p in points}
-    over = clean(trend.over)
-    across = charts.x("x", f"{over}, on a logarithmic axis", None, True, values=values.tolist(), format="~s")
-    tip = charts.tips(name="|variant", x=f",.4~s|{over}", y=f".4f|{title}")
-    domain = charts.span([*line.tolist(), *low.tolist(), *high.tolist(), *shifted.ravel().tolist()])
-    plot, fit = Plot(across, title, own, tip, domain), Plot(across, title, {"line": Style(INK)}, tip, domain)
-    fitted = [
-        {"name": "line", "x": float(x), "y": float(y), "low": float(a), "high": float(b)}
-        for x, y, a, b in zip(values, line, low, high)
-    ]
-    seeds = [
-        {"name": clean(p.variant), "x": p.value, "y": float(each)} for p, own in zip(points, shifted) for each in own
-    ]
-    means = [{"name": clean(p.variant), "x": p.value, "y": float(each.mean())} for p, each in zip(points, shifted)]
-    layers = [
-        fit.bands(fitted),
-        fit.lines(fitted),
-        plot.points(seeds, "stroke", shape="stroke", size=130, filled=False, strokeWidth=1.4),
-        plot.points(means),
-    ]
-    numbers = {
-        p.variant: f"at {tick(p.value)}: {fixed(losses[p.variant].mean, 4)}, line {fixed(p.line, 4)}" for p in points
-    }
-    slope = f"{with_interval(trend.slope, 4)} with each doubling"
-    label = charts.described(f"{capital(title)} over {over}: {slope}.", numbers)
-    return Figure("trend", f"{capital(title)} over {over}", label, alt.layer(*layers), own)
 
 
 def gap_figures(loss: str, variants: Sequence[Variant], looks: Looks, baseline: str) -> list[Figure | None]:
