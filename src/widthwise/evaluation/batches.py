@@ -91,7 +91,11 @@ def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> "
     """
     most_tokens = CACHE_BYTES // max(1, model.new_cache(1, 1).n_bytes) if isinstance(model, Decoder) else 0
     groups = _alike(rows, batch_size, most_tokens)
-    worthy = [group for group in groups if group.n_saved >= LEAST_SAVED * sum(rows[i].n_read for i in group.rows)]
+    worthy = []
+    for group in groups:
+        n_saved = (len(group.rows) - 1) * group.n_shared  # tokens that are not read again
+        if n_saved >= LEAST_SAVED * sum(rows[i].n_read for i in group.rows):
+            worthy.append(group)
     shared = sorted(worthy, key=lambda group: -group.n_shared)
     alone = sorted(set(range(len(rows))).difference(*(group.rows for group in worthy)), key=lambda i: -rows[i].n_read)
     yield from (WholeRows(alone[start : start + batch_size]) for start in range(0, len(alone), batch_size))
@@ -132,11 +136,6 @@ class _Group:
     rows: list[int]
     n_shared: int
     """Number of first tokens that all of them share."""
-
-    @property
-    def n_saved(self) -> int:
-        """Number of tokens that are not read again."""
-        return (len(self.rows) - 1) * self.n_shared
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,10 @@ def evaluation_differences(baseline: Evaluation, other: Evaluation) -> list[Diff
             entries += (
                 [_other_questions(name)] if found is None else [_difference(name, *each) for each in found.items()]
             )
-    before, after = (_questions(each) for each in (baseline, other))
+    before, after = (
+        {**each.tasks, **{harness_answers(name): items for name, items in each.lm_eval_items.items()}}
+        for each in (baseline, other)
+    )
     for name in (name for name in before if name in after):
         paired |= {(name, metric): each for metric, each in (task_differences(before[name], after[name]) or {}).items()}
         entries += paired_answers(name, before[name], after[name])
@@ -87,11 +90,6 @@ def evaluation_differences(baseline: Evaluation, other: Evaluation) -> list[Diff
         if average is not None:
             entries.append(_difference(one.name, "average", average))
     return entries
-
-
-def _questions(evaluation: Evaluation) -> dict[str, ItemAnswers]:
-    """Return the answers to all tasks, by their name among differences."""
-    return {**evaluation.tasks, **{harness_answers(name): each for name, each in evaluation.lm_eval_items.items()}}
 
 
 def paired_answers(on: str, baseline: ItemAnswers, other: ItemAnswers) -> list[Difference]:
@@ -191,12 +189,9 @@ def flips(baseline: ItemAnswers, other: ItemAnswers, metric: str) -> Flips | Non
         return None
     gained, lost = ((np.flatnonzero(change) + 1).tolist() for change in (after > before, after < before))
     n, more = len(gained) + len(lost), max(len(gained), len(lost))
-    return Flips(gained=gained, lost=lost, p_value=min(1.0, 2 * _at_least(more, n)))
-
-
-def _at_least(k: int, n: int) -> float:
-    """Return the probability of k or more heads of n fair coins."""
-    return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
+    # More or fewer heads of n fair coins.
+    p_value = min(1.0, 2 * (sum(math.comb(n, i) for i in range(more, n + 1)) / 2**n))
+    return Flips(gained=gained, lost=lost, p_value=p_value)
 
 
 def average_difference(

@@ -90,7 +90,10 @@ class Recompute:
         found[None] = sum((kept for i, kept in chain(*of_both) if self.is_recomputed(i)), Cost())
         if model.mtp is not None:
             others = [kept for k, kept in enumerate(depths) if not self.is_recomputed(k)]
-            found["mtp"] = activations_of(*others, *[_mtp_exit(model)] * model.mtp.n_depths)
+            mtp_exit = model.mtp.exit_cost(
+                model.residual, model.d_model, head=Cost()
+            )  # the head's product keeps nothing
+            found["mtp"] = activations_of(*others, *[mtp_exit] * model.mtp.n_depths)
         return found
 
     def made_again(self, model: ModelConfig) -> list[Cost]:
@@ -114,12 +117,6 @@ class Recompute:
         if self.every is None:
             return model
         return model.model_copy(update={"residual": model.residual.within_layers()})
-
-
-def _mtp_exit(model: ModelConfig) -> Cost:
-    """The cost of the exit of one further head; its product with the head's matrix keeps nothing."""
-    assert model.mtp is not None
-    return model.mtp.exit_cost(model.residual, model.d_model, head=Cost())
 
 
 def activations_of(*costs: Cost) -> Cost:

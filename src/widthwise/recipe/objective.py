@@ -7,7 +7,7 @@ mask is not, so the term of a budget always has a gradient. It joins the objecti
 
 import math
 from operator import mul
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pydantic
 from pydantic import Field
@@ -16,9 +16,6 @@ from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.sizes import WIDEST, Count, NTokens, VocabSize
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class WidthBudgetConfig(Config):
@@ -53,17 +50,6 @@ class WidthBudgetConfig(Config):
                 f"train.width_budget.target: got {self.target}; must be above {least:.4g}, the narrowest that the "
                 "model allows (min_fraction of ffn)"
             )
-
-    def term(self, mean: "Tensor", price: "Tensor") -> "Tensor":
-        """Return the term of the objective, in nats."""
-        return self._moved(price, mean.detach(), self.damping) * (mean - self.target)
-
-    def next_price(self, mean: "Tensor", price: "Tensor") -> "Tensor":
-        """Return the price of the next step from the mean of the whole batch. It starts at 0."""
-        return self._moved(price, mean, self.rate)
-
-    def _moved(self, price: "Tensor", mean: "Tensor", gain: float) -> "Tensor":
-        return (price + gain * (mean - self.target)).clamp(min=0)
 
 
 class NestedConfig(Config):
@@ -158,10 +144,6 @@ class DistillConfig(Config):
         if self.layers == "none" and self.layers_weight != 1:
             raise ValueError(f"layers_weight: got {self.layers_weight}; has nothing to weigh where layers is none")
         return self
-
-    def are_known(self, seq_len: int) -> bool:
-        """Return True if the sizes are those of this teacher at seq_len."""
-        return self.sizes is not None and (self.sizes.teacher, self.sizes.seq_len) == (self.teacher, seq_len)
 
     def check(self, model: ModelConfig) -> None:
         """Raises UserError where student and teacher predict different tokens."""

@@ -56,7 +56,9 @@ class Recipe(Config):
     def _with_teacher_sizes(self) -> Self:
         """The same run with the sizes of its teacher. Raises UserError where the teacher is no run, or too short."""
         distill = self.train.distill
-        if distill is None or distill.are_known(self.seq_len):
+        if distill is None:
+            return self
+        if distill.sizes and (distill.sizes.teacher, distill.sizes.seq_len) == (distill.teacher, self.seq_len):
             return self
         with mistakes_of("train.distill.teacher"):
             model = saved_recipe(RunDir(distill.teacher)).final_model

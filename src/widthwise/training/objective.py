@@ -142,11 +142,16 @@ class WidthBudget:
 
     def term(self, choices: Sequence[Choices]) -> Tensor:
         """Return the budget's term of a forward pass: a scalar with the gradient of the layers' fractions."""
-        return self.config.term(self._mean(choices), self.price).sum()
+        mean = self._mean(choices)
+        return (self._raised(mean.detach(), self.config.damping) * (mean - self.config.target)).sum()
 
     def end_step(self, means: Sequence[Choices]) -> None:
         """Move the price. means: the layers' choices, averaged over the whole batch."""
-        self.price = self.config.next_price(self._mean(means), self.price)
+        self.price = self._raised(self._mean(means), self.config.rate)
+
+    def _raised(self, mean: Tensor, gain: float) -> Tensor:
+        """Return the price moved by `gain` times what the mean is above the target."""
+        return (self.price + gain * (mean - self.config.target)).clamp(min=0)
 
     def _mean(self, choices: Sequence[Choices]) -> Tensor:
         """Return the mean fraction (1,). choices: those of all layers, or their means."""

@@ -54,10 +54,6 @@ class ChoiceMeans:
         """The means of all choices of each layer."""
         return [{name: value / self._n_sequences for name, value in sums.items()} for sums in self._sums]
 
-    def by_layer(self, name: str) -> list[Tensor | None]:
-        """The mean of a choice in each layer; None in a layer that does not make it."""
-        return [means.get(name) for means in self.means()]
-
     def record(self) -> dict[str, list[float | None]]:
         """Key -> one number a layer, null where the layer makes no such choice; only keys that some layer has."""
         layers = self.means()

@@ -114,7 +114,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
                 by_depth.append(mtp_losses)
     reshard(model)
     loss = float(np.mean(window_losses))
-    expert_loads = [None if mean is None else mean.tolist() for mean in choices.by_layer("expert_load")]
+    expert_loads = [means["expert_load"].tolist() if "expert_load" in means else None for means in choices.means()]
     mtp_window_losses: list[list[float]] = [torch.cat(batches).tolist() for batches in zip(*by_depth)]
     nats = loss * held_out.seq_len * len(window_losses)
     n_bytes = held_out.n_text_bytes(window_bytes)

@@ -124,13 +124,8 @@ class HourglassConfig(BlockOptions, FFNConfig):
                 raise ValueError("share_weights: got True; an added block starts silent, with matrices of its own")
             return self
         grown = super().with_constants_of(old, reads_more)
-        self.check_sharing(old)
-        return grown
-
-    def check_sharing(self, old: FFNConfig) -> None:
-        """Raises UserError where blocks of `old` shared their matrices and these do not, or the reverse; or where more
-        blocks would."""
         must_stay(("share_weights", "n_blocks") if self.share_weights else ("share_weights",), old, self)
+        return grown
 
     def name_before(self, old: FFNConfig, name: str) -> str | None:
         first, *rest = name.split(".")
