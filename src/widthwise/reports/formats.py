@@ -94,14 +94,22 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
-def fixed(value: float | None, n_decimals: int) -> str:
-    """A number with `n_decimals` decimals, or with a power of ten if it would be too long to read."""
-    return _shown(value, f".{n_decimals}f", ".3e")
+def fixed(value: float | None, n_decimals: int, sign: str = "") -> str:
+    """Return a number with `n_decimals` decimals, or with a power of ten if it would be too long to read.
+
+    sign: "+" also shows the sign of positive numbers.
+    """
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return _not_finite(value)
+    digits = f".{n_decimals}f" if abs(value) < _HUGE else ".3e"
+    return minus(format(value, sign + digits))
 
 
 def signed(value: float | None, n_decimals: int) -> str:
     """A difference: always with its sign."""
-    return _shown(value, f"+.{n_decimals}f", "+.3e")
+    return fixed(value, n_decimals, "+")
 
 
 def shown(value: float | None, quantity: Quantity) -> str:
@@ -109,23 +117,15 @@ def shown(value: float | None, quantity: Quantity) -> str:
     if quantity.n_decimals is None:
         is_tiny = value is not None and 0 < abs(value) < 0.01
         return f"{value:.2e}" if is_tiny else si(value)
-    return (signed if quantity.is_signed else fixed)(value, quantity.n_decimals)
-
-
-def _shown(value: float | None, usual: str, huge: str) -> str:
-    if value is None:
-        return MISSING
-    if not math.isfinite(value):
-        return _not_finite(value)
-    return minus(format(value, usual if abs(value) < _HUGE else huge))
+    return fixed(value, quantity.n_decimals, "+" if quantity.is_signed else "")
 
 
 def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> str:
     """`low to high`, or nothing if there is no interval."""
     if estimate.low is None or estimate.high is None:
         return ""
-    show = signed if with_sign else fixed
-    return f"{show(estimate.low, n_decimals)} to {show(estimate.high, n_decimals)}"
+    sign = "+" if with_sign else ""
+    return f"{fixed(estimate.low, n_decimals, sign)} to {fixed(estimate.high, n_decimals, sign)}"
 
 
 def with_interval(estimate: Estimate, n_decimals: int) -> str:

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from widthwise.config_io import parse
 from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
-from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run, RunResult
+from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run
 from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import MISSING, clean, duration, fixed, si
 from widthwise.reports.table import Table
@@ -20,25 +19,25 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
     folder = RunDir(path)
     config_yaml = folder.config_yaml()
     result, metrics = folder.result(), folder.metrics()
+    # A result lists the growths in the course of the run; the metrics list all, finished or not.
+    events = DESCENTS if result else (*DESCENTS, "growth")
+    growths = [
+        parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in metrics if record.get("event") in events
+    ]
+    if result:
+        growths = [*result.growth, *growths]
     return Run(
         path=shown_as or str(path),
         config_yaml=config_yaml,
         environment=folder.environment(),
         metrics=metrics,
         result=result,
-        growths=_growths(metrics, result, f"{path}/metrics.jsonl"),
+        growths=sorted(growths, key=lambda growth: growth.step),
         certificate=Certificate.read(folder.path) if (folder.path / Certificate.file_name).is_file() else None,
         shrinking=Shrinking.read(folder.path) if (folder.path / Shrinking.file_name).is_file() else None,
         evaluations=Evaluation.read_all(folder.path),
         samples=folder.samples_file.records(),
     )
-
-
-def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, where: str) -> list[GrowthRecord]:
-    """Growths of a run. A result lists those in the course of the run; the metrics list all, finished or not."""
-    told = (*DESCENTS, *(() if result else ("growth",)))
-    found = [parse(GrowthRecord, record, where) for record in metrics if record.get("event") in told]
-    return sorted([*(result.growth if result else ()), *found], key=lambda growth: growth.step)
 
 
 def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:

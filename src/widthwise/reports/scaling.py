@@ -199,7 +199,12 @@ def law_figure(scaling: ScalingLaws, looks: Looks) -> Figure:
             base.mark_text(align="right", dx=-8, dy=10).encode(text="share:N"),
         ]
     title = f"{y_title} over {x_title}"
-    label = f"{title} on logarithmic axes. {'; '.join(map(_extent, scaling.groups))}.{reached}"
+    extents = []
+    for group in scaling.groups:
+        ends = (min(group.points, key=lambda point: point.x), max(group.points, key=lambda point: point.x))
+        first, last = (f"{fixed(point.y, 4)} at {tick(point.x)}" for point in ends)
+        extents.append(f"{shorten(group.name, 40)} from {first} to {last}")
+    label = f"{title} on logarithmic axes. {'; '.join(extents)}.{reached}"
     return Figure("laws", title, label, alt.layer(*layers), looks, height=340)
 
 
@@ -216,9 +221,3 @@ def _curve(group: ScalingGroup, end: float | None) -> list[tuple[float, float]]:
 def percent(ratio: float | None) -> str:
     """Return a ratio in percent: 0.7776 -> 77.8%."""
     return MISSING if ratio is None else f"{fixed(100 * ratio, 1)}%"
-
-
-def _extent(group: ScalingGroup) -> str:
-    ends = (min(group.points, key=lambda point: point.x), max(group.points, key=lambda point: point.x))
-    first, last = (f"{fixed(point.y, 4)} at {tick(point.x)}" for point in ends)
-    return f"{shorten(group.name, 40)} from {first} to {last}"
