@@ -188,10 +188,10 @@ def flips(baseline: ItemAnswers, other: ItemAnswers, metric: str) -> Flips | Non
     if not np.isin(np.concatenate([before, after]), (0, 1)).all():
         return None
     gained, lost = ((np.flatnonzero(change) + 1).tolist() for change in (after > before, after < before))
-    n, more = len(gained) + len(lost), max(len(gained), len(lost))
-    # More or fewer heads of n fair coins.
-    p_value = min(1.0, 2 * (sum(math.comb(n, i) for i in range(more, n + 1)) / 2**n))
-    return Flips(gained=gained, lost=lost, p_value=p_value)
+    n = len(gained) + len(lost)
+    # The probability that n fair coins show as many heads as the larger of the two, or more.
+    one_sided = sum(math.comb(n, i) for i in range(max(len(gained), len(lost)), n + 1)) / 2**n
+    return Flips(gained=gained, lost=lost, p_value=min(1.0, 2 * one_sided))
 
 
 def average_difference(
