@@ -11,14 +11,15 @@ T = TypeVar("T")
 
 
 def recipe_data(path: Path) -> list[dict]:
-    """The recipe of the file, or of each of its variants, of each group of a sweep, and of each point of a ladder."""
+    """The recipe of the file, or of each of its variants, of each group of a sweep, and on each rung."""
     data = read_recipe(path)
     data.pop("discover", None)
     variants = data.pop("compare", {"variants": {"": {}}})["variants"]
-    groups = data.pop("sweep", {}).get("groups", {})
-    ladder = data.pop("ladder", {"rungs": {}, "variants": {}})
-    rungs = [merge(rung, change) for rung in ladder["rungs"].values() for change in ladder["variants"].values()]
-    changes = (*variants.values(), *(group["change"] for group in groups.values()), *rungs)
+    sweep = data.pop("sweep", {})
+    rungs = sweep.get("rungs", {"": {}}).values()
+    groups = sweep.get("groups", {}).values()
+    points = [merge(rung, group.get("change", {})) for rung in rungs for group in groups]
+    changes = (*variants.values(), *points)
     return [merge(data, change) for change in changes]
 
 

@@ -60,7 +60,7 @@ a law is in a folder named after the quantity of its x axis."""
 
 
 class Work(Config):
-    """An experiment of a bundled recipe, in a folder of its own: the models of a compare, sweep or ladder section."""
+    """An experiment of a bundled recipe, in a folder of its own: the models of a compare or sweep section."""
 
     record: ClassVar[type[StoredRecord]] = Outcome
     """The record that it writes."""
@@ -230,7 +230,7 @@ class LadderWork(Work):
     """A ladder, and laws through its sizes."""
 
     kind: Literal["ladder"] = "ladder"
-    tiny_overrides = ("ladder.seeds=[1]", "ladder.tokens_per_param=0.005")
+    tiny_overrides = ("sweep.seeds=[1]", "sweep.tokens_per_param=0.005")
     over: tuple[str, ...] = ("training_flops",)
     """Quantities of the x axes, one law over each."""
 

@@ -191,6 +191,8 @@ REMOVED = {
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
     "trend": "was removed; `fit FOLDER --group folder --x QUANTITY --law log_linear` draws the line",
     "tune": "was removed; `sweep RECIPE --over optimizer.lr=...`, then `compare RECIPE --rates-from FOLDER`",
+    "ladder": "was removed; a sweep section with rungs, tokens_per_param and groups is one, which `sweep` trains",
+    "--ladder": "was removed; `sweep` trains a recipe whose sweep section has rungs",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
 }
 """Removed keys, options, kinds and verbs, with their replacement."""

@@ -1,4 +1,4 @@
-"""`widthwise sweep`, with and without `--ladder`, from argument to output, on a tiny model."""
+"""`widthwise sweep`, from argument to output, on a tiny model."""
 
 import json
 from pathlib import Path
@@ -70,25 +70,14 @@ def test_an_option_that_was_removed_is_refused_with_what_to_use(sweep, refused, 
     assert said.startswith(f"{option}: was removed; a search keeps its study in")
 
 
-@pytest.fixture
-def ladder(recipe: Path) -> tuple[object, ...]:
+def test_a_dry_run_of_rungs_trains_nothing(recipe: Path, succeeds, answer, tmp_path: Path) -> None:
     rungs = {f"d{d}": {"model": {"d_model": d}} for d in (16, 32, 48)}
-    ladder = {"rungs": rungs, "variants": {"uniform": {}}, "tokens_per_param": 1.5, "seeds": [1, 2]}
-    path = recipe.with_name("ladder.yaml")
-    path.write_text(yaml.safe_dump({"extends": "base.yaml", "ladder": ladder}))
-    return ("sweep", path, "--ladder", "--dry-run")
-
-
-def test_a_dry_run_of_a_ladder_trains_nothing_and_remarks_rungs_that_take_too_long(
-    ladder, succeeds, answer, tmp_path: Path
-) -> None:
-    out, _ = succeeds(*ladder, "--device", "h200", "--mfu", 0.5, "--out", tmp_path / "o")
+    sweep = {"rungs": rungs, "groups": {"uniform": {}}, "tokens_per_param": 1.5, "seeds": [1, 2]}
+    path = recipe.with_name("rungs.yaml")
+    path.write_text(yaml.safe_dump({"extends": "base.yaml", "sweep": sweep}))
+    out, _ = succeeds("sweep", path, "--dry-run", "--out", tmp_path / "o")
     assert "uniform-d48" in out
-    assert "H200 at 50% of 989 TFLOP/s" in " ".join(out.split())
     assert not (tmp_path / "o").exists()
-    assert "remark: uniform-d48: a run takes" in succeeds(*ladder, "--flops-per-second", 1e3, "--days", 0.001)[0]
-    assert "remark" not in succeeds(*ladder, "--flops-per-second", 1e3, "--days", 1e9)[0]
-    plan = answer(*ladder, "--flops-per-second", 1e9, "--seed", 5)
+    plan = answer("sweep", path, "--dry-run", "--seed", 5)
     assert plan["seeds"] == [5]
     assert [row["name"] for row in plan["points"]] == ["uniform-d16", "uniform-d32", "uniform-d48"]
-    assert plan["hours"] == pytest.approx(plan["training_flops"] / 1e9 / 3600)

@@ -8,8 +8,8 @@ import pytest
 
 COMPARED = "extends: base.yaml\ncompare: {match: none, variants: {base: {}, narrow: {model: {d_model: 24}}}}\n"
 SWEPT = "extends: base.yaml\nsweep: {over: {optimizer.lr: [1]}}\n"
-LADDER = """extends: base.yaml
-ladder: {seeds: [1], tokens_per_param: 1.5, variants: {u: {}}, rungs: {a: {model: {d_model: 16}}, b: {}}}
+RUNGS = """extends: base.yaml
+sweep: {seeds: [1], tokens_per_param: 1.5, groups: {u: {}}, rungs: {a: {model: {d_model: 16}}, b: {}, c: {}}}
 """
 OVER = "--over optimizer.lr=1,2"
 TO = "--to wide.yaml --out large"
@@ -104,14 +104,9 @@ MISTAKES = {
         (f"sweep base.yaml {OVER} --match weight", "match.quantity: got 'weight'"),
         (f"sweep base.yaml {OVER} --sampler tpe", "search.n_trials: is required but missing"),
         (f"sweep base.yaml {OVER} --trials 1 --storage elsewhere", "--storage: was removed; a search keeps its study"),
-        (f"sweep base.yaml {OVER} --dry-run --device L4", "--device: needs --ladder --dry-run"),
-        ("sweep ladder.yaml --ladder --dry-run --days 3", "--days: got 3; it needs a --device or --flops-per-second"),
-        ("sweep ladder.yaml --ladder --days 3 --device L4", "--device: needs --ladder --dry-run"),
-        ("sweep ladder.yaml --ladder --dry-run --device tpu", "--device: got 'tpu'; allowed: T4, V100, A10, L4"),
-        ("sweep ladder.yaml --ladder --dry-run --mfu 0.3", "--mfu: got 0.3; needs a --device, of whose peak it is"),
-        ("sweep ladder.yaml --ladder --dry-run --device h200 --mfu 0", "--mfu: got 0; must be above 0 and at most 1"),
-        ("sweep ladder.yaml --ladder --dry-run --device L4 --flops-per-second 1e9", "give one of the two"),
-        (f"sweep ladder.yaml --ladder {OVER}", "--ladder: the recipe's ladder section lists"),
+        ("sweep rungs.yaml --ladder", "--ladder: was removed; `sweep` trains a recipe whose sweep section has rungs"),
+        ("sweep ladder.yaml", "ladder: was removed; a sweep section with rungs, tokens_per_param and groups is one"),
+        (f"sweep rungs.yaml {OVER}", "rungs: conflicts with over, search and baseline"),
     ],
     "grow": [
         ("grow small --to wide.yaml", "--out: is required"),
@@ -186,7 +181,12 @@ def files(folder: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def world(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shutil.copytree(trained, tmp_path_factory.mktemp("mistakes"), dirs_exist_ok=True)
-    texts = {"pair.yaml": COMPARED, "swept.yaml": SWEPT, "ladder.yaml": LADDER}
+    texts = {
+        "pair.yaml": COMPARED,
+        "swept.yaml": SWEPT,
+        "rungs.yaml": RUNGS,
+        "ladder.yaml": "extends: base.yaml\nladder: {}\n",
+    }
     texts |= {"empty.json": "{}", "a.txt": "a", "points.csv": "name,compute,loss\na,1,3\nb,3,2.9\nc,9,2.8\n"}
     for name, text in texts.items():
         (folder / name).write_text(text)

@@ -28,7 +28,7 @@ MORE = (
     "design uniform_200m --kind x --turn-layer 0.75 --turn-width 0.3",
     "search conventional_113m --json",
     "schema",
-    "sweep --ladder ladder_small --dry-run",
+    "sweep ladder_small --dry-run",
     "compare compare_ffn --dry-run",
 )
 """Verbs that need sizes and costs alone: of a solved shape, of every component, of several variants."""

@@ -61,7 +61,16 @@ RECIPES: dict[str, dict[str, Any]] = {
             "groups": {"x": {"change": {"model": {"shape": X}}, "over": {"model.shape.bottleneck_width": [0.5, 0.75]}}},
         },
     },
-    "ladder_small": {"extends": "small.yaml", "ladder": {**PAIR, "tokens_per_param": 0.02, "rungs": RUNGS}},
+    "ladder_small": {
+        "extends": "small.yaml",
+        "sweep": {
+            "seeds": [1],
+            "match": "none",
+            "tokens_per_param": 0.02,
+            "rungs": RUNGS,
+            "groups": {"uniform": {}, "x": {"change": {"model": {"shape": X}}}},
+        },
+    },
 }
 """What replaces the recipes of configs/ that the documents train."""
 QUESTIONS: dict[str, list[dict[str, Any]]] = {
@@ -104,7 +113,7 @@ def build(folder: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 512}))
     call("compare", "configs/quickstart.yaml")
     call("sweep", "configs/sweep_shapes.yaml", "--out", "runs/shapes")
-    call("sweep", "configs/ladder_small.yaml", "--ladder")
+    call("sweep", "configs/ladder_small.yaml")
 
 
 def _write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:

@@ -1,9 +1,8 @@
 """Verbs that train many runs and compare them, `compare` and `family`, and what others share with them: options,
 planned work and results on the terminal."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,7 +11,7 @@ from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say_result
 from widthwise.config_io import Config, UserError
 from widthwise.records.outcome import Outcome
-from widthwise.records.quantities import QUANTITY, Quantity
+from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import clean, duration, shown, signed
 from widthwise.reports.main_table import comparison_table
 from widthwise.reports.table import Table
@@ -200,22 +199,11 @@ def show_workload(plan: "Experiment", as_json: bool) -> None:
     notes = ["tokens and FLOPs of all seeds"]
     if work["match"]:
         notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
-    table = workload_table(work, WORKLOAD, clean(plan.title), row, "\n".join(notes))
-    say_result(work, as_json, (), [table], notes=[plan.in_words, *plan.adjustment_lines])
-
-
-def workload_table(work: dict[str, Any], columns: Sequence[Quantity], title: str, row: str, note: str) -> Table:
-    """A line for each point or variant. Those of a search are not known in advance: one line represents all."""
-    header = [row, *(each.brief_title for each in columns)]
-    rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in columns)] for each in work["points"]]
+    header = [row, *(each.brief_title for each in WORKLOAD)]
+    rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in WORKLOAD)] for each in work["points"]]
     if work["match"]:
         header.append("difference")
         for cells, each in zip(rows, work["points"]):
             cells.append("" if each["miss"] is None else f"{signed(100 * each['miss'], 3)}%")
-    if "hours" in work:
-        header.append("time")
-        for cells, each in zip(rows, work["points"]):
-            cells.append(duration(each["hours"]))
-        total = [shown(work["training_flops"], columns[-1]), duration(work["hours"])]
-        rows += [[], ["all seeds", *[""] * (len(columns) - 1), *total]]
-    return Table(title, header, rows, note=note)
+    table = Table(clean(plan.title), header, rows, note="\n".join(notes))
+    say_result(work, as_json, (), [table], notes=[plan.in_words, *plan.adjustment_lines])

@@ -1,12 +1,11 @@
-"""`widthwise sweep`: a grid, or a search, over keys of a recipe, or with `--ladder` variants at several sizes; and
+"""`widthwise sweep`: a grid, or a search, over keys of a recipe, with several sizes if it has rungs; and
 `widthwise fit`: scaling laws through what was trained, with intervals."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 
 from widthwise.cli.experiment import (
     WORKERS,
@@ -14,18 +13,12 @@ from widthwise.cli.experiment import (
     WorkerOptions,
     run_and_report,
     show_workload,
-    workload_table,
 )
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, say_result
 from widthwise.config_io import Config, UserError
-from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, counted
 from widthwise.runs.environment import command_line
-from widthwise.training.devices import DEVICES, Device
-
-LADDER = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
 
 
 class SweepOptions(ExperimentOptions):
@@ -44,47 +37,10 @@ class SearchOptions(Config):
     """Points of a search, not counting the baseline."""
 
 
-class LadderOptions(Config):
-    """The sizes of a ladder, and the device for which their hours are counted."""
-
-    ladder: bool = False
-    """Train the sizes of the recipe's ladder section."""
-    device: str | None = None
-    """GPU for which --dry-run counts hours, such as h200."""
-    mfu: float | None = None
-    """Share of its bf16 peak in use; default: 0.4."""
-    flops_per_second: float | None = None
-    """Measured rate, instead of a device."""
-    days: PositiveFloat | None = None
-    """Days that a run may take; longer runs get a remark."""
-
-    def clock(self, is_wanted: bool) -> Device | None:
-        """The device for which hours are counted, if any. Raises UserError if options conflict."""
-        given = [name for name, value in self if name != "ladder" and value is not None]
-        if given and not is_wanted:
-            raise UserError(
-                f"--{given[0].replace('_', '-')}: needs --ladder --dry-run, which uses it to estimate hours"
-            )
-        if self.mfu is not None and self.device is None:
-            raise UserError(f"--mfu: got {self.mfu:g}; needs a --device, of whose peak it is a share")
-        if self.device is not None and self.flops_per_second is not None:
-            raise UserError("--flops-per-second: conflicts with --device; give one of the two")
-        if given == ["days"]:
-            raise UserError(f"--days: got {self.days:g}; it needs a --device or --flops-per-second")
-
-        if self.flops_per_second is not None:
-            return Device.at_rate(self.flops_per_second)
-        if self.device is None:
-            return None
-        found = Device.named(self.device, self.mfu, DEVICES, "; for any other device give --flops-per-second")
-        return replace(found, name=found.speed)
-
-
 def sweep(
     recipe: Annotated[Path, typer.Argument(help="Recipe with a sweep section, or any recipe with --over.")],
     options: SweepOptions,
     search: Annotated[SearchOptions, "A search"],
-    sizes: Annotated[LadderOptions, "A ladder of sizes"],
     training: Annotated[WorkerOptions, WORKERS],
     overrides: Changes = None,
     as_json: JsonOption = False,
@@ -99,7 +55,6 @@ def sweep(
     Example: `widthwise sweep configs/sweep_shapes.yaml`, `widthwise sweep configs/small.yaml --over
     optimizer.lr=0.002,0.004`
     """
-    from widthwise.experiments.ladder import ladder_workload, read_ladder
     from widthwise.experiments.sweep import read_axes, read_sweep
 
     is_grid = search.sampler == "grid"
@@ -112,25 +67,7 @@ def sweep(
         "search": {key: value for key, value in chosen.items() if value is not None},
     }
     changes = {key: value for key, value in changes.items() if value} | ({"search": None} if is_grid else {})
-    clock = sizes.clock(is_wanted=sizes.ladder and options.dry_run)
-    if sizes.ladder:
-        if other := sorted(set(changes) - {"seeds"}):
-            rest = ", ".join(other)
-            raise UserError(f"--ladder: the recipe's ladder section lists what to train; remove {rest}")
-        plan = read_ladder(recipe, overrides or (), options.seeds)
-        if options.dry_run:
-            workload = ladder_workload(plan, clock, sizes.days)
-            notes = [*plan.adjustment_lines, *(f"remark: {each}" for each in workload["remarks"])]
-            tokens, count = workload["tokens_per_param"], workload["count"].replace("params", "parameter")
-            rule = f"{tokens:g} tokens per {count.replace('_', ' ')} of a rung's first variant"
-            note = rule if tokens else "steps as the recipe says"
-            note += f"\n{workload['device'] or 'time needs --device or --flops-per-second'}"
-            title = f"{clean(plan.title)}: {counted(workload['n_runs'], 'run')}, {len(plan.seeds)} of each line"
-            table = workload_table(workload, LADDER, title, "", note)
-            say_result(workload, as_json, (), [table], notes=notes)
-            return
-    else:
-        plan = read_sweep(recipe, overrides or (), changes)
+    plan = read_sweep(recipe, overrides or (), changes)
     if options.dry_run:
         show_workload(plan, as_json)
         return

@@ -18,6 +18,10 @@ SIGNIFICANT_DIGITS = 6
 """Precision of a value drawn from a range, so that the name of its point states it in full."""
 
 
+LONGEST_NAME = 150
+"""Characters; file systems allow names of 255 bytes, and the seed is appended."""
+
+
 def word(value: Any) -> str:
     """Return a value as part of a name, in characters that names may have. Raises ValueError for a mapping."""
     if isinstance(value, Mapping):
@@ -26,6 +30,14 @@ def word(value: Any) -> str:
         return "+".join(map(word, value))
     text = value if isinstance(value, str) else json.dumps(value)
     return "".join(letter if letter in ALLOWED_IN_NAMES else "_" for letter in text)
+
+
+def point_name(group: str, values: Mapping[str, Any]) -> str:
+    """Return the name of a point, "x-0.25-0.3" in group x. Raises UserError if it is too long for a folder."""
+    name = "-".join(filter(None, [group, *map(word, values.values())]))
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"sweep: the point {name[:40]}... has a name of {len(name)} letters; make a group of it")
+    return name
 
 
 class Values(Config):

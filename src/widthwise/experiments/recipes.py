@@ -10,7 +10,6 @@ from widthwise.config_io import UserError, check_one_of
 from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
 from widthwise.experiments.discover import DiscoverConfig
 from widthwise.experiments.experiment import Experiment
-from widthwise.experiments.ladder import LadderConfig, read_ladder
 from widthwise.experiments.matching import check_trainable
 from widthwise.experiments.sweep import SweepConfig, SweepGroup, read_sweep
 from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, load_recipe
@@ -21,7 +20,7 @@ EXTENDS = {
     "type": "string",
     "description": "Recipe that this one changes: a path from here, or the name of a bundled one.",
 }
-SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig, "ladder": LadderConfig, "discover": DiscoverConfig}
+SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig, "discover": DiscoverConfig}
 """Section of a file that describes several runs -> its config."""
 CHANGES = "Changes"
 
@@ -42,7 +41,7 @@ def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str
     it, or None. Raises UserError."""
     sections = read_recipe(path, overrides)
     if "compare" not in sections:
-        return read_sweep(path, overrides) if "sweep" in sections else read_ladder(path, overrides), None
+        return read_sweep(path, overrides), None
     plan = read_plan([path], overrides, tolerance=None)
     try:
         check_fair(plan)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widthwise.config_io import UserError, require
+from widthwise.experiments.axes import point_name
 from widthwise.experiments.experiment import Experiment, Point
-from widthwise.experiments.sweep import point_name
 
 if TYPE_CHECKING:
     import optuna

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, parse, require, to_data
-from widthwise.experiments.axes import Axis, word
+from widthwise.config_io import REMOVED, Config, UserError, parse, require, to_data
+from widthwise.experiments.axes import Axis, point_name
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.experiment import MOST_POINTS, Experiment, Point, check_name
 from widthwise.experiments.matching import (
@@ -26,6 +26,7 @@ from widthwise.experiments.matching import (
     match_asked,
 )
 from widthwise.experiments.rates import with_values
+from widthwise.experiments.rungs import RUNG, RungsConfig, rung_points
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, recipe_name
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 SEED_KEY = "train.seed"
 ASPECT = "aspect"
 """An axis that is no recipe key: d_model / n_layers of points whose width is solved."""
-LONGEST_NAME = 150
-"""Characters; file systems allow names of 255 bytes, and the seed is appended."""
 GROUP_PARAMETER = "group"
 """Name, in the study, of the group that a search chose."""
 
@@ -60,7 +59,7 @@ class SearchConfig(Config):
     """Points to train, not counting the baseline."""
 
 
-class SweepConfig(Config):
+class SweepConfig(RungsConfig):
     """The `sweep:` section of a recipe."""
 
     title: str | None = None
@@ -84,6 +83,9 @@ class SweepConfig(Config):
         check_name("baseline_name", self.baseline_name)
         for name in self.groups:
             check_name("groups", name)
+        if self.rungs:
+            self._check_groups_of_rungs()
+            return self
         if not self.groups and not self.over:
             raise ValueError("over: got no key; name what to vary, such as optimizer.lr: [0.002, 0.004], or groups")
         for group, axes in self.axes.items():
@@ -106,6 +108,13 @@ class SweepConfig(Config):
             )
         return self
 
+    def _check_groups_of_rungs(self) -> None:
+        if not self.groups:
+            raise ValueError("groups: got none; every group is trained on every rung, and the first is the baseline")
+        if self.over or self.search or self.baseline is not None or any(group.over for group in self.groups.values()):
+            raise ValueError("rungs: conflicts with over, search and baseline; the rungs are the only axis")
+        self.matching.check_names(self.groups, next(iter(self.groups)))
+
     @property
     def axes(self) -> dict[str, dict[str, Axis]]:
         """Group -> its axes; the key is "" if there are no groups."""
@@ -116,7 +125,7 @@ class SweepConfig(Config):
     @property
     def matching(self) -> MatchConfig:
         """`match`, or what it is where it is not given."""
-        return self.match or MatchConfig(quantity="none" if self.baseline is None else "params")
+        return self.match or MatchConfig(quantity="params" if self.rungs or self.baseline is not None else "none")
 
 
 class SweepSpace:
@@ -232,14 +241,6 @@ def _where(group: str) -> str:
     return f"groups.{group}.over" if group else "over"
 
 
-def point_name(group: str, values: Mapping[str, Any]) -> str:
-    """Return the name of a point, "x-0.25-0.3" in group x. Raises UserError if it is too long for a folder."""
-    name = "-".join(filter(None, [group, *map(word, values.values())]))
-    if len(name) > LONGEST_NAME:
-        raise UserError(f"sweep: the point {name[:40]}... has a name of {len(name)} letters; make a group of it")
-    return name
-
-
 def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Experiment:
     """Return the sweep of a recipe file, every point of a grid checked. Raises UserError.
 
@@ -249,12 +250,25 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     data = read_recipe(path, overrides)
     if "compare" in data and "sweep" not in data:
         return _sweep_of_variants(path, overrides, asked or {})
+    if "ladder" in data:
+        raise UserError(f"{path}: ladder: {REMOVED['ladder']}")
     section = data.pop("sweep", {})
     if not section and not asked:
         raise UserError(f"{path}: has no sweep section; name what to vary there or with --over")
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
     config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
+    if config.rungs:
+        groups = {name: group.change for name, group in config.groups.items()}
+        return Experiment(
+            title=title,
+            points=rung_points(config, groups, config.matching, data),
+            seeds=config.seeds,
+            match=config.matching.quantity,
+            baseline_group=next(iter(groups)),
+            section=config,
+            axes={group: {RUNG: list(config.rungs)} for group in groups},
+        )
     space = SweepSpace(title, config, data)
     return Experiment(
         title=title,

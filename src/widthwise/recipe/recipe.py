@@ -219,7 +219,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] | None = None) -> Rec
     return parse_recipe(read_recipe(path, overrides or ()), str(path))
 
 
-SEVERAL_RUNS = {"compare": "compare", "sweep": "sweep", "ladder": "sweep --ladder", "discover": "discover"}
+SEVERAL_RUNS = {"compare": "compare", "sweep": "sweep", "discover": "discover"}
 """Section by which a file describes several runs -> what runs them."""
 
 

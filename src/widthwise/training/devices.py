@@ -96,13 +96,6 @@ class Device:
             raise UserError(f"--bandwidth: got {node / 1e9:g},{network / 1e9:g}; must be two numbers above 0")
         return replace(found, node_bytes_per_second=node, network_bytes_per_second=network)
 
-    @classmethod
-    def at_rate(cls, flops_per_second: float) -> "Device":
-        """Any device with this measured rate of training FLOPs. Raises UserError."""
-        if not 0 < flops_per_second < math.inf:
-            raise UserError(f"--flops-per-second: got {flops_per_second:g}; must be a number above 0")
-        return cls(f"{flops_per_second:.3g} FLOP/s", peak_flops_per_second=flops_per_second, mfu=1)
-
     def used(self, mfu: float | None) -> "Device":
         """The device with another share of its peak in use, DEFAULT_MFU where not given. Raises UserError."""
         if mfu is not None and not 0 < mfu <= 1:

@@ -1,4 +1,4 @@
-"""A ladder's sizes, steps and hours before it is trained, and the law that comes of it."""
+"""A ladder's sizes and steps before it is trained, and the law that comes of it."""
 
 import csv
 from pathlib import Path
@@ -11,27 +11,26 @@ from tiny_sweeps import hourglass_sizes, recipe_file
 from widthwise.config_io import UserError
 from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.fitting import fit_groups
-from widthwise.experiments.ladder import ladder_workload, read_ladder
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
+from widthwise.experiments.sweep import read_sweep
 from widthwise.model.config import cost_summary
 from widthwise.records.outcome import Outcome
 from widthwise.reports.answers import answer
 from widthwise.reports.writing import write_report
-from widthwise.training.devices import Device
 
 X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.5, "quantum": 8}}}
-LADDER: dict[str, Any] = {
+RUNGS: dict[str, Any] = {
     "rungs": {f"d{d}": {"model": {"d_model": d}} for d in (16, 24, 40)},
-    "variants": {"uniform": {}, "x": X},
+    "groups": {"uniform": {}, "x": {"change": X}},
     "seeds": [4, 7],
     "match": "none",
 }
 
 
 def read(folder: Path, train: dict[str, Any] | None = None, **changes: Any) -> Experiment:
-    """changes: of the ladder."""
-    return read_ladder(recipe_file(folder, model={"n_layers": 3}, train=train or {}, ladder=LADDER | changes))
+    """changes: of the sweep section."""
+    return read_sweep(recipe_file(folder, RUNGS | changes, model={"n_layers": 3}, train=train or {}))
 
 
 def test_variants_are_groups_and_rungs_are_points(tmp_path: Path) -> None:
@@ -55,10 +54,10 @@ def test_tokens_of_a_rung_follow_from_the_parameters_of_its_first_variant(tmp_pa
 
 def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path) -> None:
     hourglass = {"model": {"n_layers": 2, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.5}}}
-    variants = {"uniform": {}, "hourglass": hourglass}
+    groups = {"uniform": {}, "hourglass": {"change": hourglass}}
     match = {"quantity": "layer_params", "adjust": {"hourglass": ["d_model", "ffn"]}}
     rungs = {f"d{d}": {"model": {"d_model": d}} for d in (40, 64, 96)}
-    plan = read(tmp_path, rungs=rungs, variants=variants, match=match, tokens_per_param=0.7, count="layer_params")
+    plan = read(tmp_path, rungs=rungs, groups=groups, match=match, tokens_per_param=0.7, count="layer_params")
     for d in (40, 64, 96):
         budget, point = 3 * 16 * d**2, plan.points[f"hourglass-d{d}"]
         assert point.recipe.train.steps == plan.points[f"uniform-d{d}"].recipe.train.steps == round(0.7 * budget / 51)
@@ -70,27 +69,30 @@ def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path) -> None:
 
 def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
     plan = read(tmp_path, tokens_per_param=2.0)
-    workload = ladder_workload(plan, Device.at_rate(2e6))
+    workload = plan.workload(n_runs=1)
     assert workload["n_runs"] == 12
     for row, point in zip(workload["points"], plan.points.values()):
         summary = cost_summary(point.recipe.final_model, 17)
         assert (row["name"], row["group"], row["values"]) == (point.name, point.group, point.values)
         assert (row["params"], row["tokens"]) == (summary["params"]["total"], row["steps"] * 51)
         assert row["training_flops"] == pytest.approx(summary["flops_per_token"]["training"] * row["tokens"])
-        assert row["hours"] == pytest.approx(row["training_flops"] / 2e6 / 3600)
     assert workload["training_flops"] == pytest.approx(2 * sum(row["training_flops"] for row in workload["points"]))
-    assert workload["hours"] == pytest.approx(2 * sum(row["hours"] for row in workload["points"]))
-    assert ladder_workload(plan, None)["hours"] is None
 
 
 def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:
-    deep = {"uniform": {}, "deep": {"model": {"n_layers": 4}}}
+    deep = {"uniform": {}, "deep": {"change": {"model": {"n_layers": 4}}}}
     for changes, named in (
-        ({"match": "params", "variants": deep}, r"deep-d16: params is 1\.\d+ of uniform-d16's.*match: none under"),
-        ({"variants": {"uniform": {}, "long": {"train": {"batch_size": 4}}}}, r"long-d16: train.batch_size is 4"),
-        ({"rungs": {"a": {}, "b": {}}}, r"ladder: rungs: .*at least 3"),
-        ({"variants": {"a b": {}}}, "got the name 'a b'"),
-        ({"variants": {"x": {"model": {"d_modle": 3}}}}, "x-d16: model.d_modle: unknown key"),
+        ({"match": "params", "groups": deep}, r"deep-d16: params is 1\.\d+ of uniform-d16's.*match: none under"),
+        (
+            {"groups": {"uniform": {}, "long": {"change": {"train": {"batch_size": 4}}}}},
+            r"long-d16: train.batch_size is 4",
+        ),
+        ({"rungs": {"a": {}, "b": {}}}, r"sweep: rungs: .*at least 3"),
+        ({"groups": {"a b": {}}}, "got the name 'a b'"),
+        ({"groups": {"x": {"change": {"model": {"d_modle": 3}}}}}, "x-d16: model.d_modle: unknown key"),
+        ({"groups": {}}, "groups: got none; every group is trained on every rung"),
+        ({"over": {"optimizer.lr": [1]}}, "rungs: conflicts with over"),
+        ({"rungs": {}, "over": {"optimizer.lr": [1]}, "tokens_per_param": 1}, "tokens_per_param: needs rungs"),
         ({"match": {"adjust": {"uniform": "ffn"}}}, r"match\.adjust: got 'uniform', the baseline"),
     ):
         with pytest.raises(UserError, match=named):
@@ -102,9 +104,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Ou
     """A ladder with a twin of its first variant, which only writes fewer records; validated in every step."""
     pytest.importorskip("optuna")
     folder = tmp_path_factory.mktemp("ladder")
-    variants = {"uniform": {}, "x": X, "twin": {"train": {"log_every": 2}}}
+    groups = {"uniform": {}, "x": {"change": X}, "twin": {"change": {"train": {"log_every": 2}}}}
     train = {"validate_every": 1, "checkpoint_every": None}
-    plan = read(folder, train, variants=variants, tokens_per_param=0.01)
+    plan = read(folder, train, groups=groups, tokens_per_param=0.01)
     return plan, folder / "out", run_experiment(plan, folder / "out", "command")
 
 
