@@ -10,7 +10,7 @@ from small_costs import small_cost, small_variant
 from widthwise.config_io import UserError
 from widthwise.records.estimate import Effects, EqualLoss, Estimate
 from widthwise.records.outcome import Variant
-from widthwise.records.quantities import OF_RUNS, QUANTITY
+from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import RunResult, changes_in_words
 
 
@@ -36,13 +36,6 @@ def test_a_record_is_frozen_and_a_changed_copy_is_checked(data: dict) -> None:
     assert result.with_changes(seed=9).to_data() == {**data, "seed": 9}
     with pytest.raises(pydantic.ValidationError):
         result.with_changes(seed="nine")
-
-
-def test_training_flops_follow_from_pflops_days_in_a_file_of_an_older_version() -> None:
-    of_run, cost = OF_RUNS["training_flops"].of_run, small_cost()
-    assert of_run(RunResult(cost=cost, pflops_days=0.5)) == 0.5 * 1e15 * 24 * 60 * 60
-    assert of_run(RunResult(cost=cost, pflops_days=0.5, training_flops=7)) == 7
-    assert of_run(RunResult(cost=cost)) is None
 
 
 def test_what_is_needed_for_the_same_loss_is_read_for_each_depth_apart() -> None:
@@ -77,7 +70,7 @@ EFFECTS = Effects(
 
 @pytest.mark.parametrize("key", ["comparisons", "sentence", "new"])
 def test_an_entry_that_is_changed_added_or_gone_is_refused_by_name(tmp_path: Path, key: str) -> None:
-    """A file without checksums is of an older version."""
+    """A file without checksums is read unchecked."""
     (tmp_path / "effects.json").write_text(EFFECTS.to_json())
     assert Effects.read(tmp_path) == EFFECTS
     path = EFFECTS.write(tmp_path)

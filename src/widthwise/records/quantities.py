@@ -250,13 +250,6 @@ def _flops(part: str) -> Callable[[CostSummary], Number | None]:
     return lambda cost: cost.flops_by_part.get(part)
 
 
-def _training_flops(run: RunResult) -> Number | None:
-    """Return the training FLOPs; files of older versions have them in PFLOP/s-days alone."""
-    if run.training_flops is None and run.pflops_days is not None:
-        return run.pflops_days * 8.64e19
-    return run.training_flops
-
-
 _TABLE: Sequence[Quantity] = (
     OfRun("steps", "steps", 0),
     OfRun("tokens", "tokens"),
@@ -336,7 +329,7 @@ _TABLE: Sequence[Quantity] = (
     ),
     OfRun("tokens_per_second", "tokens per second", short="tok/s", is_main=True, has_ratio=True, is_speed=True),
     OfRun("wall_seconds", "seconds", 1),
-    OfRun("training_flops", "training FLOPs", None, _training_flops, has_ratio=True, is_cost=True),
+    OfRun("training_flops", "training FLOPs", None, has_ratio=True, is_cost=True),
     OfRun("pflops_days", "PFLOP/s-days", is_main=True, is_cost=True),
     OfRun("peak_memory_bytes", "peak memory in bytes", is_main=True, is_cost=True),
 )

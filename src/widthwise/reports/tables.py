@@ -131,10 +131,7 @@ def text_words(environment: Mapping[str, Any]) -> str:
 
 
 def text_key(environment: Mapping[str, Any]) -> str:
-    """Equal where two environments read the same text with the same tokenizer, whatever their files are called.
-
-    Names count only in records of older versions, which have no checksum beside them.
-    """
+    """Equal where two environments read the same text with the same tokenizer, whatever their files are called."""
     return json.dumps(_without_names(environment.get("data")), sort_keys=True)
 
 
@@ -182,8 +179,7 @@ def _identity(identity: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _without_names(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    named = {name for name, checksum in (("spec", "id"), ("name", "fingerprint")) if checksum in value}
-    return {key: _without_names(each) for key, each in value.items() if key not in named}
+    return {key: _without_names(each) for key, each in value.items() if key not in ("spec", "name")}
 
 
 def _amount(n_tokens: int, n_bytes: int) -> str:
