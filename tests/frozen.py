@@ -23,7 +23,7 @@ import yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 MEASURED = re.compile(
-    r"(^|_|\b)(seconds?|hours?|speed|mfu|memory|cpu|command|commit|versions?|machine|age|environment|checksums|date)"
+    r"(^|_|\b)(seconds?|hours?|speed|mfu|memory|cpu|command|commit|versions?|machine|age|environment|checksums|created)"
     r"(_|\b|$)|per_second|packages",
     re.IGNORECASE,
 )

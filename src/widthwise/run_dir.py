@@ -155,8 +155,6 @@ class RunDir:
         """The recipe that the run was begun with. Raises UserError where it was not kept."""
         path = self._environment_file.path
         recipe = self._environment_file.read().get(RECIPE)
-        if recipe is None:
-            raise UserError(f"{path}: has no {RECIPE}; an older version wrote the run, in a format no longer read")
         if not isinstance(recipe, str):
             raise UserError(f"{path}: {RECIPE}: holds {type(recipe).__name__}, not text")
         return recipe
@@ -202,7 +200,7 @@ class RunDir:
     def check_recipe_of(self, seal: Seal | None, of: str) -> None:
         """Raises UserError where what is sealed belongs to another recipe, or has no seal. of: its name, for errors."""
         if seal is None:
-            raise UserError(f"{self.path}: {of} does not say to which run it belongs; an older version wrote it")
+            raise UserError(f"{self.path}: {of} does not say to which run it belongs")
         if seal.recipe != self._recipe_sha256():
             raise UserError(f"{self.path}: {of} belongs to a run of another recipe than config.yaml")
 
@@ -230,8 +228,7 @@ class RunDir:
             return None
         found = read_json_mapping(path)
         checksums = parse(_Checksums, found.pop(CHECKSUMS, None), f"{path}: {CHECKSUMS}")
-        seal = {SEAL: to_data(checksums.seal)} if SEAL in checksums.entries else {}  # older versions left it out
-        check_unchanged({**found, **seal}, checksums.entries, path)
+        check_unchanged({**found, SEAL: to_data(checksums.seal)}, checksums.entries, path)
         self.check_seal(checksums.seal, "the result")
         return parse(RunResult, found, str(path)).stored_in(self.path)
 

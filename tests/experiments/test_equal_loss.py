@@ -104,9 +104,8 @@ def records(steps: Sequence[int], **extra: Any) -> list[dict[str, Any]]:
 
 
 def test_a_course_is_read_from_the_records_of_a_run() -> None:
-    old = {"step": 3, "event": "validation", "loss": 9.0}  # of a version that gave no tokens
     again = {"step": 2, "event": "validation", "loss": 2.5, "tokens": 20, "training_flops": 120.0}
-    found = LossCurve.of([*records([4, 1, 2], mtp_losses=[1.5]), old])
+    found = LossCurve.of([*records([4, 1, 2], mtp_losses=[1.5])])
     assert found.tokens.tolist() == [10, 20, 40]
     assert found.training_flops.tolist() == [60, 120, 240]
     assert {name: own.tolist() for name, own in found.losses.items()} == {

@@ -1,6 +1,5 @@
 """The page of a run that was cut out of another: its certificate, the sizes of its layers, and how it heals."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ def cut(**changes: Any) -> Shrinking:
         source="parent",
         step=900,
         request={"flops": 0.6},
-        need_summed_over="batch",
         turned=True,
         not_turned=None,
         loss_before=3.5,
@@ -115,13 +113,6 @@ def test_several_runs_name_the_one_that_was_cut(run: Path, tmp_path: Path) -> No
     assert answers.count("<p>small: ") == answers.count("<p>") == 4
     assert captions(page.read_text())[:2] == ["Held-out loss", "Training loss"]
     assert len(rows_of(section(page, "cut"), "Layers of parent")) == 3
-
-
-def test_a_record_of_an_older_version_says_what_its_cut_depends_on(tmp_path: Path) -> None:
-    data = {key: value for key, value in cut().to_data().items() if key != "need_summed_over"}
-    (tmp_path / "shrunk.json").write_text(json.dumps(data))
-    (line,) = set(shrinking_answer(Shrinking.read(tmp_path))) - set(shrinking_answer(cut()))
-    assert "train.micro_batch_size" in line
 
 
 def test_a_reason_against_turning_is_said_and_sizes_of_one_are_left_out() -> None:

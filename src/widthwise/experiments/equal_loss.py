@@ -35,9 +35,9 @@ class LossCurve:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> "LossCurve":
-        """Read the records of metrics.jsonl. Validations of older versions, which lack tokens, are left out."""
+        """Read the records of metrics.jsonl."""
         records = list(records)
-        by_step = {each["step"]: each for each in records if each["event"] == "validation" and "tokens" in each}
+        by_step = {each["step"]: each for each in records if each["event"] == "validation"}
         validations = [by_step[step] for step in sorted(by_step)]
         values = {
             name: np.array([finite(loss.at_depth(each["loss"], each.get("mtp_losses"))) for each in validations])

@@ -32,7 +32,7 @@ class CostSummary(Record):
     residual: str | None = None
     stream_width: int | None = None
     virtual_width: Number = 1.0
-    """Width of a stream of slots divided by d_model; files of older versions lack it, their models have no slots."""
+    """Width of a stream of slots divided by d_model; 1 without slots."""
     n_slots: int | None = None
     slot_width: int | None = None
     n_mtp_depths: int = 0

@@ -123,7 +123,7 @@ class Evaluation(Record):
     step: int | None = pydantic.Field(ge=0)
     """None for a Hugging Face folder."""
     tokens: int | None = None
-    """Tokens trained on by then; None in files of older versions."""
+    """Tokens trained on by then; None for a Hugging Face folder."""
     request: Mapping[str, Any]
     tokenizer: str = ""
     max_length: int

@@ -44,7 +44,7 @@ class Variant(Record):
     text, otherwise by seed alone."""
     differs_in: Mapping[str, Sequence[Any]] = pydantic.Field(default_factory=dict)
     """Recipe key of optimizer, schedule, train or data -> its value and the baseline's, where these differ. Keys in
-    `values`, and seeds, are omitted; empty in records of older versions."""
+    `values`, and seeds, are omitted."""
     at_equal_loss: Mapping[str, EqualLoss] = pydantic.Field(default_factory=dict)
     """Name of a held-out loss -> tokens and FLOPs to equal loss; empty if validations are too few."""
     gap: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)

@@ -29,8 +29,8 @@ Known = Annotated[float | None, pydantic.BeforeValidator(_finite_or_none)]
 class Record(pydantic.BaseModel):
     """Base of the records: frozen and strict.
 
-    A field that was not given takes its default and is not written, so that a file of an older version is written as it
-    was read. Keys that this version does not know are ignored.
+    A field that was not given takes its default and is not written, so that a file is written as it was read.
+    Unknown keys are ignored.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
@@ -100,7 +100,7 @@ def register_notebook_view(view: Callable[[StoredRecord, Path], str | None]) -> 
 
 @dataclass(frozen=True)
 class SealedFile:
-    """A JSON file with a checksum of each entry. One of an older version has none and is read without the check."""
+    """A JSON file with a checksum of each entry; one without checksums is read unchecked."""
 
     path: Path
 
@@ -132,7 +132,7 @@ def digests(data: Mapping[str, Any]) -> dict[str, str]:
 def check_unchanged(data: Mapping[str, Any], written: Any, where: Path | str) -> None:
     """Raises UserError where entries of a file are not those that were written.
 
-    written: their digests; None of a version that wrote none.
+    written: their digests, or None if there are none to check.
     """
     changed = [] if written is None else [key or CHECKSUMS for key, *_ in differences(written, digests(data))]
     if changed:

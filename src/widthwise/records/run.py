@@ -60,7 +60,7 @@ class TextResult(Record):
 
 
 class RunResult(StoredRecord):
-    """A finished run. Optional fields are absent for some kinds of models or from files of older versions."""
+    """A finished run. Optional fields are absent for some kinds of models."""
 
     file_name: ClassVar[str] = "result.json"
 

@@ -1,7 +1,7 @@
 """`shrunk.json`: where a smaller model was cut out of a trained one, and what it lost."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import pydantic
 
@@ -23,8 +23,7 @@ class LayerCut(Record):
     n_experts: Sequence[int] = (1, 1)
     """Experts among which a mixture chooses; any other feed-forward is one of one."""
     lost: float
-    """Sum of the first-order changes of the loss for what was cut, in nats; in files without `need_summed_over`, of the
-    requested scores."""
+    """Sum of the first-order changes of the loss for what was cut, in nats."""
     energy_kept: Sequence[float]
     """[attention, feed-forward]: share of the squares of what its norm measures in the coordinates that it keeps."""
 
@@ -40,9 +39,6 @@ class Shrinking(StoredRecord):
     """Step of its checkpoint."""
     request: Mapping[str, object]
     """Options, as `ShrinkOptions` has them."""
-    need_summed_over: Literal["pass", "batch"] = "pass"
-    """Tokens over which first-order changes were summed before their size was taken; "pass" in files of older versions,
-    whose cuts depend on `train.micro_batch_size`."""
     turned: bool
     """True if the stream was turned; if not, its coordinates changed their order only, or stayed."""
     not_turned: str | None
@@ -60,8 +56,8 @@ class Shrinking(StoredRecord):
     kv_bytes: Sequence[pydantic.PositiveFloat]
     """Per token, before and after."""
     d_model: Sequence[int] = ()
-    """Width of embedding and head, before and after; empty in files from before it could be cut."""
+    """Width of embedding and head, before and after."""
     layers: Sequence[LayerCut]
     shape: Curve | None = None
     """Sizes after the cut relative to the model that was cut; None where that was not uniform, or a curve does not hold
-    them, and in files of older versions."""
+    them."""

@@ -38,7 +38,7 @@ def width_figures(costs: Mapping[str, CostSummary], looks: Looks, results: Mappi
 
 
 def _stream(cost: CostSummary) -> int:
-    """Return the width of the stream; files of older versions omit it, their models have no slots."""
+    """Return the width of the stream, which is omitted for models without slots."""
     return cost.stream_width or max(cost.d_model, *cost.widths)
 
 

@@ -29,8 +29,6 @@ def shrinking_answer(found: Shrinking) -> list[str]:
         f"The held-out loss changes by {signed(found.loss_after - found.loss_before, 4)} nats before any healing.",
         f"The most likely token stays the same at {found.agreement:.1%} of positions.",
     ]
-    if found.need_summed_over == "pass":
-        lines.append("An older version measured need pass by pass: the cut depends on train.micro_batch_size.")
     if found.not_turned is not None:
         lines.append(f"The stream was not turned: {found.not_turned}.")
     return lines

@@ -132,7 +132,6 @@ def shrink_run(
         source=source.name,
         step=source.step,
         request=to_data(options),
-        need_summed_over="batch",
         turned=options.stream == "turned" and reason is None,
         not_turned=reason if options.stream == "turned" else None,
         loss_before=loss_before,
