@@ -2,10 +2,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from source_folders import make_source
 
-from widthwise.data import encode
-from widthwise.data import prepare as prepare_module
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
 
@@ -20,14 +17,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "out"
     prepare(named_corpus("synthetic"), out, tokenizer="bytes")
     return out
-
-
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A folder of small files, of which each may be a part."""
-    monkeypatch.setattr(prepare_module, "MIN_PART_BYTES", 1)
-    monkeypatch.setattr(encode, "APPENDED_TOKENS_AT_ONCE", 97)
-    return str(make_source(tmp_path / "source"))
 
 
 @pytest.fixture

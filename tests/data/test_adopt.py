@@ -85,7 +85,7 @@ def test_an_adopted_preparation_is_the_preparation(tmp_path):
     data = adopted(tmp_path / "made", train="train", held_out="held_out", tokenizer=spec)
     data.verify()
     assert data.manifest.splits == made.manifest.splits
-    assert data.manifest.files == made.manifest.trained_on
+    assert data.identity.files == made.identity.files
     assert data.manifest.corpus.n_bytes == made.manifest.corpus.n_bytes
     assert (data.tokenizer.id, data.tokenizer.spec) == (made.tokenizer.id, spec)
 
@@ -160,3 +160,20 @@ def test_what_a_killed_adoption_left_is_replaced_and_the_originals_survive(their
     assert sorted(os.listdir(tmp_path)) == ["out", "theirs"]
     assert adopted(theirs, "again").manifest == first.manifest
     assert adopted(theirs, "other", "b", "a").manifest.corpus.fingerprint != first.manifest.corpus.fingerprint
+
+
+def test_a_folder_of_shards_is_joined_in_the_order_of_their_names(theirs, tmp_path):
+    (theirs / "parts").mkdir()
+    for number, documents in enumerate((TRAIN[:3], TRAIN[3:4], TRAIN[4:])):
+        write_megatron(theirs / f"parts/0{number}_tokens", documents, "iHq"[number])
+    data = adopted(theirs, train="parts")
+    data.verify()
+    assert documents_of(data) == [TRAIN, HELD_OUT]
+    assert data.manifest.splits == adopted(theirs, out="alone").manifest.splits
+    (tmp_path / "none").mkdir()
+    for train, message in (
+        (tmp_path / "none", "none: holds no shards; expected files NAME.bin and NAME.idx"),
+        (theirs, "b: is both train and held-out"),
+    ):
+        with pytest.raises(UserError, match=message):
+            adopt(train, theirs / "b", tmp_path / "new", tokenizer="bytes")

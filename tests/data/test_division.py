@@ -60,7 +60,7 @@ HELD_OUT = [corpus_of("a", ["two", "kept"]), corpus_of("b", ["kept", "", "far"])
 
 
 def test_held_out_sources_come_first_and_documents_equal_to_theirs_are_left_out_and_counted_apart():
-    division = HeldOutSources.of(HELD_OUT)
+    division = HeldOutSources(HELD_OUT)
     assert [(document.name, entry.split) for document, entry in division.entries(BOOKS)] == [
         *((name, "held_out") for name in ("a/0", "a/1", "b/0", "b/1", "b/2")),
         *(("books/0", "train"), ("books/1", None), ("books/2", "train"), ("books/3", None), ("books/4", None)),
@@ -79,6 +79,6 @@ def test_an_empty_split_is_refused():
         (["one"], [corpus_of("a", [])], "books: held_out_from a holds no documents"),
         ([], [corpus_of("a", [])], "books: holds no documents"),
     ):
-        division, corpus = HeldOutSources.of(held_out), corpus_of("books", texts)
+        division, corpus = HeldOutSources(held_out), corpus_of("books", texts)
         with pytest.raises(UserError, match=message):
             division.refuse_empty_split(scan(division.entries(corpus)), corpus.name)

@@ -124,7 +124,7 @@ def test_python_runs(block: Block, world: Path, tmp_path: Path, monkeypatch: pyt
     if block.page in EXTRAS:
         pytest.importorskip(EXTRAS[block.page], reason=f"needs the extra of {EXTRAS[block.page]}")
     if "datatrove" in block.text:
-        pytest.skip("submits to a cluster; its steps are tested with the preparation")
+        pytest.importorskip("datatrove", reason="needs the extra prep")
     monkeypatch.chdir(shutil.copytree(world, tmp_path / "world", symlinks=True))
     for arguments in PREPARED.get(block.page, []):
         call(*arguments)

@@ -54,7 +54,7 @@ class PrepareOptions(NewFolder):
     max_tokens: int | None = None
     """Stop before the document that would make more training tokens than this."""
     workers: int | None = None
-    """Share the files of SRC among so many processes that read and encode; default: one process, with threads."""
+    """Encode with so many processes; default: one process, with threads."""
 
 
 @data_app.command("prepare", cls=Command)
@@ -82,22 +82,20 @@ def prepare_command(
             "out the documents of a path"
         ) from None
     _check_held_out_from(held_out_from, source)
+    from widthwise.data.prepare import prepare
+    from widthwise.data.readers import open_source
+
     reading = {"field": options.field, "document_bytes": options.document_bytes}
-    spec = {"tokenizer": options.tokenizer, "max_tokens": options.max_tokens}
     with shown_progress(progress_console()) as shown:
-        if options.workers is None:
-            from widthwise.data.prepare import prepare
-            from widthwise.data.readers import open_source
-
-            kept = [open_source(path, **reading) for path in held_out_from] or fraction
-            corpus = open_source(source, **reading)
-            prepared = prepare(corpus, options.out, held_out=kept, progress=shown.preparing, **spec)
-        else:
-            from widthwise.data.prepare import make_plan
-            from widthwise.data.workers import prepare_with_workers
-
-            plan = make_plan(source, held_out=held_out_from or fraction, **reading, **spec)
-            prepared = prepare_with_workers(plan, options.out, options.workers, shown.preparing)
+        prepared = prepare(
+            open_source(source, **reading),
+            options.out,
+            tokenizer=options.tokenizer,
+            held_out=[open_source(path, **reading) for path in held_out_from] or fraction,
+            max_tokens=options.max_tokens,
+            n_workers=options.workers,
+            progress=shown.preparing,
+        )
     _show(prepared.manifest, options.out, as_json)
 
 
@@ -105,9 +103,9 @@ class AdoptOptions(NewFolder):
     """The shards that are adopted."""
 
     train: Path
-    """Shards to train on: of PREFIX.bin and PREFIX.idx the PREFIX."""
+    """Shards to train on: the PREFIX of PREFIX.bin and PREFIX.idx, or a folder of shards, which are joined."""
     held_out: Path
-    """Shards kept for validation, by their PREFIX."""
+    """Shards kept for validation: a PREFIX or a folder."""
     tokenizer: str
     """Their tokenizer: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes."""
 

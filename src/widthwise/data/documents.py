@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -49,7 +49,6 @@ class Corpus:
 
 
 Split = Literal["train", "held_out"]
-DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -172,15 +171,13 @@ class HeldOutFraction(Division):
 class HeldOutSources(Division):
     """The held-out documents are those of other sources. A document equal to one of them is left out of training."""
 
-    def __init__(self, digests: Collection[bytes], names: Sequence[str], sources: Sequence[Corpus] = ()):
-        """digests: of the held-out documents; names: of their sources, which are read again where they are given."""
-        self._digests, self._names, self._sources = frozenset(digests), tuple(names), sources
-
-    @classmethod
-    def of(cls, sources: Sequence[Corpus]) -> "HeldOutSources":
-        """Reads the sources once. Raises UserError as reading does."""
-        digests = [digest_of(document) for source in sources for document in source]
-        return cls(digests, [source.name for source in sources], sources)
+    def __init__(self, sources: Sequence[Corpus]):
+        """Read the sources once. Raises UserError as reading does."""
+        self._sources = sources
+        self._names = tuple(source.name for source in sources)
+        self._digests = frozenset(
+            hashlib.sha256(document.text.encode()).digest() for source in sources for document in source
+        )
 
     def split(self, digest: bytes) -> Split | None:
         return None if digest in self._digests else "train"
@@ -197,8 +194,3 @@ class HeldOutSources(Division):
         if n_train:
             return f"held_out_from {', '.join(self._names)} holds no documents"
         return f"leaves nothing to train on: {found.n_left_out} documents, each equal to one held out"
-
-
-def digest_of(document: Document) -> bytes:
-    """sha256 of its content."""
-    return hashlib.sha256(document.text.encode()).digest()

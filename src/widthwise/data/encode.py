@@ -1,24 +1,23 @@
 """Documents become tokens, and these the shards of both splits."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 
 from widthwise.config_io import UserError, mistakes_of
 from widthwise.data.documents import Document, Entry, Scan
 from widthwise.data.manifest import SplitRecord, Splits
-from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, token_dtype
+from widthwise.data.shards import NameWriter, ShardWriter, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 
 BATCH_BYTES = 2**20
 """Documents are encoded in batches of about this much text."""
-APPENDED_TOKENS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -32,26 +31,32 @@ class EncodedBatch:
     """int64 (n_documents,), the end-of-text tokens included."""
 
 
-def encode(entries: Iterable[tuple[Document, Entry]], tokenizer: Tokenizer) -> Iterator[EncodedBatch]:
-    """Tokenize documents, in order."""
+def encode(entries: Iterable[tuple[Document, Entry]], tokenizer: Tokenizer) -> Generator[EncodedBatch]:
+    """Tokenize documents, in order. Raises UserError that names a document which cannot be encoded."""
+    for batch in batches_of(entries):
+        yield encode_batch(batch, tokenizer)
+
+
+def encode_batch(batch: list[tuple[Document, Entry]], tokenizer: Tokenizer) -> EncodedBatch:
+    """Tokenize the documents of a batch."""
+    texts = ["" if entry.split is None else document.text for document, entry in batch]
+    try:
+        documents = tokenizer.encode_batch(texts)
+    except UserError:
+        for (_, entry), text in zip(batch, texts):  # one by one, to name the document
+            with mistakes_of(entry.name):
+                tokenizer.encode(text)
+        raise
+    for ids in documents:
+        ids.append(tokenizer.eos_id)
+    lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
     dtype = token_dtype(tokenizer.vocab_size)
-    for batch in _batches(entries):
-        texts = ["" if entry.split is None else document.text for document, entry in batch]
-        try:
-            documents = tokenizer.encode_batch(texts)
-        except UserError:
-            for (_, entry), text in zip(batch, texts):  # one by one, to name the document
-                with mistakes_of(entry.name):
-                    tokenizer.encode(text)
-            raise
-        for ids in documents:
-            ids.append(tokenizer.eos_id)
-        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-        tokens = np.fromiter(chain.from_iterable(documents), dtype=dtype, count=lengths.sum())
-        yield EncodedBatch([entry for _, entry in batch], tokens, lengths)
+    tokens = np.fromiter(chain.from_iterable(documents), dtype=dtype, count=lengths.sum())
+    return EncodedBatch([entry for _, entry in batch], tokens, lengths)
 
 
-def _batches(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple[Document, Entry]]]:
+def batches_of(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple[Document, Entry]]]:
+    """Collect documents into batches of about BATCH_BYTES."""
     batch: list[tuple[Document, Entry]] = []
     n_bytes = 0
     for document, entry in entries:
@@ -59,7 +64,8 @@ def _batches(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple[D
         n_bytes += entry.n_bytes
         if n_bytes >= BATCH_BYTES:
             yield batch
-            batch, n_bytes = [], 0
+            batch = []
+            n_bytes = 0
     yield batch
 
 
@@ -69,15 +75,15 @@ class SplitShards:
     A document that is left out is counted and not written.
 
     With `max_tokens`, it is full before the first training document that would make them more; that document and all
-    behind it are left out, of both splits.
+    after it are left out, of both splits.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, max_tokens: int | None = None, keys: BinaryIO | None = None):
-        """keys: a file that the keys of the documents are written to."""
+    def __init__(self, folder: Path, tokenizer: Tokenizer, max_tokens: int | None = None):
         dtype = token_dtype(tokenizer.vocab_size)
         self.tokenizer, self.max_tokens = tokenizer, max_tokens
         self._byte_lengths = tokenizer.token_byte_lengths()
-        self._fingerprint, self._keys, self.n_left_out = hashlib.sha256(), keys, 0
+        self._fingerprint = hashlib.sha256()
+        self.n_left_out = 0
         self._writers = tuple(ShardWriter(folder / name, dtype) for name in Splits.model_fields)
         self._names = tuple(NameWriter(folder / name) for name in Splits.model_fields)
         self._counts = np.zeros((len(self._writers), len(SplitRecord.model_fields)), dtype=np.int64)
@@ -121,27 +127,8 @@ class SplitShards:
             writer.add(own, lengths[chosen])
             names.add(entry.name for entry in entries if entry.split == split)
             count += (chosen.sum(), len(own), n_bytes[chosen].sum(), self._byte_lengths[own].sum())
-        self._add_keys(b"".join(entry.key for entry in entries if entry.split is not None))
+        self._fingerprint.update(b"".join(entry.key for entry in entries if entry.split is not None))
         self.n_left_out += sum(entry.split is None for entry in entries)
-
-    def _add_keys(self, keys: bytes) -> None:
-        self._fingerprint.update(keys)
-        if self._keys is not None:
-            self._keys.write(keys)
-
-    def append(self, folder: Path, splits: Splits, n_left_out: int, keys: Iterable[bytes]) -> None:
-        """Appends all documents of the shards in another folder, for which there must be room.
-
-        `splits` and `n_left_out` are their counts, `keys` those of their entries, in parts.
-        """
-        for name, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
-            for tokens, lengths in TokenFile(folder / name).parts(APPENDED_TOKENS_AT_ONCE):
-                writer.add(tokens, lengths)
-            names.append(folder / name)
-            count += tuple(getattr(splits, name).model_dump().values())
-        for part in keys:
-            self._add_keys(part)
-        self.n_left_out += n_left_out
 
     def _n_that_fit(self, train_lengths: np.ndarray) -> int:
         """Count the documents of a batch that fit; lengths (n_documents,) are 0 for those not trained on."""

@@ -31,7 +31,16 @@ from widthwise.data.manifest import (
     parse_manifest,
 )
 from widthwise.data.remote import fetched, is_url
-from widthwise.data.shards import ENDING, TokenFile, bin_path, idx_path, names_path, read_names
+from widthwise.data.shards import (
+    ENDING,
+    ShardWriter,
+    TokenFile,
+    bin_path,
+    idx_path,
+    names_path,
+    read_names,
+    token_dtype,
+)
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import (
     FileRecord,
@@ -180,16 +189,10 @@ def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
         yield part
 
 
-def parts_folder(out: Path) -> Path:
-    """The folder that workers which prepare `out` keep its parts in."""
-    return out.with_name(f".{out.name}.parts")
-
-
 def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
-    """Has `fill` write all files, the manifest last, into a temporary folder, renames it to `out` and opens that.
+    """Have `fill` write all files, the manifest last, into a temporary folder, rename it to `out` and open that.
 
-    Processes that assemble the same folder wait for each other. Parts of a killed preparation are removed once `out` is
-    finished. With `reuse`, a finished `out` is opened as it is;
+    Processes that assemble the same folder wait for each other. With `reuse`, a finished `out` is opened as it is;
     without, a non-empty `out` is refused. Raises UserError if nothing can be written.
     """
     out = Path(out).resolve()
@@ -197,7 +200,6 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
         with _own_folder(out.parent / f".{out.name}.partial") as partial:
             if not (reuse and is_prepared(out)):
                 if is_prepared(out):
-                    shutil.rmtree(parts_folder(out), ignore_errors=True)
                     raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
                 if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
                     raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
@@ -205,7 +207,6 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
                 with writing(out):
                     os.replace(partial, out)
                     fsync_folder(out.parent)
-                shutil.rmtree(parts_folder(out), ignore_errors=True)
     return PreparedData.open(out)
 
 
@@ -280,29 +281,34 @@ def adopt(
     tokenizer: str,
     progress: ProgressCallback = ignore_progress,
 ) -> PreparedData:
-    """Checks two token files, each `PREFIX.bin` and `PREFIX.idx`, and links them into `out`, which appears whole.
+    """Check token files, each `PREFIX.bin` and `PREFIX.idx`, and link them into `out`, which appears whole.
 
-    `tokenizer` is the spec of the tokenizer that made them. Hard links survive the deletion of the originals; where
-    they are impossible, as across file systems, the files are copied. Raises UserError for a file that is damaged,
-    empty or holds a token outside the vocabulary, the same file twice, `bpe-N`, and an `out` that is occupied.
+    train, held_out: a PREFIX, or a folder whose token files are joined in the order of their names. `tokenizer` is the
+    spec of the tokenizer that made them. Hard links survive the deletion of the originals; where they are impossible,
+    as across file systems, the files are copied. Raises UserError for a file that is damaged, empty or holds a token
+    outside the vocabulary, the same file twice, `bpe-N`, and an `out` that is occupied.
     """
-    files = {"train": TokenFile(Path(train)), "held_out": TokenFile(Path(held_out))}
+    paths = {"train": Path(train), "held_out": Path(held_out)}
+    files = {name: _token_files(path) for name, path in paths.items()}
     known = open_tokenizer(tokenizer)
-    if bin_path(files["train"].prefix).samefile(bin_path(files["held_out"].prefix)):
+    if _inodes(files["train"]) & _inodes(files["held_out"]):
         raise UserError(
             f"{held_out}: is both train and held-out; a loss on training text says nothing about held-out text"
         )
 
     def fill(folder: Path) -> None:
-        splits = Splits(**{name: counted(tokens, known, progress) for name, tokens in files.items()})
-        for name, tokens in files.items():
-            for path_of in (bin_path, idx_path):
-                _bring(path_of(tokens.prefix), path_of(folder / name), progress)
+        splits = Splits(**{name: counted(parts, known, progress) for name, parts in files.items()})
+        for name, parts in files.items():
+            if len(parts) == 1:
+                for path_of in (bin_path, idx_path):
+                    _bring(path_of(parts[0].prefix), path_of(folder / name), progress)
+            else:
+                _join(parts, folder / name, known.vocab_size)
         known.save(folder)
         records = record_files(folder, progress)
         checksums = "".join(f"{name} {record.sha256}\n" for name, record in records.items())
         corpus = CorpusRecord(
-            name=" + ".join(str(tokens.prefix) for tokens in files.values()),
+            name=" + ".join(map(str, paths.values())),
             fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
             n_documents=splits.n_documents,
             n_bytes=splits.n_bytes,
@@ -312,16 +318,47 @@ def adopt(
     return assemble(out, fill)
 
 
-def counted(tokens: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
-    """The counts of a token file, after reading all of it."""
-    if tokens.n_tokens == 0:
-        raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens")
-    byte_lengths, n_bytes = tokenizer.token_byte_lengths(), 0
-    done = Counter(progress, f"checking {tokens.prefix}", tokens.n_bytes)
-    for part in checked_parts(tokens, tokenizer.vocab_size):
-        n_bytes += int(byte_lengths[part].sum())
-        done.add(part.nbytes)
-    return SplitRecord(n_documents=tokens.n_documents, n_tokens=tokens.n_tokens, n_bytes=n_bytes, n_token_bytes=n_bytes)
+def _token_files(path: Path) -> list[TokenFile]:
+    """Open the token file with a prefix, or all in a folder. Raises UserError for a folder without any."""
+    if idx_path(path).exists() or not path.is_dir():
+        return [TokenFile(path)]
+    files = [TokenFile(index.with_suffix("")) for index in sorted(path.glob("*.idx"))]
+    if not files:
+        raise UserError(f"{path}: holds no shards; expected files NAME.bin and NAME.idx")
+    return files
+
+
+def _inodes(files: list[TokenFile]) -> set[tuple[int, int]]:
+    stats = [bin_path(file.prefix).stat() for file in files]
+    return {(stat.st_dev, stat.st_ino) for stat in stats}
+
+
+def _join(files: list[TokenFile], prefix: Path, vocab_size: int) -> None:
+    """Write the documents of token files, which were checked, into one."""
+    dtype = token_dtype(vocab_size)
+    with ShardWriter(prefix, dtype) as writer:
+        for file in files:
+            for tokens, lengths in file.parts(CHECKED_TOKENS_AT_ONCE):
+                writer.add(tokens.astype(dtype), lengths)
+
+
+def counted(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
+    """Return the counts of token files, after reading all of them."""
+    byte_lengths = tokenizer.token_byte_lengths()
+    n_bytes = 0
+    for tokens in files:
+        if tokens.n_tokens == 0:
+            raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens")
+        done = Counter(progress, f"checking {tokens.prefix}", tokens.n_bytes)
+        for part in checked_parts(tokens, tokenizer.vocab_size):
+            n_bytes += int(byte_lengths[part].sum())
+            done.add(part.nbytes)
+    return SplitRecord(
+        n_documents=sum(tokens.n_documents for tokens in files),
+        n_tokens=sum(tokens.n_tokens for tokens in files),
+        n_bytes=n_bytes,
+        n_token_bytes=n_bytes,
+    )
 
 
 def _bring(source: Path, target: Path, progress: ProgressCallback) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from widthwise.config_io import UserError, refusing, require
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
@@ -43,11 +43,12 @@ def read_documents(source: str | Path, field: str = "text", document_bytes: int 
     Raises UserError naming file and line for anything missing, unreadable, not UTF-8 or not text, and for a source
     without documents.
     """
-    check_document_bytes(document_bytes)
+    if document_bytes is not None and document_bytes < 1:
+        raise UserError(f"document_bytes: got {document_bytes}; expected a positive number of bytes")
     if str(source).startswith("hf:"):
         whole = _read_dataset(str(source), field)
     else:
-        whole = (document for file in source_files(str(source)) for document in file.read(field))
+        whole = _read_files(_source_files(str(source)), field)
     n_documents = 0
     for document in whole:
         for part in _cut(document, document_bytes):
@@ -57,31 +58,17 @@ def read_documents(source: str | Path, field: str = "text", document_bytes: int 
         raise UserError(f"{source}: holds no documents")
 
 
-def check_document_bytes(document_bytes: int | None) -> None:
-    """Raises UserError for a size that is not positive."""
-    if document_bytes is not None and document_bytes < 1:
-        raise UserError(f"document_bytes: got {document_bytes}; expected a positive number of bytes")
+def _read_files(names: dict[Path, str], field: str) -> Iterator[Document]:
+    for path, name in names.items():
+        check_plain_file(path)
+        yield from READERS[_ending(path)](path, name, field)
 
 
-class SourceFile(NamedTuple):
-    """A file that can be read."""
+def _source_files(source: str) -> dict[Path, str]:
+    """Return the files of a file or folder, in the order of their documents, with the names of their documents.
 
-    path: Path
-    name: str
-    """Name, after which its documents are called."""
-    reader: Reader
-
-    def read(self, field: str, document_bytes: int | None = None) -> Iterator[Document]:
-        """Its documents, see `read_documents`; there may be none."""
-        check_plain_file(self.path)
-        for document in self.reader(self.path, self.name, field):
-            yield from _cut(document, document_bytes)
-
-
-def source_files(source: str) -> list[SourceFile]:
-    """The files of a file or folder, in the order of their documents. Warns of files in a folder that are not read.
-
-    Raises UserError where there are none, for an empty name, and for a dataset of several splits.
+    Warns of files in a folder that are not read. Raises UserError where there are none, for an empty name, and for a
+    dataset of several splits.
     """
     if not source:
         raise UserError("source: got ''; expected a path or the name of a corpus; `.` is the working folder")
@@ -100,18 +87,12 @@ def source_files(source: str) -> list[SourceFile]:
             raise UserError(f"{path}: holds no file that can be read; {EXPECTED}; it has {skipped or 'no files'}")
         if endings:
             warnings.warn(f"{path}: files that are not read, by ending: {skipped}", stacklevel=2)
-        return [source_file(path, file.relative_to(path).as_posix()) for file in readable]
+        return {file: file.relative_to(path).as_posix() for file in readable}
     if not path.exists():
         raise UserError(f"{source}: no such file or folder; corpora by name: {', '.join(CORPORA)}")
-    return [source_file(path.parent, path.name, shown=source)]
-
-
-def source_file(folder: Path, name: str, shown: str | None = None) -> SourceFile:
-    """A file by its path in a folder. Raises UserError, which shows it as `shown`, if no reader is for its name."""
-    path = folder / name
-    if (reader := READERS.get(_ending(path))) is None:
-        raise UserError(f"{shown or path}: cannot tell its format; {EXPECTED}")
-    return SourceFile(path, name, reader)
+    if _ending(path) not in READERS:
+        raise UserError(f"{source}: cannot tell its format; {EXPECTED}")
+    return {path: path.name}
 
 
 def _ending(path: Path) -> str:

@@ -11,7 +11,6 @@ PREFIX.names.jsonl keeps the names of the documents, in their order, each line a
 import contextlib
 import json
 import os
-import shutil
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -37,7 +36,6 @@ CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 FIRST_VOCAB_OF_INT32 = 65_500
 """Megatron-LM stores smaller vocabularies as uint16."""
 ENDING = ".names.jsonl"
-COPIED_BYTES_AT_ONCE = 2**24
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -230,11 +228,6 @@ class NameWriter:
         """Appends names; a byte of a file's name that is no UTF-8 is kept as Python has it, half a surrogate pair."""
         with writing(self._path):
             self._file.write(b"".join(json.dumps(name).encode() + b"\n" for name in names))
-
-    def append(self, prefix: Path) -> None:
-        """Appends the names of another split."""
-        with writing(self._path), open(names_path(prefix), "rb") as others:
-            shutil.copyfileobj(others, self._file, COPIED_BYTES_AT_ONCE)
 
     def __exit__(self, *error: object) -> None:
         with writing(self._path), self._file:

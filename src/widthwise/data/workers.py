@@ -1,124 +1,89 @@
-"""Preparing a folder of files with several workers of this machine.
+"""Encode documents with several processes of this machine.
 
-A worker is a process `python -m widthwise.data.workers FOLDER`, which tokenizes one part after the other that no other
-worker has. So the process that prepares may be any script, and ends all workers with itself.
+A worker is a process `python -m widthwise.data.workers SPEC FILE SOCKET`, which receives batches of documents and
+sends them back encoded. So the process that prepares may be any script, and its workers end when it ends.
 """
 
 import os
-import shutil
 import subprocess
 import sys
-import threading
-import time
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from queue import SimpleQueue
 
 from widthwise.config_io import UserError
-from widthwise.data.documents import ProgressCallback, ignore_progress
-from widthwise.data.parts import begin, fill_from_parts, progress_of, shards_folder, tokenize_part
-from widthwise.data.prepare import PLAN, PreparationPlan, read_plan
-from widthwise.data.prepared import PreparedData, assemble, parts_folder
-from widthwise.files import writing
-
-MISTAKE = 2
-"""The exit code of a worker that was ended by a UserError, whose message it writes to standard output."""
-SECONDS_BETWEEN_LOOKS = 0.5
+from widthwise.data.documents import Document, Entry
+from widthwise.data.encode import EncodedBatch, batches_of, encode_batch
+from widthwise.data.json_tokenizer import restore_tokenizer
 
 
-def prepare_with_workers(
-    plan: PreparationPlan, out: Path | str, n_workers: int, progress: ProgressCallback = ignore_progress
-) -> PreparedData:
-    """Prepare as `prepare` does, byte for byte, with `n_workers` processes that read and tokenize parts.
+def encode_with_workers(
+    entries: Iterable[tuple[Document, Entry]], spec: str, file: Path, n_workers: int
+) -> Generator[EncodedBatch]:
+    """Encode documents as `encode` does, in order, with `n_workers` processes.
 
-    Finished parts are kept beside `out` until it is whole, so that the same preparation, started again, goes on where
-    it was killed. Raises UserError as `prepare`, and where a worker dies.
+    spec, file: the tokenizer, as it was saved. Raises UserError as `encode`, and where a worker dies.
     """
-    if n_workers < 1:
-        raise UserError(f"workers: got {n_workers}; expected at least 1")
-    out = Path(out).resolve()
-    parts = parts_folder(out)
+    idle: SimpleQueue[Connection] = SimpleQueue()
+    running: deque[Future[EncodedBatch]] = deque()
 
-    def fill(folder: Path) -> None:
-        with writing(parts):
-            if (parts / PLAN).exists() and read_plan(parts) != plan:
-                shutil.rmtree(parts)
-            parts.mkdir(parents=True, exist_ok=True)
-        begin(plan, parts, progress)
-        _tokenize(plan, parts, min(n_workers, plan.n_parts), progress)
-        fill_from_parts(parts, folder, progress)
+    def run(batch: list[tuple[Document, Entry]]) -> EncodedBatch:
+        connection = idle.get()
+        try:
+            connection.send(batch)
+            encoded = connection.recv()
+        except (EOFError, OSError):
+            raise UserError("workers: one of them died; use fewer if memory is short") from None
+        finally:
+            idle.put(connection)
+        if isinstance(encoded, UserError):
+            raise encoded
+        return encoded
 
-    return assemble(out, fill)
-
-
-def _tokenize(plan: PreparationPlan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
-    """Has workers tokenize all parts. Raises UserError as soon as one of them fails, and ends the others."""
-    # -P: a file of the working folder must not take the place of a library.
-    command = [sys.executable, "-P", "-m", "widthwise.data.workers", str(parts)]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
-    pipe, log = subprocess.PIPE, parts / "workers.log"
     with ExitStack() as stack:
-        errors = stack.enter_context(open(log, "ab"))
-        workers: list[subprocess.Popen[str]] = []
+        pool = stack.enter_context(ThreadPoolExecutor(n_workers))
         for _ in range(n_workers):
-            worker = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=errors, env=environment, start_new_session=True, text=True
-            )
-            workers.append(stack.enter_context(worker))
-            stack.callback(worker.kill)  # before it is waited for
-        while None in (codes := [worker.poll() for worker in workers]) and not any(codes):
-            _show(plan, parts, progress)
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        _show(plan, parts, progress)
-        for worker, code in zip(workers, codes):
-            if code and code < 0:
-                raise UserError("workers: one of them died; use fewer if memory is short")
-            if code == MISTAKE:
-                raise UserError(worker.communicate()[0])
-            if code:
-                last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
-                raise UserError(f"workers: one of them failed ({last_line}); see {log}")
+            idle.put(_start_worker(spec, file, stack))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        for batch in batches_of(entries):
+            running.append(pool.submit(run, batch))
+            if len(running) > 2 * n_workers:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
 
 
-def _show(plan: PreparationPlan, parts: Path, progress: ProgressCallback) -> None:
-    """Bytes of text so far, of an estimate from the parts that are done."""
-    reports = [progress_of(parts, part) for part in range(plan.n_parts)]
-    n_bytes, n_tokens = sum(report.n_bytes for report in reports), sum(report.n_train_tokens for report in reports)
-    done = [part for part in range(plan.n_parts) if shards_folder(parts, part).is_dir()]
-    n_source_bytes = sum(plan.n_bytes_of(part) for part in done)
-    total: float | None = None
-    if plan.max_tokens is not None:
-        total = n_bytes * plan.max_tokens / n_tokens if n_tokens else None
-    elif n_source_bytes:
-        in_all = sum(file.n_bytes for file in plan.files)
-        total = sum(reports[part].n_bytes for part in done) / n_source_bytes * in_all
-    progress("tokenizing", n_bytes, None if total is None else max(round(total), n_bytes))
+def _start_worker(spec: str, file: Path, stack: ExitStack) -> Connection:
+    """Start a process that ends with the stack, and return the connection to it."""
+    connection, of_worker = Pipe()
+    # -P: a file of the working folder must not take the place of a library.
+    command = [sys.executable, "-P", "-m", "widthwise.data.workers", spec, str(file), str(of_worker.fileno())]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
+    with of_worker:
+        worker = subprocess.Popen(command, env=environment, pass_fds=[of_worker.fileno()], start_new_session=True)
+    stack.enter_context(worker)
+    stack.callback(worker.kill)  # before it is waited for, so that no thread waits for its answer
+    return connection
 
 
-def work(parts: Path) -> int:
-    """Tokenize the parts that no other worker has; return the exit code of this one."""
-    try:
-        for part in range(read_plan(parts).n_parts):
-            lock = shards_folder(parts, part).with_name("lock")
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with FileLock(lock, timeout=0):
-                    tokenize_part(parts, part)
-            except Timeout:
-                continue
-    except UserError as error:
-        sys.stdout.write(f"{error}\n")
-        return MISTAKE
-    return 0
-
-
-def _end_with_parent() -> None:
-    """Standard input is a pipe from the process that prepares, and ends with it, however that ends."""
-    os.read(0, 1)
-    os._exit(1)
+def work(spec: str, file: Path, connection: Connection) -> None:
+    """Encode batches until the process that sends them ends."""
+    tokenizer = restore_tokenizer(spec, file)
+    while True:
+        try:
+            batch = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            encoded = encode_batch(batch, tokenizer)
+        except UserError as error:
+            encoded = error
+        connection.send(encoded)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(work(Path(sys.argv[1])))
+    work(sys.argv[1], Path(sys.argv[2]), Connection(int(sys.argv[3])))

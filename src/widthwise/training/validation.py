@@ -233,7 +233,7 @@ def _tokenised(config: ValidationText, tokenizer: Tokenizer) -> PreparedData | T
         with tempfile.TemporaryDirectory() as folder:
             documents = _first_tokens(open_source(config.source, config.field), tokenizer, most, read)
             tokens = write_tokens(Path(folder) / "text", tokenizer.vocab_size, documents)
-        record = counted(tokens, tokenizer, ignore_progress)
+        record = counted([tokens], tokenizer, ignore_progress)
         return TokenisedText(tokens, tokenizer, read.n_bytes / max(1, record.n_token_bytes))
     data = PreparedData.open(config.source)
     data.check_tokenizer(tokenizer)
