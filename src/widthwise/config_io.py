@@ -189,6 +189,10 @@ REMOVED = {
     "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",
     "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
+    "bake": "was removed; `widthwise export` folds the constants that growth kept into the weights",
+    "pad": "was removed; `widthwise export --pad-heads` pads heads; give other sizes to `widthwise grow`",
+    "checkpoint": "was removed; every verb reads checkpoints in several files, and `widthwise export` writes one file",
+    "lm_eval": "was removed; use `widthwise eval --tasks`, or `lm_eval --model hf` on a folder of `widthwise export`",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
 }
 """Keys, options, kinds and verbs that earlier commits had, with what to use instead."""

@@ -28,13 +28,21 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 VERBS = {
-    "Design": (design.init, design.inspect, design.design, design.explore, search.search, search.discover, plan.plan),
+    "Design": (
+        design.init,
+        design.inspect,
+        design.design,
+        design.explore,
+        search.search,
+        search.discover,
+        plan.plan,
+        design.schema,
+    ),
     "Train": (data.data_app, train.train, train.resume, look.runs),
     "Compare": (experiment.compare, sweep.sweep, sweep.fit),
     "Change": (convert.grow, convert.shrink, experiment.family),
     "Look": (look.eval_, look.analyze, look.generate, look.report),
     "Ship": (convert.export, convert.import_),
-    "Advanced": (convert.bake, convert.pad, convert.checkpoint_app, look.lm_eval, design.schema),
 }
 """Title of a panel of the help -> its verbs."""
 for panel, verbs in VERBS.items():
@@ -42,8 +50,8 @@ for panel, verbs in VERBS.items():
         if isinstance(verb, typer.Typer):
             app.add_typer(verb, name=verb.info.name, rich_help_panel=panel)
         else:
-            name, settings = verb.__name__.removesuffix("_"), look.PASSED_ON if verb is look.lm_eval else None
-            app.command(name, cls=Command, context_settings=settings, rich_help_panel=panel)(with_options(verb))
+            name = verb.__name__.removesuffix("_")
+            app.command(name, cls=Command, rich_help_panel=panel)(with_options(verb))
 
 
 def _print_version(is_asked: bool) -> None:

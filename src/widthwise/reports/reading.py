@@ -8,7 +8,7 @@ from typing import Any
 from widthwise.config_io import parse
 from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
-from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run, RunResult
+from widthwise.records.run import GrowthRecord, ListedRun, Run, RunResult
 from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import MISSING, clean, duration, fixed, si
 from widthwise.reports.table import Table
@@ -36,9 +36,9 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
 
 def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, where: str) -> list[GrowthRecord]:
     """Growths of a run. A result lists those in the course of the run; the metrics list all, finished or not."""
-    told = (*DESCENTS, *(() if result else ("growth",)))
-    found = [parse(GrowthRecord, record, where) for record in metrics if record.get("event") in told]
-    return sorted([*(result.growth if result else ()), *found], key=lambda growth: growth.step)
+    events = ("grown",) if result else ("grown", "growth")
+    growths = [parse(GrowthRecord, record, where) for record in metrics if record.get("event") in events]
+    return sorted([*(result.growth if result else ()), *growths], key=lambda growth: growth.step)
 
 
 def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:

@@ -7,7 +7,7 @@ A width, a centre or a temperature is measured in units that the layer had befor
 meaning when units are inserted (see dynamic_module.py). Counts of units refer to those it has now.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pkgutil import resolve_name
 from typing import ClassVar, Literal
@@ -83,10 +83,6 @@ class DynamicConfig(WidthChoosingConfig):
         if not self.grown_from or n_new == n_old:
             return super().units_before(n_old, n_new)
         return resolve_name("widthwise.model.ffn.dynamic_module:old_index")(self.sizes)
-
-    def left_by_bake(self) -> Iterator[str]:
-        if self.grown_from:
-            yield f"grown_from: {list(self.grown_from)}; a width counts the first of these units"
 
 
 class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
