@@ -24,7 +24,7 @@ _BETWEEN = ("tokens", "training_flops", "params_before", "params_after")
 NUMBERS: Mapping[str, Sequence[str]] = {
     "train": ("loss", "step_seconds"),
     "validation": ("loss",),
-    **dict.fromkeys(("growth", "grown", "baked", "padded"), _BETWEEN),
+    **dict.fromkeys(("growth", "grown"), _BETWEEN),
 }
 """Event -> the numbers that training reads from its records when it resumes or ends."""
 

@@ -3,7 +3,7 @@
 config.yaml        the resolved recipe: explicit layers, every default written out
 environment.json   versions, machine, commit, command, data, the recipe that the run was begun with, and later changes
 metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "growth" | "skipped" |
-                   "norms" | "stopped", ...}, and "grown", "baked" or "padded" where it begins where another one stood
+                   "norms" | "stopped", ...}, and "grown" where it begins from a checkpoint of another run
 samples.jsonl      with train.sample, what the model wrote at validations: {"step", "event": "sample", "prompt", "text"}
 result.json        written once, when the run has finished, with checksums of itself and of what it comes from
 checkpoints/       step_00000100/ ... (training/checkpoint.py)

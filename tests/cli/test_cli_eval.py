@@ -1,4 +1,4 @@
-"""`widthwise eval` from argument to output, and `lm_eval`, which passes its arguments on."""
+"""`widthwise eval` from argument to output."""
 
 import json
 import shutil
@@ -8,7 +8,6 @@ import pytest
 
 from widthwise.records.evaluation import Evaluation, SuiteAnswers
 from widthwise.reports.evaluations import suite_table, tables_by_checkpoint
-from widthwise.runs import harness
 
 
 @pytest.fixture
@@ -151,12 +150,3 @@ def test_nothing_is_written_into_a_hugging_face_folder(recipe: Path, questions: 
     assert "hf, step" not in out
     assert "wrote" not in out
     assert sorted(folder.iterdir()) == before
-
-
-def test_every_argument_of_lm_eval_arrives_at_the_harness(widthwise, monkeypatch: pytest.MonkeyPatch) -> None:
-    received = []
-    monkeypatch.setattr(harness, "harness_command_line", received.append)
-    asked = ["--model", "widthwise", "--model_args", "run=a,batch_size=3", "--tasks", "b", "--limit", "2"]
-    for arguments in (asked, ["run", "--help"], ["ls", "tasks"], ["-m", "x", "--json"]):
-        assert widthwise("lm_eval", *arguments)[0] == 0
-        assert received.pop() == arguments

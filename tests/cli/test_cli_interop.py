@@ -154,11 +154,6 @@ def _grown(succeeds: Callable, refused: Callable) -> None:
     succeeds("export", "large", "out")
 
 
-def _padded(succeeds: Callable, refused: Callable) -> None:
-    succeeds("pad", "run", "--d-ff-multiple", 16, "--d-model-multiple", 32, "--out", "large")
-    succeeds("export", "large", "out")
-
-
 def _with_padded_heads(succeeds: Callable, refused: Callable) -> None:
     """Heads of 6 coordinates get 8; the base of the rotary angles gives the old frequencies and one more."""
     assert "pad_heads: got 12; allowed: multiples of 8" in refused("export", "run", "other", "--pad-heads", 12)
@@ -172,7 +167,6 @@ def _with_padded_heads(succeeds: Callable, refused: Callable) -> None:
     ("export", "sizes"),
     [
         (_grown, {"hidden_size": 32, "intermediate_size": 50, "num_hidden_layers": 3, "max_position_embeddings": 48}),
-        (_padded, {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}),
         (_with_padded_heads, {"head_dim": 8, "num_attention_heads": 4}),
     ],
 )

@@ -118,4 +118,4 @@ def test_every_option_says_what_it_does() -> None:
         if isinstance(command, Command):
             command.describe()
             assert not [param.name for param in command.params if not getattr(param, "help", None)], command.name
-    assert len(commands) > 30
+    assert len(commands) > 25

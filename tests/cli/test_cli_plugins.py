@@ -48,7 +48,7 @@ def run(installed: None, recipe: Path, monkeypatch: pytest.MonkeyPatch, succeeds
     return "small"
 
 
-def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, succeeds, answer, refused) -> None:
+def test_it_is_counted_trained_grown_and_resumed(run: str, succeeds, answer, refused) -> None:
     params = answer("inspect", "gated.yaml")["params"]
     assert (params["ffn"], params["residual"]) == (2 * 3 * 32 * 48, 2 * 2)
     sizes = ("--d-model", 48, "--d-ff", 50, "--add-layers", 1, "train.steps=5")
@@ -56,9 +56,7 @@ def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, succeeds
     assert found["certificate"]["is_preserved"]
     assert "layers 1, 3: feed-forward 48 -> 50 hidden units (MLP expansion)" in found["expansions"]
     assert sum(each["n_dead"] for each in found["certificate"]["liveness"].values()) == 0
-    for verb, *options in (("bake", "--out", "baked"), ("pad", "--d-ff-multiple", 16, "--out", "padded")):
-        assert answer(verb, "large", *options)["certificate"]["is_preserved"]
-    succeeds("resume", "padded")
+    succeeds("resume", "large")
     err = refused("export", run, "exported")
     assert "residual.kind: got gated, which the exported model lacks; " in err
     assert "(modeling_widthwise.py) has plain, hyper_connections, and nothing of a plugin" in err
@@ -79,8 +77,7 @@ def test_a_component_that_says_nothing_of_growth_is_refused_by_name(run: str, re
     before = sorted(Path().rglob("*"))
     for component, message, arguments in (
         ("LeakyConfig", "layers.0.ffn: growth does not know `leaky`", ("grow", run, "--add-layers", 1)),
-        ("LeakyConfig", "layers.0.ffn: growth does not know `leaky`", ("pad", run, "--d-ff-multiple", 32)),
-        ("GatedResidualConfig", "residual: growth does not know `gated`", ("pad", run, "--d-model-multiple", 64)),
+        ("GatedResidualConfig", "residual: growth does not know `gated`", ("grow", run, "--d-model", 64)),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(getattr(importlib.import_module(MODULE), component), "kept", None)

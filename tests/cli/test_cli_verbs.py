@@ -258,7 +258,7 @@ def test_a_folder_that_may_not_be_entered_is_one_line(tmp_path: Path, widthwise,
 
 
 def test_under_torchrun_a_verb_of_one_process_is_refused_once(recipe: Path, widthwise, monkeypatch) -> None:
-    for arguments in (("inspect", "x.yaml"), ("data", "prepare", "x.txt"), ("lm_eval", "run")):
+    for arguments in (("inspect", "x.yaml"), ("data", "prepare", "x.txt"), ("export", "run", "out")):
         monkeypatch.setenv("WORLD_SIZE", "3")
         found = []
         for rank in range(3):

@@ -18,6 +18,8 @@ from widthwise.evaluation.local_tasks import local_task
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.export import export_run
 from widthwise.runs.harness import metrics_of
+from widthwise.runs.loaded import load_model
+from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.train import train
 
 pytest.importorskip("lm_eval", reason="needs the extra [eval]")
@@ -70,13 +72,13 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     from lm_eval.models.huggingface import HFLM
 
     import widthwise.hf  # noqa: F401
-    from widthwise.runs.run_lm import RunLM
+    from widthwise.evaluation.lm_eval_model import ScorerLM
 
     folder = tmp_path_factory.mktemp(request.param)
     run = trained_run(folder, MODELS[request.param])
     assert export_run(run, folder / "hf")["model_type"] == request.param
     theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=3)
-    return RunLM(run=str(run), device="cpu", batch_size=4), theirs
+    return ScorerLM(load_model(run, "cpu").scorer(ScoringOptions(batch_size=4))), theirs
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,7 @@ from model_cases import D_MODEL, config
 
 from widthwise.config_io import UserError, checked_copy, parse, to_data
 from widthwise.growth.bake import bake_plan
-from widthwise.growth.choices import Multiples
 from widthwise.growth.describe import expansions
-from widthwise.growth.pad import pad_plan
 from widthwise.growth.plan import plan_growth
 from widthwise.interop.hf_export import hf_config
 from widthwise.model.config import ModelConfig
@@ -169,7 +167,7 @@ def with_more_units(ffn):
 
 
 @pytest.mark.parametrize("template", CASES)
-def test_growth_and_padding_preserve_the_function_or_are_refused_and_no_format_takes_it_for_a_swiglu(template):
+def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_takes_it_for_a_swiglu(template):
     old = model_with(template.at_width)
     plan = plan_growth(old, with_ffn(old, with_more_units))
     assert sum(plan.new.layers[0].ffn.hidden_widths) > sum(old.layers[0].ffn.hidden_widths)
@@ -179,9 +177,6 @@ def test_growth_and_padding_preserve_the_function_or_are_refused_and_no_format_t
     if (plan := planned_unless_refused(widen_stream(old, 3), old, "layers.0.ffn.")) is not None:
         assert_preserved(plan)
         assert_preserved(bake_plan(plan.new))
-    plan = pad_plan(old, Multiples(d_ff_multiple=8))
-    assert all(width % 8 == 0 for width in plan.new.layers[0].ffn.hidden_widths)
-    assert_preserved(plan)
     llama = config("uniform", ffn=to_data(template), embedding_multiplier=1.0)
     if template.kind == "swiglu":
         hf_config(llama, n_positions=64)

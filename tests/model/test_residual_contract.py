@@ -14,14 +14,12 @@ from model_cases import AS_IN_THE_PAPERS, config, decoder, random_tokens
 
 from widthwise.config_io import UserError, checked_copy, parse, to_data
 from widthwise.growth.bake import bake_plan
-from widthwise.growth.choices import Multiples
 from widthwise.growth.describe import expansions
-from widthwise.growth.pad import pad_plan
 from widthwise.interop.hf_export import hf_config
 from widthwise.model.decoder import Decoder
 from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface import RESIDUALS, SlotLayout
+from widthwise.model.residual.interface import RESIDUALS
 
 D_MODEL = 20
 OPTIONS = {
@@ -190,7 +188,7 @@ def test_a_decoder_costs_what_was_built_and_autograd_keeps_learns_everywhere_and
 
 
 @pytest.mark.parametrize("data", CASES)
-def test_growth_and_padding_preserve_the_function_or_are_refused_and_no_format_takes_it_for_a_plain_stream(data):
+def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_takes_it_for_a_plain_stream(data):
     old = config("uniform", residual=data)
     wider = widen_stream(old, 3 * D_MODEL // old.residual.slot_shape(D_MODEL)[1])
     if (plan := planned_unless_refused(wider, old, "residual.", "d_model: ", UNKNOWN)) is not None:
@@ -200,14 +198,6 @@ def test_growth_and_padding_preserve_the_function_or_are_refused_and_no_format_t
     plan = planned_unless_refused(add_layers(old, [2]), old, UNKNOWN)
     assert (plan is None) == (old.residual.layout is None)
     if plan is not None:
-        assert_preserved(plan)
-    if old.residual.layout is None or isinstance(old.residual.layout, SlotLayout):
-        refused = UNKNOWN if old.residual.layout is None else f"d_model: cannot be padded .*{old.residual.kind}"
-        with pytest.raises(UserError, match=f"^{refused}"):
-            pad_plan(old, Multiples(d_model_multiple=16))
-    else:
-        plan = pad_plan(old, Multiples(d_model_multiple=16))
-        assert plan.new.d_model == 32
         assert_preserved(plan)
     llama = config("uniform", residual=data, embedding_multiplier=1.0)
     if data == {"kind": "plain"}:

@@ -25,7 +25,6 @@ CERTIFICATE: dict[str, Any] = {
         "layers.1.ffn.w_up": {"n_new": 640, "n_alive": 630, "n_dead": 10, "n_unjudged": 0},
         "embedding": {"n_new": 300, "n_alive": 100, "n_dead": 0, "n_unjudged": 200},
     },
-    "is_padding": False,
     "seq_len": 64,
     "before": {"params": 78_984, "flops_per_token": 156_352.0},
     "after": {"params": 124_112, "flops_per_token": 255_552.0},

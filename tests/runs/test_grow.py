@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,13 @@ from boxes import refusal
 from safetensors.torch import load_file
 from tiny_runs import tiny_recipe, unfinished_copy
 
-from widthwise.config_io import checked_copy
-from widthwise.growth.choices import Multiples, NewSizes
+from widthwise.growth.choices import NewSizes
 from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import carry_out
-from widthwise.runs.grow import GrowOptions, bake_intended, growth_intended, pad_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage
@@ -96,29 +94,16 @@ def test_a_larger_batch_goes_on_behind_the_windows_seen_and_other_data_begin_ane
     assert "data begin anew: other seed than before" in other["notes"]
 
 
-def test_constants_that_stay_are_told_changed_where_that_is_allowed_and_folded_by_bake(source, tmp_path: Path) -> None:
+def test_constants_that_stay_are_named_and_change_where_that_is_allowed(source, tmp_path: Path) -> None:
     wider_heads = ["model.layers.1.attention.head_dim=12", "model.layers.1.attention.scale=0.25"]
     found = grown(source, tmp_path / "grown", *wider_heads)
     assert any(line.startswith("layer 2: attention.scale stays 0.353553 (the recipe") for line in found["constants"])
-    assert found["bake_helps"]
     assert found["changes"] == []
     allowed = grown(source, tmp_path / "changed", *wider_heads, allow_change=True)
     assert "layer 2: attention.scale 0.353553 -> 0.25" in allowed["changes"]
     assert allowed["constants"] == []
     assert not allowed["certificate"]["is_preserved"]
     assert saved_recipe(RunDir(tmp_path / "changed")).explicit_model.layers[1].attention.scale == 0.25
-    checkpoint = RunCheckpoint.of(tmp_path / "grown")
-    baked = carry_out(checkpoint, bake_intended(checkpoint, False), tmp_path / "baked")
-    assert baked["certificate"]["is_preserved"]
-    name, factor = "layers.1.attention.w_k.weight", (12 / 8) ** 0.5
-    assert saved_recipe(RunDir(tmp_path / "baked")).optimizer.scaled == pytest.approx({name: factor})
-    grown(RunCheckpoint.of(tmp_path / "baked"), tmp_path / "again", "model.layers.2.ffn.d_ff=110")
-    assert saved_recipe(RunDir(tmp_path / "again")).optimizer.scaled == pytest.approx({name: factor})
-    for folder in ("grown", "baked"):
-        resume(tmp_path / folder)
-    explicit, standard = (tensors(tmp_path / folder, "model")[name] for folder in ("grown", "baked"))
-    # The same steps but for rounding in fp32; at the rate of the others they would be shorter by 2e-3 each.
-    torch.testing.assert_close(standard / factor, explicit, rtol=0, atol=1e-4)
 
 
 def test_a_model_that_would_not_compute_the_same_is_not_written(source, tmp_path: Path, monkeypatch) -> None:
@@ -172,18 +157,17 @@ def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source:
     grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6", "train.steps=7")
     first = resume(tmp_path / "grown")
     checkpoint = RunCheckpoint.of(tmp_path / "grown")
-    pad = pad_intended(checkpoint, Multiples(d_ff_multiple=64))
-    longer = checked_copy(pad.recipe, "recipe", train=checked_copy(pad.recipe.train, "train", steps=9))
-    carry_out(checkpoint, replace(pad, recipe=longer), tmp_path / "padded")
-    last = resume(tmp_path / "padded")
-    per_token = [model.cost().training_flops(17) for model in (source.model, pad.plan.old, pad.plan.new)]
+    grown(checkpoint, tmp_path / "larger", "model.layers.1.ffn.d_ff=64", "train.steps=9", rewarmup_steps=0)
+    last = resume(tmp_path / "larger")
+    models = (source.model, checkpoint.model, RunCheckpoint.of(tmp_path / "larger").model)
+    per_token = [model.cost().training_flops(17) for model in models]
     assert per_token[0] < per_token[1] < per_token[2]
     assert first["tokens"] == (5 * 4 + 2 * 6) * 17
     assert first["training_flops"] == 5 * 4 * 17 * per_token[0] + 2 * 6 * 17 * per_token[1]
     assert (last["steps"], last["tokens"]) == (9, first["tokens"] + 2 * 6 * 17)
     assert last["training_flops"] == first["training_flops"] + 2 * 6 * 17 * per_token[2]
     assert last["pflops_days"] == pytest.approx(last["training_flops"] / 8.64e19)
-    tokens = [record["tokens"] for record in RunDir(tmp_path / "padded").metrics() if record["event"] == "train"]
+    tokens = [record["tokens"] for record in RunDir(tmp_path / "larger").metrics() if record["event"] == "train"]
     assert tokens == sorted(tokens)
     assert tokens[-1] == last["tokens"]
 
@@ -197,21 +181,6 @@ def test_a_run_that_grew_grows_from_the_model_of_its_checkpoint(tmp_path: Path) 
     found = grown(source, tmp_path / "grown", "model.layers.1.ffn.d_ff=99")
     assert any("left out: the growth that the run would have made after step 8" in note for note in found["notes"])
     assert resume(tmp_path / "grown")["steps"] == 9
-
-
-def test_padding_is_zero_and_stays_zero(source: RunCheckpoint, tmp_path: Path) -> None:
-    found = carry_out(source, pad_intended(source, Multiples(d_ff_multiple=20)), tmp_path / "padded")
-    assert found["certificate"]["is_padding"]
-    n_old = [layer.ffn.hidden_widths[0] for layer in source.model.layers]
-    for when in ("before", "after"):
-        weights, moments = (tensors(tmp_path / "padded", of) for of in ("model", "optimizer"))
-        for i, n in enumerate(n_old):
-            assert weights[f"layers.{i}.ffn.w_gate.weight"].shape[0] == -(-n // 20) * 20
-            assert (weights[f"layers.{i}.ffn.w_gate.weight"][n:] == 0).all(), when
-            assert (weights[f"layers.{i}.ffn.w_down.weight"][:, n:] == 0).all(), when
-            assert (moments[f"layers.{i}.ffn.w_gate.weight.exp_avg_sq"][n:] == 0).all(), when
-        if when == "before":
-            resume(tmp_path / "padded")
 
 
 def test_rates_rise_again_behind_a_growth(source: RunCheckpoint, tmp_path: Path) -> None:

@@ -1,17 +1,14 @@
-"""lm-evaluation-harness and runs: its command line, its errors, its metrics."""
+"""lm-evaluation-harness and runs: its metrics."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from boxes import refusal
 from harness_cases import keep_harness_in, write_lines
 
 from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
 from widthwise.evaluation.scorer import Scorer
-from widthwise.runs.harness import harness_command_line, metrics_of, run_lm_eval
+from widthwise.runs.harness import run_lm_eval
 from widthwise.runs.trained import load_trained
 from widthwise.yaml_io import dump_yaml
 
@@ -21,11 +18,6 @@ ROWS = [
     {"query": "The gate", "choices": ["is open", "sings"], "gold": 0},
     {"query": "a", "choices": ["b", "cd"], "gold": 1},
 ]
-
-
-@pytest.fixture
-def questions(tmp_path: Path) -> Path:
-    return write_lines(tmp_path / "gates.jsonl", ROWS)
 
 
 @pytest.fixture(autouse=True)
@@ -57,48 +49,6 @@ def few_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def scorer(run: Path) -> Scorer:
     trained = load_trained(run)
     return Scorer(trained.model, trained.tokenizer, trained.recipe.seq_len)
-
-
-def test_its_command_line_knows_runs_and_files(
-    finished: Path, questions: Path, capfd: pytest.CaptureFixture[str], few_tasks: None, tmp_path: Path
-) -> None:
-    arguments = ["--model", "widthwise", "--model_args", f"run={finished},batch_size=3", "--tasks", str(questions)]
-    harness_command_line([*arguments, "--output_path", str(tmp_path / "out")])
-    expected = run_lm_eval(scorer(finished), [str(questions)])[0]["gates"]
-    (written,) = (tmp_path / "out").rglob("results_*.json")
-    record = json.loads(written.read_text())
-    assert metrics_of(record)["gates"] == expected
-    header, *_ = (line for line in capfd.readouterr().out.splitlines() if line.startswith("|"))
-    assert header.startswith("|Tasks|Version|")
-    config = record["config"]
-    assert (config["model"], config["step"], config["max_length"]) == ("widthwise", 9, 17)
-    assert config["model_num_parameters"] == sum(p.numel() for p in load_trained(finished).model.parameters())
-
-
-def test_mistakes_on_its_command_line_are_one_line(questions: Path, few_tasks: None) -> None:
-    for arguments, message in (
-        ("run=nowhere --tasks gates.jsonl", "nowhere: "),
-        ("run=nowhere,batchsize=3 --tasks gates.jsonl", "model_args: batchsize: unknown key; did"),
-        ("max_length=3 --tasks gates.jsonl", "model_args: run: is required but missing"),
-        ("run=nowhere,device=gpu --tasks gates.jsonl", "model_args: device: got 'gpu'"),
-        ("run=nowhere --batch_size auto --tasks gates.jsonl", "batch_size: got 'auto'"),
-        ("run=nowhere --tasks gates.json", "Tasks not found: gates.json"),
-        ("run=nowhere --tasks=gone.jsonl", "gone.jsonl: cannot be read"),
-    ):
-        asked = ["--model", "widthwise", "--model_args", *arguments.split()]
-        assert message in refusal(harness_command_line, asked)
-
-
-def test_a_run_by_name_is_what_its_options_say(finished: Path) -> None:
-    from lm_eval.api.registry import get_model
-
-    made = get_model("widthwise").create_from_arg_string(
-        f"run={finished},max_length=9,precision=bf16", {"batch_size": "5", "device": "cuda:0", "max_batch_size": None}
-    )
-    assert (made.max_length, made.batch_size, made.scorer.autocast_dtype) == (9, 5, torch.bfloat16)
-    own = get_model("widthwise").create_from_arg_obj({"run": str(finished), "batch_size": 2}, {"batch_size": 1})
-    assert (own.max_length, own.batch_size, own.scorer.autocast_dtype) == (17, 2, None)
-    assert get_model("dummy").__name__ == "DummyLM"  # its own are still there
 
 
 def test_a_group_has_the_items_of_its_tasks(finished: Path, few_tasks: None, tmp_path: Path) -> None:

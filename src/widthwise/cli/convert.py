@@ -1,5 +1,4 @@
-"""Verbs that make another model of a run's that computes the same: `grow`, `bake` and `pad`; and those at the border to
-other programs: Hugging Face folders, and checkpoints in one file."""
+"""Verbs that change the size of a model, `grow` and `shrink`, and those that write and read Hugging Face folders."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,11 +10,7 @@ from widthwise.cli.options import Changes, JsonOption, RunArgument, StepOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config, UserError
-from widthwise.growth.choices import GrowOptions, Multiples, NewSizes, ShrinkOptions
-
-checkpoint_app = typer.Typer(
-    name="checkpoint", help="Work on the checkpoints of a run.", no_args_is_help=True, rich_markup_mode="markdown"
-)
+from widthwise.growth.choices import GrowOptions, NewSizes, ShrinkOptions
 
 
 def grow(
@@ -42,42 +37,6 @@ def grow(
     target = _target(out, plan_only)
     with shown_progress(progress_console()) as observer:
         found = grow_run(run, target, to, sizes, overrides or (), options, step, observer)
-    _show(found, as_json)
-
-
-def bake(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
-    one_eps: Annotated[bool, typer.Option("--one-eps", help="Leave the eps of norms alone.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Fold the constants that growth kept into the weights, so that attention scale and norms are the usual ones.
-
-    --one-eps is for formats that have one eps for the whole model.
-
-    Example: `widthwise bake runs/large --out runs/large-baked`
-    """
-    from widthwise.runs.grow import bake_run
-
-    with shown_progress(progress_console()) as observer:
-        found = bake_run(run, out, one_eps, observer)
-    _show(found, as_json)
-
-
-def pad(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
-    multiples: Multiples,
-    as_json: JsonOption = False,
-) -> None:
-    """Round sizes up for kernels and tensor parallelism, with entries that are 0 and do not learn (those of `grow` do).
-
-    Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
-    """
-    from widthwise.runs.grow import pad_run
-
-    with shown_progress(progress_console()) as observer:
-        found = pad_run(run, out, multiples, observer)
     _show(found, as_json)
 
 
@@ -127,8 +86,6 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     for key in ("expansions", "constants", "changes"):
         if found[key]:
             say("constants that change:" if key == "changes" else f"{key}:", *(f"  {line}" for line in found[key]))
-    if found["bake_helps"]:
-        say("  `widthwise bake` folds scales and divisors into weights")
     before, after = found["before"], found["after"]
     unwritten = [f"parameters {before['params']:,} -> {after['params']:,}; nothing was written"]
     say(*found.get("lines", unwritten), *(f"note: {note}" for note in found["notes"]))
@@ -222,24 +179,3 @@ def import_(
         say_next("widthwise", "generate", run, "--prompt", "TEXT")
     else:
         say_next("widthwise", "resume", run, "data.path=DATA")
-
-
-@checkpoint_app.callback()
-def _checkpoint() -> None:
-    """Work on the checkpoints of a run."""
-
-
-@checkpoint_app.command()
-def merge(run: RunArgument) -> None:
-    """Put checkpoints that several processes wrote into one file of weights and one of optimizer state.
-
-    widthwise reads both forms; other programs may want one file.
-
-    Example: `widthwise checkpoint merge runs/x_2b`
-    """
-    from widthwise.runs.trained import merge as merge_checkpoints
-
-    merged = merge_checkpoints(run)
-    say(*(f"{path}: merged" for path in merged))
-    if not merged:
-        say(f"{run}: every checkpoint has its weights in one file already")

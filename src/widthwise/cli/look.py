@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
@@ -22,9 +22,6 @@ from widthwise.reports.formats import counted
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line
 from widthwise.runs.scoring import EvaluationConfig
-
-PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-"""Settings that pass all arguments of the verb on to the harness."""
 
 
 def _check_there(models: Sequence[Path]) -> None:
@@ -315,14 +312,3 @@ def runs(
     for each in found:
         if each.reason is not None and not as_json:
             remark(each.reason if each.state == "unreadable" else f"{each.path}: {each.reason}")
-
-
-def lm_eval(context: typer.Context) -> None:
-    """Call lm-evaluation-harness (extra `eval`) with its own arguments; `--model widthwise` evaluates a run, and a task
-    NAME.jsonl reads a file of local questions. `widthwise lm_eval run --help` lists the arguments.
-
-    Example: `widthwise lm_eval --model widthwise --model_args run=runs/x,batch_size=8 --tasks arc_easy`
-    """
-    from widthwise.runs.harness import harness_command_line
-
-    harness_command_line(context.args)

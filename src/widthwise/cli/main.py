@@ -33,13 +33,13 @@ VERBS = {
         "search.search",
         "search.discover",
         "plan.plan",
+        "design.schema",
     ),
     "Train": ("data.data_app", "train.train", "train.resume", "look.runs"),
     "Compare": ("experiment.compare", "sweep.sweep", "sweep.fit"),
     "Change": ("convert.grow", "convert.shrink", "experiment.family"),
     "Look": ("look.eval_", "look.analyze", "look.generate", "look.report"),
     "Ship": ("convert.export", "convert.import_"),
-    "Advanced": ("convert.bake", "convert.pad", "convert.checkpoint_app", "look.lm_eval", "design.schema"),
 }
 """Title of a panel of the help -> its verbs: a module in this folder, and a function or an app with verbs in it."""
 PLACES = {
@@ -58,9 +58,8 @@ class LazyVerbs(Mapping[str, Any]):
         verb = getattr(import_module(f"widthwise.cli.{module}"), attribute)
         if isinstance(verb, typer.Typer):
             return typer.main.get_group(verb)
-        settings = {"ignore_unknown_options": True} if name == "lm_eval" else None
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        alone.command(name, cls=Command, context_settings=settings, rich_help_panel=panel)(with_options(verb))
+        alone.command(name, cls=Command, rich_help_panel=panel)(with_options(verb))
         return typer.main.get_command(alone)
 
     def __iter__(self) -> Iterator[str]:

@@ -75,12 +75,6 @@ class ScorerLM(TemplateLM):
     def tokenizer_name(self) -> str:
         return self.scorer.tokenizer.id
 
-    def get_model_info(self) -> dict[str, Any]:
-        """Return the description that the harness stores with the results."""
-        parameters = list(self.scorer.model.parameters())
-        n_parameters = sum(parameter.numel() for parameter in parameters)
-        return {"model_num_parameters": n_parameters, "model_dtype": str(parameters[0].dtype)}
-
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> NoReturn:
         raise UserError("apply_chat_template: a model of widthwise has no chat template")
 

@@ -11,5 +11,5 @@ order, which is the order in which a growth happens:
    the plan of a parameter that the old model lacks. `plan` puts them together, weights and optimizer state;
    `plan_growth` is the entry.
 5. `describe`: the growth in words. `certificate`: old and grown model compared, and the gain of new weights that are 0.
-6. `pad` and `bake`: sizes rounded up with zeros; the constants of a grown model brought back to their usual form.
+6. `pad` and `bake`: heads of one size, filled with zeros; the constants of a grown model back in their usual form.
 """

@@ -44,7 +44,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     one_eps: keep eps, for formats with a single one for the whole model; what writes the stream is multiplied instead
     (see `stream_factors`). Raises UserError if that is impossible.
 
-    Not changed: `stat_width`, frequency tables that no base generates, and `grown_from` (see `left_explicit`).
+    Not changed: `stat_width`, frequency tables that no base generates, and `grown_from`.
     """
     c = stream_factor(config) if one_eps else 1.0
     new = _baked_config(config, one_eps)
@@ -62,19 +62,6 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
         for name, parameter in parameters.items()
     }
     return GrowthPlan(config, new, Correspondence.same(config), tensors)
-
-
-def left_explicit(config: ModelConfig) -> list[str]:
-    """List the constants of a baked model that have no standard form, one line for each."""
-    found = []
-    for where, layer in config.named_layers():
-        if layer.attention.rope_frequencies is not None:
-            found.append(f"{where}.attention.rope_frequencies: no rope_base gives them")
-        found += [f"{where}.ffn.{line}" for line in layer.ffn.left_by_bake()]
-    for where, norm, width in norms_of(config):
-        if norm.stat_width is not None:
-            found.append(f"{where}.stat_width: {norm.stat_width}; the norm measures fewer coordinates than its {width}")
-    return found
 
 
 def _baked_config(config: ModelConfig, one_eps: bool) -> ModelConfig:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from widthwise.growth.plan import GrowthPlan
-from widthwise.growth.tensor_plan import Constant, FreshEntries
+from widthwise.growth.tensor_plan import Constant
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
@@ -52,12 +52,11 @@ def certify(
     seq_len: int,
     lr: float,
     seed: int = 0,
-    fresh: FreshEntries | None = None,
 ) -> Certificate:
     """Compare a grown model with its original.
 
-    old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed, fresh: as given to the plan
-    for the new weights; seq_len: for counting FLOPs; lr: of the two optimizer steps. The caller's random state is not
+    old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed: as given to the plan for
+    the new weights; seq_len: for counting FLOPs; lr: of the two optimizer steps. The caller's random state is not
     touched.
     """
     n_old, n_new = plan.old.cost().params, plan.new.cost().params
@@ -71,7 +70,7 @@ def certify(
     tokens = torch.randint(plan.old.vocab_size, size, generator=generator)
     new = {name: weight.detach() for name, weight in new_weights.items()}
     old = {name: weight.detach().to(dtype) for name, weight in old_weights.items()}
-    grown = new if dtype != torch.float64 else dict(plan.weights(old, seed, fresh))
+    grown = new if dtype != torch.float64 else dict(plan.weights(old, seed))
     with (
         allocating(f"certificate: two models of {n_old + n_new:,.0f} parameters in all do not fit into memory"),
         torch.random.fork_rng(devices=[]),
@@ -100,7 +99,6 @@ def certify(
         gradient_difference=gradient_difference,
         gradient_bound=gradient_bound,
         liveness=liveness,
-        is_padding=fresh == Constant(0.0),
         seq_len=seq_len,
         before=model_size(plan.old, seq_len),
         after=model_size(plan.new, seq_len),

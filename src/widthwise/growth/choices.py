@@ -1,4 +1,4 @@
-"""The choices that a growth, a padding or a cut leaves open, as a recipe or a verb says them.
+"""The choices that a growth or a cut leaves open, as a recipe or a verb says them.
 
 Sizes that are not named stay.
 """
@@ -69,20 +69,6 @@ class GrowOptions(GrowthChoices):
     """Seed of the new entries that are drawn."""
     allow_change: bool = False
     """Take constants from the recipe, although the function changes."""
-
-
-class Multiples(Config):
-    """The multiples that `widthwise pad` rounds sizes up to; 1 leaves a size unchanged."""
-
-    d_ff_multiple: Count = 1
-    """Round hidden units of every feed-forward, expert and block up to a multiple of this."""
-    head_dim_multiple: Count = 1
-    """Round head sizes of queries and keys, and of values, up to a multiple of this."""
-    heads_multiple: Count = 1
-    """Round heads up to a multiple of this, in whole groups, since a new head on an old key-value head would learn;
-    key-value heads to a multiple or divisor of it, so that as many devices share them evenly."""
-    d_model_multiple: Count = 1
-    """Round all widths of the stream up to a multiple of this."""
 
 
 BUDGETS = ("params", "flops", "kv_bytes")

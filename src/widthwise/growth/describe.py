@@ -109,12 +109,6 @@ class KeptConstant:
         """The change to the recipe's value: value that preserves the function -> recipe's value."""
         return f"{self.path} {_shown(self.value)} -> {_shown(self.wanted)}"
 
-    @property
-    def is_baked(self) -> bool:
-        """True if `widthwise bake` folds it into the weights."""
-        baked = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "k_norm_dim")
-        return self.path.rpartition(".")[2] in baked
-
 
 def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
     """List all differences between the grown config and the requested one: constants, never sizes."""

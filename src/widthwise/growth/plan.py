@@ -43,8 +43,8 @@ class GrowthPlan:
         """Yield the grown weights one at a time, so that the caller decides how many are held in memory.
 
         weights: the old model's, by name; seed: of the random entries; each tensor derives its own, so that the order
-        does not matter. fresh: replaces the plan's own rule for free entries, for padding, or to show that any value
-        preserves the function.
+        does not matter. fresh: replaces the plan's own rule for free entries, to show that any value preserves the
+        function.
         """
         n_old_params = int(self.old.cost().params)
         for name, plan in self.tensors.items():

@@ -47,8 +47,6 @@ class Certificate(StoredRecord):
     gradient_bound: float
     liveness: Mapping[str, LivenessCounts]
     """Tensor -> counts, for every tensor with new entries."""
-    is_padding: bool
-    """True if new entries were meant to stay 0."""
     seq_len: int | None = None
     """Sequence length for which FLOPs are counted."""
     before: ModelSize
@@ -90,8 +88,6 @@ class Certificate(StoredRecord):
         n_new, n_alive, n_unjudged = (self.total(count) for count in ("n_new", "n_alive", "n_unjudged"))
         if not n_new:
             found.append("no new entries")
-        elif self.is_padding:
-            found.append(f"{n_new:,} new entries, all 0: padding, of which {n_alive:,} would learn")
         else:
             unjudged = f", {n_unjudged:,} of tokens and positions not seen" if n_unjudged else ""
             found.append(f"{n_new:,} new entries: {n_alive:,} learn, {self.total('n_dead'):,} do not{unjudged}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from widthwise.config_io import differences, shortened
 from widthwise.files import read_json_mapping
@@ -17,16 +17,12 @@ from widthwise.records.evaluation import Evaluation, TaskResult
 from widthwise.records.record import Known, Number, Record, StoredRecord
 from widthwise.records.shrinking import Shrinking
 
-Descent = Literal["grown", "baked", "padded"]
-"""Event that opens the records of a run made by a command from the state of another run."""
-DESCENTS: tuple[Descent, ...] = get_args(Descent)
-
 
 class GrowthRecord(Record):
     """A step at which the model of a run was replaced by another one, usually a larger one."""
 
-    event: Literal["growth"] | Descent = "growth"
-    """growth: by the recipe, in the course of the run; otherwise by a command."""
+    event: Literal["growth", "grown"] = "growth"
+    """growth: by the recipe, in the course of the run; grown: by `grow`, before the first step of the run."""
     step: int
     """Number of steps before it."""
     tokens: int

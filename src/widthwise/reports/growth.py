@@ -107,9 +107,8 @@ def _answers(run: Run) -> Iterator[str]:
     for growth in run.growths:
         before, after = held_out(run, growth)
         change = f", {fixed(after, 4)} right after (change {signed(after - before, 4)})" if np.isfinite(after) else ""
-        noun = {"baked": "bake", "padded": "padding"}.get(growth.event, "growth")
         yield (
-            f"{capital(noun)} after step {growth.step:,}, {_sizes(growth)} parameters: held-out loss "
+            f"Growth after step {growth.step:,}, {_sizes(growth)} parameters: held-out loss "
             f"{shown_loss(before)} before{change}."
         )
     if run.result and run.result.val_loss is not None and run.result.steps:

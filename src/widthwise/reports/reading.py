@@ -7,7 +7,7 @@ from pathlib import Path
 from widthwise.config_io import parse
 from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
-from widthwise.records.run import DESCENTS, GrowthRecord, ListedRun, Run
+from widthwise.records.run import GrowthRecord, ListedRun, Run
 from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import MISSING, clean, duration, fixed, si
 from widthwise.reports.table import Table
@@ -20,7 +20,7 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
     config_yaml = folder.config_yaml()
     result, metrics = folder.result(), folder.metrics()
     # A result lists the growths in the course of the run; the metrics list all, finished or not.
-    events = DESCENTS if result else (*DESCENTS, "growth")
+    events = ("grown",) if result else ("grown", "growth")
     growths = [
         parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in metrics if record.get("event") in events
     ]

@@ -1,1 +1,1 @@
-"""Verbs on a run directory: train, resume, grow, bake, pad, import, export, evaluate, analyse."""
+"""Verbs on a run directory: train, resume, grow, import, export, evaluate, analyse."""

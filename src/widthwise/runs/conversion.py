@@ -1,4 +1,4 @@
-"""A run directory from another: a checkpoint grown, baked or padded, to be trained on from the same step."""
+"""A run directory from another: a checkpoint with a larger model, to be trained on from the same step."""
 
 import shutil
 from dataclasses import dataclass
@@ -17,12 +17,10 @@ from widthwise.growth.certificate import certify, model_size
 from widthwise.growth.choices import Reset
 from widthwise.growth.describe import KeptConstant, expansions
 from widthwise.growth.plan import GrowthPlan, grown_factors, grown_states
-from widthwise.growth.tensor_plan import FreshEntries
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.certificate import Certificate
-from widthwise.records.run import Descent
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 from widthwise.runs.trained import RunCheckpoint, check_finite, check_tokenizer
@@ -38,14 +36,11 @@ from widthwise.yaml_io import to_yaml
 class Intention:
     """The planned conversion of a run, known before its weights are read."""
 
-    verb: Descent
-    """The event in the records of the new run."""
     recipe: Recipe
     """The recipe of the new run, with the new model; `scaled` of its optimizer still follows from the plan."""
     plan: GrowthPlan
     reset: Reset = "none"
     seed: int = 0
-    fresh: FreshEntries | None = None
     constants: tuple[KeptConstant, ...] = ()
     """Kept constants, in which the new model differs from its recipe."""
     changes: tuple[str, ...] = ()
@@ -62,7 +57,6 @@ class Intention:
             "changes": list(self.changes),
             "before": before,
             "after": after,
-            "bake_helps": any(constant.is_baked for constant in self.constants),
             "notes": list(self.notes),
         }
 
@@ -71,12 +65,6 @@ def pending(source: RunCheckpoint) -> tuple[str, ...]:
     """A note on growth that the run had still planned, which its descendant will not do."""
     later = [phase.start for phase in source.recipe.phases if phase.growth is not None and phase.start >= source.step]
     return (f"left out: the growth that the run would have made after step {later[0]}",) if later else ()
-
-
-def recipe_with(source: RunCheckpoint, plan: GrowthPlan) -> Recipe:
-    """The recipe of a run with another model, which grows no further. Raises UserError as `check_can_go_on`."""
-    check_can_go_on(source)
-    return checked_copy(source.recipe, "recipe", model=plan.new, growth=())
 
 
 def check_can_go_on(source: RunCheckpoint) -> None:
@@ -108,7 +96,7 @@ def carry_out(
         check_finite(source.saved, weights.items())
         loader, identity, data_notes = _continued_data(source.run, source.recipe, recipe, state.loader, observer)
         model = build(plan.new, seed=0)
-        model.set_weights(plan.weights(weights, intention.seed, intention.fresh))
+        model.set_weights(plan.weights(weights, intention.seed))
         certificate = _certified(intention, weights, model, source)
         optimizer = recipe.optimizer.build(model)
         if recipe.optimizer.kind == source.recipe.optimizer.kind:
@@ -126,7 +114,7 @@ def carry_out(
         )
         state.notes += notes
         between = {  # the records of the old and of the new model
-            "event": intention.verb,
+            "event": "grown",
             "source": source.run.path.resolve().name,
             **source.spent._asdict(),
             "params_before": plan.old.cost().params,
@@ -155,12 +143,11 @@ def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder,
         seq_len=intention.recipe.seq_len,
         lr=intention.recipe.optimizer.lr,
         seed=intention.seed,
-        fresh=intention.fresh,
     )
     if not (found.is_preserved or intention.may_change):
         stored = max(found.logit_difference, found.stored_logit_difference)
         raise UserError(
-            f"{source.run.path}: the {intention.verb} model would not compute the same: logits differ by {stored:.2g}, "
+            f"{source.run.path}: the grown model would not compute the same: logits differ by {stored:.2g}, "
             f"old gradients by {found.gradient_difference:.2g} of the largest; nothing was written"
         )
     return found
@@ -171,7 +158,7 @@ def _notes(source: RunCheckpoint, intention: Intention, recipe: Recipe) -> list[
     old, new = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
     name = source.run.path.resolve().name
     damages = [f"{damage}; took step {source.step} instead" for damage in source.damages]
-    notes = [*damages, f"{intention.verb} from {name} after step {source.step}: {old} -> {new} parameters"]
+    notes = [*damages, f"grown from {name} after step {source.step}: {old} -> {new} parameters"]
     kinds = [each.optimizer.kind for each in (source.recipe, recipe)]
     if kinds[0] != kinds[1]:
         notes.append(f"the optimizer begins anew: {kinds[1]} where it was {kinds[0]}")

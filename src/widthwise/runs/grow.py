@@ -1,18 +1,15 @@
-"""The larger model of a run: grown into that of another recipe or by changes to its own, baked, or padded."""
+"""The larger model of a run: grown into the model of another recipe, or by changes to its own."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
-from widthwise.growth.bake import bake_plan, left_explicit
-from widthwise.growth.choices import SAME_SIZES, GrowOptions, Multiples, NewSizes
+from widthwise.growth.choices import SAME_SIZES, GrowOptions, NewSizes
 from widthwise.growth.correspondence import align
 from widthwise.growth.describe import kept_constants
-from widthwise.growth.pad import PADDING, pad_plan
 from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
@@ -20,7 +17,7 @@ from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.larger import larger_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.schedule import FlopBudget
-from widthwise.runs.conversion import Intention, carry_out, check_can_go_on, pending, recipe_with
+from widthwise.runs.conversion import Intention, carry_out, check_can_go_on, pending
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer
@@ -111,20 +108,6 @@ def grow_run(
     return intention.record() if out is None else carry_out(source, intention, out, observer)
 
 
-def bake_run(path: Path | str, out: Path | str, one_eps: bool, observer: Observer | None = None) -> dict[str, Any]:
-    """Writes a run with the constants that its sizes imply, and returns what changed. Raises as `bake_intended`."""
-    source = RunCheckpoint.of(path)
-    return carry_out(source, bake_intended(source, one_eps), out, observer)
-
-
-def pad_run(
-    path: Path | str, out: Path | str, multiples: Multiples, observer: Observer | None = None
-) -> dict[str, Any]:
-    """Writes a run with padded sizes, and returns what changed. Raises as `pad_intended`."""
-    source = RunCheckpoint.of(path)
-    return carry_out(source, pad_intended(source, multiples), out, observer)
-
-
 def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
@@ -149,7 +132,6 @@ def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
     if rewarmup is not None and recipe.growth:
         rewarmup.check_next(recipe.growth[0].at_step, "growth.0")
     return Intention(
-        "grown",
         checked_copy(recipe, "recipe", model=plan.new, rewarmup=rewarmup),
         plan,
         reset=options.reset,
@@ -172,22 +154,3 @@ def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: 
     if rewarmup.freeze_steps == 0:
         return rewarmup
     return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
-
-
-def bake_intended(source: RunCheckpoint, one_eps: bool) -> Intention:
-    """Plans the model with the constants that its sizes imply. Raises UserError if it has them already."""
-    plan = bake_plan(source.model, one_eps)
-    changes = tuple(constant.change for constant in kept_constants(replace(plan, new=plan.old), plan.new))
-    if not changes:
-        raise UserError(f"{source.run.path}: has the usual constants already; nothing to bake")
-    left = tuple(f"left as it is: {line}" for line in left_explicit(plan.new))
-    return Intention("baked", recipe_with(source, plan), plan, changes=changes, notes=(*pending(source), *left))
-
-
-def pad_intended(source: RunCheckpoint, multiples: Multiples) -> Intention:
-    """Plans the padding of a run's model. Raises UserError if its sizes are multiples already, or cannot be."""
-    plan = pad_plan(source.model, multiples)
-    if plan.new == plan.old:
-        raise UserError(f"{source.run.path}: all sizes are multiples already; nothing to pad")
-    notes = pending(source)
-    return Intention("padded", recipe_with(source, plan), plan, reset="new", fresh=PADDING, notes=notes)

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness (extra [eval]): its tasks for a model of ours, and its command line that knows our runs."""
+"""Tasks of lm-evaluation-harness (extra [eval]) for a model of ours."""
 
 import contextlib
 import difflib
@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,10 @@ from typing import Any
 from widthwise.config_io import UserError, require
 from widthwise.evaluation.local_tasks import SUFFIX, local_task
 from widthwise.evaluation.scorer import Scorer
-from widthwise.files import write_atomic
 from widthwise.records.evaluation import ItemAnswers, Score, Scores
-from widthwise.yaml_io import dump_yaml
 
 N_RESAMPLES = 1000
 """Bootstrap resamples, for metrics that are not means."""
-TASKS_OPTIONS = ("--tasks", "-t")
 
 
 def run_lm_eval(
@@ -113,7 +109,7 @@ def harness_results(
     for name in names:
         if name not in manager.all_tasks and not Path(name).is_file():
             near = difflib.get_close_matches(name, manager.all_tasks, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "`widthwise lm_eval ls tasks` lists them"
+            hint = f"did you mean {near[0]!r}?" if near else "`lm_eval ls tasks` lists them"
             raise UserError(f"tasks: got {name!r}; lm-evaluation-harness has none of that name; {hint}")
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the bootstrap would start a process for every core
     with _data_errors(tasks), contextlib.redirect_stdout(sys.stderr):
@@ -154,54 +150,6 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def harness_command_line(arguments: Sequence[str]) -> None:
-    """lm-evaluation-harness with its own arguments, but that `--model widthwise` is known, and NAME.jsonl as a task.
-
-    Raises UserError where it is not installed, and SystemExit as it does itself.
-    """
-    require("lm_eval", "eval")
-    from lm_eval.__main__ import cli_evaluate
-
-    import widthwise.runs.run_lm  # noqa: F401  (registers the name)
-
-    before = sys.argv
-    with tempfile.TemporaryDirectory() as folder, _data_errors(["lm_eval"]):
-        sys.argv = ["lm_eval", *_with_files(arguments, Path(folder))]  # the harness looks nowhere else
-        try:
-            cli_evaluate()
-        except UserError:
-            raise
-        except ValueError as error:  # its way of saying that options do not go together
-            raise UserError(f"lm-evaluation-harness: {error}") from error
-        finally:
-            sys.argv = before
-
-
-def _with_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
-    """The arguments, with files of local questions among the tasks as configs that the harness reads."""
-    is_task, named = False, []
-
-    def as_configs(names: str) -> str:
-        named.extend(names.split(","))
-        _check_unique(named)
-        return ",".join(as_config(name) if name.endswith(SUFFIX) else name for name in names.split(","))
-
-    def as_config(name: str) -> str:
-        config = local_task(Path(name))
-        written = folder / f"{config['task']}.yaml"
-        write_atomic(written, dump_yaml(config))
-        return str(written)
-
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if option in TASKS_OPTIONS:
-            is_task = True
-            yield f"{option}={as_configs(value)}" if equals else argument
-        else:
-            is_task = is_task and not argument.startswith("-")
-            yield as_configs(argument) if is_task else argument
 
 
 def _check_unique(tasks: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.analysis import TokenWidths
 from widthwise.records.evaluation import TaskResult
 from widthwise.records.record import finite
-from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TextResult
+from widthwise.records.run import DataCounts, GrowthRecord, RunResult, TextResult
 from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.state import inherited
@@ -37,7 +37,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     analyses = {} if model is None else model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
-    of_last_model = _since(records, ("growth", *DESCENTS))
+    of_last_model = _since(records, ("growth", "grown"))
     seconds = [[r["step_seconds"] for r in part if r["event"] == "train"] for part in (of_last_model, records)]
     step_seconds = seconds[0] or seconds[1]
     found = {
@@ -78,7 +78,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         data=_counts(loop.data),
         tokens_per_second=recipe.tokens_per_step / statistics.median(step_seconds),
         wall_seconds=state.wall_seconds,
-        peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in _since(records, DESCENTS)), default=0)
+        peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in _since(records, ("grown",))), default=0)
         or None,
         cost=cost_summary(recipe.final_model, recipe.seq_len),
         training_flops=spent.training_flops,

@@ -37,7 +37,7 @@ def save_run(
 ) -> Path:
     """Write a model, as a custom training loop leaves it, as a run directory at step 0, and return its path.
 
-    `eval --text`, `analyze --text`, `generate`, `grow`, `pad`, `export` and `resume` then work as on any run.
+    `eval --text`, `analyze --text`, `generate`, `grow`, `export` and `resume` then work as on any run.
     tokenizer: as `PreparedData.tokenizer` gives it, or a spec such as `bytes` or the path of a tokenizer.json; without
     one only what needs no text works. recipe: how the run would be trained further, but for its model; gentle settings
     on the default corpus where not given. seq_len: tokens per window; the recipe's, or at most 1024, where not given.

@@ -289,18 +289,3 @@ class RunCheckpoint:
         state = checkpoint.load(self.saved, model, optimizer)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         return weights, dict(state_by_name(model, optimizer)), state
-
-
-def merge(path: Path | str) -> list[Path]:
-    """Puts the tensors of every valid checkpoint of a run into one file each; returns those that were in several.
-
-    Every verb reads both forms: this is for other programs. Raises UserError where the folder is no run directory, has
-    no usable checkpoint, is in use or cannot be written.
-    """
-    run = RunDir(path)
-    run.config_yaml()
-    with run.locked():
-        newest_checkpoint(run)
-        paths = checkpoint_folder.checkpoint_paths(run.checkpoints)
-        valid = [path for path in paths if checkpoint_folder.find_damage(path) is None]
-        return [path for path in valid if checkpoint.merge(path)]

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from widthwise.config_io import UserError, refusing
-from widthwise.files import FileRecord, fsync_file, fsync_folder, leftovers, read_json_mapping, write_atomic, writing
+from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json_mapping
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows, with_rows
 from widthwise.recipe.optimizers import state_shapes
@@ -45,7 +45,7 @@ from widthwise.training.checkpoint_folder import (
     step_of,
 )
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.saved_tensors import SavedTensors, file_name, write_one_by_one, write_tensors
+from widthwise.training.saved_tensors import SavedTensors, file_name, write_tensors
 from widthwise.training.state import RunState
 
 
@@ -207,28 +207,6 @@ def _load_rng(path: Path) -> None:
 def opened(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
     """The tensors of a valid checkpoint, for the length of a block. stem: MODEL or OPTIMIZER."""
     return SavedTensors.opened(path, stem, manifest_of(path).n_shards)
-
-
-def merge(path: Path) -> bool:
-    """Puts the tensors of a valid checkpoint into one file each; returns whether they were in several.
-
-    The manifest is replaced when those are on the disk, so that the checkpoint is valid at any moment. What a killed
-    merge has left is removed. For the holder of the run's lock. Raises UserError where the files cannot be written.
-    """
-    manifest = manifest_of(path)
-    if manifest.n_shards > 1:
-        records = {name: manifest.files[name] for name in (RNG, STATE)}
-        for stem in (MODEL, OPTIMIZER):
-            merged = path / file_name(stem)
-            with opened(path, stem) as saved, writing(merged):
-                write_one_by_one(merged, saved.types(), saved.whole)
-            records[merged.name] = FileRecord.of(merged)
-        merged_manifest = manifest.model_copy(update={"n_shards": 1, "files": records})
-        write_atomic(path / MANIFEST, merged_manifest.content())
-    shards = [shard for stem in (MODEL, OPTIMIZER) for shard in path.glob(f"{stem}-*-of-*.safetensors")]
-    for needless in (*shards, *(left.path for left in leftovers(path) if left.name == MANIFEST)):
-        needless.unlink()
-    return manifest.n_shards > 1
 
 
 def _weights(model: Decoder) -> dict[str, Tensor]:

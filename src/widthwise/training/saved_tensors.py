@@ -5,11 +5,10 @@ model-00001-of-00002.safetensors, ...   the rows of the first shard (see `shards
 Tensors without axes stand in every file.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,15 +19,8 @@ from widthwise.config_io import UserError
 from widthwise.files import as_readable_as_others, fsync_file
 from widthwise.model.shards import rows_of_shard
 
-BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-
-
-class TensorType(NamedTuple):
-    """Type and shape of a tensor."""
-
-    dtype: str
-    """As safetensors call it, a key of BYTES_OF."""
-    shape: torch.Size
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types of tensors, as safetensors calls them."""
 
 
 def file_name(stem: str, shard: int = 0, n_shards: int = 1) -> str:
@@ -48,26 +40,6 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         except SafetensorError as error:
             raise OSError(str(error)) from None
-    fsync_file(path)
-
-
-def write_one_by_one(path: Path, tensors: Mapping[str, TensorType], read: Callable[[str], Tensor]) -> None:
-    """Writes a safetensors file of which no more than one tensor is in memory. Raises OSError.
-
-    tensors: name -> type and shape; read: gives each when its turn comes.
-    """
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, (dtype, shape) in tensors.items():
-        n_bytes = shape.numel() * BYTES_OF[dtype]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + n_bytes]}
-        offset += n_bytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in tensors:
-            file.write(read(name).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     fsync_file(path)
 
 
@@ -101,7 +73,7 @@ class SavedTensors:
         """The shape of a whole tensor. Raises UserError where it is no float, or its parts do not make one."""
         parts = [file.get_slice(name) for file in self._files]
         shapes, types = [part.get_shape() for part in parts], [part.get_dtype() for part in parts]
-        if odd := [each for each in types if each not in BYTES_OF or each != types[0]]:
+        if odd := [each for each in types if each not in FLOATS or each != types[0]]:
             raise UserError(f"{self.path}: {name} is of type {odd[0]}; must be a float, the same in every shard")
         n_rows = sum(shape[0] for shape in shapes if shape)
         for shard, shape in enumerate(shapes):
@@ -109,11 +81,6 @@ class SavedTensors:
             if shape != [rows.stop - rows.start, *shapes[0][1:]][: len(shapes[0])]:
                 raise UserError(f"{self.path}: {name} has shape {tuple(shape)} in shard {shard + 1} of {len(shapes)}")
         return torch.Size([n_rows, *shapes[0][1:]][: len(shapes[0])])
-
-    def types(self) -> dict[str, TensorType]:
-        """Return type and shape of every tensor, widest first, so that each is aligned."""
-        found = {name: TensorType(self._files[0].get_slice(name).get_dtype(), self.shape(name)) for name in self.names}
-        return dict(sorted(found.items(), key=lambda item: (-BYTES_OF[item[1].dtype], item[0])))
 
     def check(self, wanted: Mapping[str, torch.Size]) -> None:
         """Raises UserError where other tensors are there, or tensors of other shapes."""

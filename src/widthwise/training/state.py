@@ -15,7 +15,6 @@ from torch import Tensor
 from widthwise.config_io import UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import SpikePolicy, StopAtSpike, TrainConfig
-from widthwise.records.run import DESCENTS
 from widthwise.run_dir import RunDiverged
 from widthwise.training.processes import Processes
 
@@ -82,7 +81,7 @@ class Spent(NamedTuple):
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
     """Return the costs inherited from a parent run, zero without one. records: of metrics.jsonl."""
-    found = [record for record in records if record["event"] in DESCENTS]
+    found = [record for record in records if record["event"] == "grown"]
     return Spent(**{key: found[-1][key] for key in Spent._fields}) if found else Spent()
 
 

@@ -153,10 +153,6 @@ class DynamicConfig(WidthChoice, FFNConfig):
             return super().units_before(n_old, n_new)
         return resolve_name("widthwise.model.ffn.dynamic_module:old_index")(self.sizes)
 
-    def left_by_bake(self) -> Iterator[str]:
-        if self.grown_from:
-            yield f"grown_from: {list(self.grown_from)}; a width counts the first of these units"
-
 
 class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
     """A dynamic-width feed-forward for a layer of any width; usually d_ff = 3 d_model."""

@@ -120,10 +120,6 @@ class FFNConfig(Config, ABC):
             if after != before:
                 yield f"feed-forward {before} -> {after} hidden units (MLP expansion)"
 
-    def left_by_bake(self) -> Iterator[str]:
-        """The constants of a grown feed-forward that `bake` cannot remove, each as `field: why`."""
-        yield from ()
-
 
 class FFNTemplate(Config, ABC):
     """A feed-forward for a layer of any width: what a recipe says for all layers."""

@@ -1,65 +1,46 @@
-"""A merge that is killed leaves valid checkpoints, and every verb reads both forms of a run."""
+"""Every verb reads checkpoints in one file of weights and in several alike."""
 
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from file_operations import keep_states
 from injected import train_run
 from ranks import launched
+from safetensors.torch import save_file
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from typer.testing import CliRunner
 
 from widthwise.cli.main import app
+from widthwise.files import FileRecord, write_atomic
 from widthwise.runs.train import train_or_resume
-from widthwise.runs.trained import merge
-from widthwise.training.checkpoint_folder import MANIFEST, checkpoint_paths, files, find_damage, manifest_of
+from widthwise.training.checkpoint_folder import MANIFEST, RNG, STATE, checkpoint_paths, find_damage, manifest_of
 from widthwise.training.saved_tensors import SavedTensors
 
 pytestmark = pytest.mark.hard
 
 
-def tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Those of a checkpoint of any form, with the name of their file in front."""
-    found = {}
-    for stem in ("model", "optimizer"):
-        with SavedTensors.opened(path, stem, manifest_of(path).n_shards) as saved:
-            found |= {f"{stem}.{name}": saved.whole(name) for name in saved.names}
-    return found
-
-
-def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def merge_watched(run: Path, states: Path) -> None:
-    keep_states(run, states)
-    merge(run)
-
-
-def test_killed_before_any_file_operation_the_checkpoint_is_valid_and_the_next_merge_ends_it(finished, tmp_path):
-    run, states = unfinished_copy(finished, tmp_path / "run", 1), tmp_path / "states"
-    (path,) = checkpoint_paths(run / "checkpoints")
-    expected = tensors(path)
-    launched(1, merge_watched, run, states, errors=tmp_path / "errors", codes=[0])
-    killed = sorted(states.iterdir())
-    for state in killed:
-        shutil.rmtree(run)
-        shutil.copytree(state, run)
-        assert find_damage(path) is None, state
-        assert same(tensors(path), expected), state
-        merge(run)
-        assert {each.name for each in path.iterdir()} == {*files(), MANIFEST}, state
-        assert same(tensors(path), expected), state
-    assert len(killed) > 5
+def merge(run: Path) -> int:
+    """Put the tensors of every checkpoint of a run into one file each, and return the number of checkpoints."""
+    paths = checkpoint_paths(run / "checkpoints")
+    for path in paths:
+        manifest = manifest_of(path)
+        records = {name: manifest.files[name] for name in (RNG, STATE)}
+        for stem in ("model", "optimizer"):
+            merged = path / f"{stem}.safetensors"
+            with SavedTensors.opened(path, stem, manifest.n_shards) as saved:
+                save_file({name: saved.whole(name) for name in saved.names}, merged)
+            records[merged.name] = FileRecord.of(merged)
+        write_atomic(path / MANIFEST, manifest.model_copy(update={"n_shards": 1, "files": records}).content())
+        for shard in path.glob("*-of-*.safetensors"):
+            shard.unlink()
+        assert find_damage(path) is None
+    return len(paths)
 
 
 VERBS = {
     "generate": ("{run}", "--prompt", "a", "--max-new-tokens", "3"),
     "eval": ("{run}", "--text", "{text}"),
     "grow": ("{run}", "--add-layers", "2", "--out", "{out}"),
-    "pad": ("{run}", "--d-ff-multiple", "7", "--out", "{out}"),
     "export": ("{run}", "{out}"),
     "analyze": ("{run}", "--tokens", "200", "--out", "{out}"),
     "report": ("{run}",),
@@ -90,7 +71,7 @@ def test_every_verb_reads_both_forms_alike(uniform, tmp_path, verb):
     for _ in range(2):
         run, out = shutil.copytree(uniform, tmp_path / "run"), tmp_path / "out"
         if found:
-            assert len(merge(run)) == 3
+            assert merge(run) == 3
         found.append(read_by(verb, run, out, text))
         shutil.rmtree(run)
         shutil.rmtree(out, ignore_errors=True)
