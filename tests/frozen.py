@@ -71,14 +71,14 @@ RECIPES: dict[str, dict[str, Any]] = {
             "groups": {"x": {"change": {"model": {"shape": X}}, "over": {"model.shape.bottleneck_width": [0.5, 0.75]}}},
         },
     },
-    "ladder": {
+    "rungs": {
         "extends": "tiny.yaml",
-        "ladder": {
+        "sweep": {
             "seeds": [1],
             "match": MATCH,
             "tokens_per_param": 0.05,
             "rungs": {f"d{width}": {"model": {"d_model": width}} for width in (32, 48, 64)},
-            "variants": {"uniform": {}, "x": {"model": {"shape": X}}},
+            "groups": {"uniform": {}, "x": {"change": {"model": {"shape": X}}}},
         },
     },
 }
@@ -89,8 +89,8 @@ train grows.yaml --out runs/grows
 compare compare.yaml --jobs 1 --out runs/compare
 compare longer.yaml --jobs 1 --out runs/longer
 sweep sweep.yaml --jobs 1 --out runs/sweep
-sweep ladder.yaml --ladder --jobs 1 --out runs/ladder
-fit runs/ladder --law power --out runs/fit
+sweep rungs.yaml --jobs 1 --out runs/rungs
+fit runs/rungs --law power --out runs/fit
 grow runs/tiny --d-model 32 --add-layers 2 --out runs/grown
 resume runs/grown
 shrink runs/tiny --flops 0.8 --multiple 4 --out runs/shrunk
