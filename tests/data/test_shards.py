@@ -160,10 +160,6 @@ def test_any_names_are_read_as_they_were_written(tmp_path_factory, names):
         writer.add(names[3:])
     assert list(read_names(prefix)) == names
     assert names_path(prefix).read_bytes().count(b"\n") == len(names)
-    with NameWriter(prefix.with_name("twice")) as writer:
-        writer.append(prefix)
-        writer.append(prefix)
-    assert list(read_names(prefix.with_name("twice"))) == names * 2
 
 
 def test_anything_else_than_names_is_refused_with_its_line(tmp_path):

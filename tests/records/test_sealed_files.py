@@ -20,12 +20,12 @@ from widthwise.runs.scoring import EvaluationConfig
 ROOT = Path(__file__).parents[2]
 CHECKED_BY = {
     "a checksum of each entry": """analysis.json certificate.json consensus.json discovery.json
-        environment.json evaluation_table.json manifest.json outcome.json part.json plan.json
+        environment.json evaluation_table.json manifest.json outcome.json
         planned.json result.json scaling.json search.json tracking.json""",
     "the seal of checkpoints and of the result": "metrics.jsonl",
     "manifest.json": "state.json rng.safetensors model.safetensors .names.jsonl tokenizer.json tokenizer_spec.json",
     "environment.json": "origin.safetensors",
-    "nothing, because it is only shown": "samples.jsonl progress.json",
+    "nothing, because it is only shown": "samples.jsonl",
     "the reader of analyses, which counts its tokens": "text.jsonl",
     "the readers of Hugging Face folders": """config.json generation_config.json model.safetensors.index.json
         tokenizer_config.json special_tokens_map.json adapter_config.json""",

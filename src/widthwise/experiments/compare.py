@@ -74,7 +74,7 @@ def read_plan(
     adjust: str | None = None,
     tolerance: float | None = LARGEST_MISMATCH,
     only: str | None = None,
-    rates_from: Path | None = None,
+    rates_from: Path | str | None = None,
 ) -> Experiment:
     """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
 
@@ -119,7 +119,7 @@ def read_plan(
         refused=refused,
     )
     if rates_from is not None:
-        plan = with_rates(plan, rates_from)
+        plan = with_rates(plan, Path(rates_from))
     if tolerance is not None:
         check_fair(plan, tolerance)
     return plan
