@@ -191,12 +191,12 @@ REMOVED = {
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
     "trend": "was removed; `fit FOLDER --group folder --x QUANTITY --law log_linear` draws the line",
     "tune": "was removed; `sweep RECIPE --over optimizer.lr=...`, then `compare RECIPE --rates-from FOLDER`",
-    "ladder": "was removed; a sweep section with rungs, tokens_per_param and groups is one, which `sweep` trains",
-    "--ladder": "was removed; `sweep` trains a recipe whose sweep section has rungs",
+    "ladder": "was removed; use a `sweep` section with rungs, tokens_per_param and groups",
+    "--ladder": "was removed; give the sweep section of the recipe rungs",
     "bake": "was removed; `widthwise export` folds the constants that growth kept into the weights",
     "pad": "was removed; `widthwise export --pad-heads` pads heads; give other sizes to `widthwise grow`",
     "checkpoint": "was removed; every verb reads checkpoints in several files, and `widthwise export` writes one file",
-    "lm_eval": "was removed; use `widthwise eval --tasks`, or `lm_eval --model hf` on a folder of `widthwise export`",
+    "lm_eval": "was removed; use `widthwise eval --task`, or `lm_eval --model hf` on a folder of `widthwise export`",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
 }
 """Removed keys, options, kinds and verbs, with their replacement."""

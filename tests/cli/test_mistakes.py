@@ -108,7 +108,7 @@ MISTAKES = {
         (f"sweep base.yaml {OVER} --match weight", "match.quantity: got 'weight'"),
         (f"sweep base.yaml {OVER} --sampler tpe", "search.n_trials: is required but missing"),
         (f"sweep base.yaml {OVER} --trials 1 --storage elsewhere", "--storage: was removed; a search keeps its study"),
-        ("sweep rungs.yaml --ladder", "--ladder: was removed; `sweep` trains a recipe whose sweep section has rungs"),
+        ("sweep rungs.yaml --ladder", "--ladder: was removed; give the sweep section of the recipe rungs"),
         ("sweep ladder.yaml", "ladder: was removed; a sweep section with rungs, tokens_per_param and groups is one"),
         (f"sweep rungs.yaml {OVER}", "rungs: conflicts with over, search and baseline"),
     ],
