@@ -97,7 +97,7 @@ MISTAKES = {
         ("bake run --out baked", "bake: was removed; `widthwise export` folds"),
         ("pad run --d-ff-multiple 64 --out padded", "pad: was removed; `widthwise export --pad-heads`"),
         ("checkpoint merge run", "checkpoint: was removed; every verb reads"),
-        ("lm_eval --model widthwise", "lm_eval: was removed; use `widthwise eval --tasks`"),
+        ("lm_eval --model widthwise", "lm_eval: was removed; use `widthwise eval --task`"),
         ("paper list", "paper: was removed; `python benchmarks/paper.py`"),
         ("explore base.yaml model.d_modl=3 --no-browser", "did you mean 'd_model'?"),
         ("explore base.yaml --port 65536", "--port: got 65536"),
@@ -109,7 +109,7 @@ MISTAKES = {
         (f"sweep base.yaml {OVER} --sampler tpe", "search.n_trials: is required but missing"),
         (f"sweep base.yaml {OVER} --trials 1 --storage elsewhere", "--storage: was removed; a search keeps its study"),
         ("sweep rungs.yaml --ladder", "--ladder: was removed; give the sweep section of the recipe rungs"),
-        ("sweep ladder.yaml", "ladder: was removed; a sweep section with rungs, tokens_per_param and groups is one"),
+        ("sweep ladder.yaml", "ladder: was removed; use a `sweep` section with rungs"),
         (f"sweep rungs.yaml {OVER}", "rungs: conflicts with over, search and baseline"),
     ],
     "grow": [
