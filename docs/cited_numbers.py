@@ -430,7 +430,8 @@ GIVEN = {
         Where 0.016 is the best · 0.4 to 12.6 million · Virtual width of 1.5 · virtual width 1.5, ·
         lowers it by 0.0069 nats · (table 4, by 0.039) · 0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: ·
         0.40 of the tokens · 3.131 + 5.821 N^-0.629 · within 0.006 · slope of -0.00685 · R² of 0.9986 ·
-        77.6% of the FLOPs for its 77.8% · budget 0.6 · at 0.75 of the depth and 0.3 of · std 0.06 · std 0.042 · runs 0.2 to 1.1 percent""",
+        77.6% of the FLOPs for its 77.8% · budget 0.6 ·
+        at 0.75 of the depth and 0.3 of · std 0.06 · std 0.042 · runs 0.2 to 1.1 percent""",
     "docs/results.md": """
         0.4 to 6.3 million · (0.2 to 1.1 percent · virtual width of 1.5 · 0.25, 0.5, 0.75 of the depth ·
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
