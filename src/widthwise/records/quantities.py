@@ -166,7 +166,7 @@ class OfEqualLoss(Quantity):
 
     loss: str
     field: str
-    """Field of EqualLoss."""
+    """Name of the field of `EqualLoss` that holds the quantity."""
 
     def of_variant(self, variant: Variant) -> Estimate | None:
         return getattr(variant.at_equal_loss.get(self.loss), self.field, None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from widthwise.config_io import UserError
@@ -33,14 +34,14 @@ class Effects:
 
     scales: Sequence[Scale]
 
-    @property
+    @cached_property
     def differences(self) -> dict[str, list[Estimate | None]]:
         """Return variant -> held-out loss minus the baseline's at each scale; None where a comparison lacks it."""
         measured = [{point.name: point.difference for point in scale.comparison.variants} for scale in self.scales]
         names = dict.fromkeys(name for points in measured for name in points if points[name] is not None)
         return {name: [points.get(name) for points in measured] for name in names}
 
-    @property
+    @cached_property
     def signs(self) -> dict[str, str]:
         """Return variant -> whether its effect changes sign, one of PHRASES."""
         return {name: sign_over_scales(differences) for name, differences in self.differences.items()}
