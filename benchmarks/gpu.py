@@ -271,13 +271,13 @@ def parts(on: Accelerator) -> list[Part]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json", help="JSON file")
-    parser.add_argument("--only", default="", metavar="PREFIX", help="run the parts whose names begin so")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="run the parts whose names begin so")
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py: needs a CUDA GPU, and PyTorch sees none here", file=sys.stderr)
         return 2
     try:
-        wanted = [part for part in parts(Accelerator("cuda")) if part.name.startswith(arguments.only)]
+        wanted = [part for part in parts(Accelerator("cuda")) if part.name.startswith(tuple(arguments.only))]
         return 0 if run_parts(wanted, arguments.out, "cuda", total_seconds=525) else 1
     except UserError as error:
         print(f"benchmarks/gpu.py: {error}", file=sys.stderr)
