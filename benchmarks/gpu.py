@@ -246,7 +246,7 @@ def parts(on: Accelerator) -> list[Part]:
 
     def equal(shape: str) -> Part:
         modes = ("eager", "compiled") if shape == "x" else ("eager",)
-        return Part(f"equality/{shape}", lambda _: equality(on, shape, modes), 60)
+        return Part(f"equality/{shape}", lambda _: equality(on, shape, modes), 120)
 
     def trained(size: str, compiled: bool, n_rounds: int, seconds: float) -> Part:
         def run(seconds: float) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def parts(on: Accelerator) -> list[Part]:
         return Part(f"training/{size}/{'compiled' if compiled else 'eager'}", run, seconds)
 
     def decoded(size: str, batch_size: int) -> Part:
-        return Part(f"decoding/{size}/batch_{batch_size}", lambda _: family_decoding(on, size, batch_size), 40)
+        return Part(f"decoding/{size}/batch_{batch_size}", lambda _: family_decoding(on, size, batch_size), 80)
 
     return [
         Part("matrix_product", lambda _: measured_flops(on), 20),
