@@ -6,7 +6,7 @@ import pytest
 from tiny_sweeps import Heard
 
 from widthwise.experiments import scheduler
-from widthwise.experiments.scheduler import Eta, RunWork
+from widthwise.experiments.scheduler import Eta
 from widthwise.training.observer import Observer
 
 
@@ -23,38 +23,38 @@ def advance(run: Observer, clock, step: int, seconds: float) -> None:
     run.step_done(step)
 
 
-WORKS = {"a1": RunWork(100.0, 10), "b1": RunWork(300.0, 20), "a2": RunWork(100.0, 10), "b2": RunWork(300.0, 20)}
+FLOPS = {"a1": 1000.0, "b1": 6000.0, "a2": 1000.0, "b2": 6000.0}  # of 10 steps, of 20, of 10, of 20
 
 
-def test_what_was_not_measured_takes_as_long_as_its_flops_say_and_what_was_as_long_again(clock) -> None:
+def test_remaining_flops_take_as_long_as_at_the_mean_rate_of_steps(clock) -> None:
     """Finished runs are counted and take no time."""
     heard = Heard()
-    eta = Eta(WORKS)
-    with eta.at_work_on("a1", heard, ["b1", "a2", "b2"], []) as run:
+    eta = Eta(FLOPS)
+    with eta.at_work_on("a1", 100.0, heard, ["b1", "a2", "b2"], []) as run:
         run.starting("a", 0, 10)
         advance(run, clock, 4, 8.0)  # 2 seconds for each 100 FLOPs
         assert heard.left == [pytest.approx(6 * 2 + 10 * 2 + 2 * 20 * 6)]
         advance(run, clock, 10, 12.0)
     clock.seconds += 1000  # between runs
-    with eta.at_work_on("b1", heard, ["a2", "b2"], []) as run:
+    with eta.at_work_on("b1", 300.0, heard, ["a2", "b2"], []) as run:
         run.starting("b", 0, 20)
-        advance(run, clock, 5, 5.0)  # faster than its FLOPs say
-    assert heard.left[-1] == pytest.approx(15 * 1 + 10 * 2 + 20 * 1)
-    with Eta(WORKS).at_work_on("b2", heard, [], []) as run:
-        run.starting("b", 0, 20)
-        advance(run, clock, 10, 10.0)
+        advance(run, clock, 5, 5.0)  # faster: the mean is 2500 FLOPs in 25 seconds
+    assert heard.left[-1] == pytest.approx((15 * 300 + 1000 + 6000) / 100)
+    with Eta(FLOPS).at_work_on("b2", 300.0, heard, [], []) as run:
+        run.starting("b", 10, 20)  # resumed
+        advance(run, clock, 15, 10.0)
     assert heard.left[-1] == pytest.approx(10)
     assert heard.names == ["run 1 of 4, a", "run 2 of 4, b", "run 4 of 4, b"]
 
 
 def test_other_workers_share_what_is_left(clock) -> None:
     heard = Heard()
-    eta = Eta(WORKS)
-    with eta.at_work_on("a1", heard, ["a2", "b2"], ["b1"]) as run:
+    eta = Eta(FLOPS)
+    with eta.at_work_on("a1", 100.0, heard, ["a2", "b2"], ["b1"]) as run:
         run.starting("a", 0, 10)
         advance(run, clock, 5, 10.0)
         assert heard.left == [pytest.approx((10 + 20 + 20 * 6 + 20 * 6 / 2) / 2)]
-    with eta.at_work_on("a2", heard, [], ["b1", "b2", "a1"]) as run:
+    with eta.at_work_on("a2", 100.0, heard, [], ["b1", "b2", "a1"]) as run:
         run.starting("a", 0, 10)
         advance(run, clock, 1, 2.0)
     assert heard.left[-1] >= 9 * 2  # its own steps are made by nobody else

@@ -18,7 +18,7 @@ from tiny_runs import Listener, tiny_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.training.launch import Interrupted
-from widthwise.training.tracked import TRACKERS, tracked, values_of
+from widthwise.training.tracked import tracked, values_of
 
 Points = list[tuple[int, str, Any]]
 """(step, name, value) of everything a tracker holds, sorted."""
@@ -85,7 +85,7 @@ def recorded(run: Path) -> Points:
 @pytest.fixture(params=READERS)
 def name(request, tmp_path, monkeypatch) -> str:
     """A tracker that is installed, which writes below tmp_path."""
-    pytest.importorskip(TRACKERS[request.param].module, reason=f"the extra [{request.param}] is not installed")
+    pytest.importorskip(request.param, reason=f"the extra [{request.param}] is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_PROJECT", raising=False)

@@ -36,8 +36,8 @@ LATEST = "latest"
 
 def cache_folder() -> Path:
     """`$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
-    if own := os.environ.get("WIDTHWISE_CACHE"):
-        return Path(own)
+    if folder := os.environ.get("WIDTHWISE_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widthwise"
 
 
@@ -74,7 +74,8 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
     manifest promises.
     """
     remote = _Remote(check_url(url).rstrip("/"))
-    base = cache_folder() / "remote" / _cache_name(remote.url)
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", remote.url.rpartition("/")[2])[-40:]
+    base = cache_folder() / "remote" / f"{readable}-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
     try:
         text = remote.read_text(MANIFEST)
     except UserError as error:
@@ -96,13 +97,8 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
     return folder
 
 
-def _cache_name(url: str) -> str:
-    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", url.rpartition("/")[2])[-40:]
-    return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
-
-
 def _fetch_files(remote: "_Remote", manifest: Manifest, folder: Path, progress: ProgressCallback) -> None:
-    """Fetches what is missing; a file that has its name was checked when it got it."""
+    """Fetch missing files; a file with its name was checked when it got the name."""
     done = Counter(progress, f"fetching {remote.url}", sum(record.n_bytes for record in manifest.files.values()))
     for name, record in manifest.files.items():
         target = folder / name
@@ -130,7 +126,7 @@ class _Remote:
             self._files, self._root = fsspec.core.url_to_fs(url)
 
     def read_text(self, name: str) -> str:
-        """A small file. Raises UserError where it cannot be read or is longer than MAX_JSON_BYTES."""
+        """Return a small file. Raises UserError if it cannot be read or is longer than MAX_JSON_BYTES."""
         with self._open(name) as file:
             content = file.read(MAX_JSON_BYTES + 1)
         if len(content) > MAX_JSON_BYTES:
@@ -141,8 +137,9 @@ class _Remote:
             raise UserError(f"{self.url}/{name}: is not UTF-8 text") from None
 
     def copy(self, name: str, target: Path, record: FileRecord, has_read: Callable[[int], object]) -> None:
-        """Copies a file. Raises UserError where it is not what the record says; an OSError is one of `target`."""
-        digest, n_bytes = hashlib.sha256(), 0
+        """Copy a file. Raises UserError if it differs from the record; an OSError is one of `target`."""
+        digest = hashlib.sha256()
+        n_bytes = 0
         with open(target, "wb") as copy:
             for part in self._parts(name):
                 n_bytes += len(part)

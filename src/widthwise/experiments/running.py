@@ -16,7 +16,7 @@ from widthwise.experiments.experiment import Experiment, run_path, seeded
 from widthwise.experiments.findings import Findings
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import check_same_data, load_result
-from widthwise.experiments.scheduler import RunWork, Schedule, train_all
+from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.study import Study
 from widthwise.files import missing_folders, remove_unused, write_first
 from widthwise.recipe.recipe import Recipe, saved_recipe
@@ -121,7 +121,7 @@ class _ExperimentSchedule(Schedule):
         self._findings, self.failures = Findings(plan, folder, command, study), dict[str, str]()
         n_unknown = (plan.n_points - len(plan.points)) * len(plan.seeds)
         runs = [self._run(name, plan.recipes[name], seed) for name, seed in plan.order]
-        super().__init__(runs, observer, [RunWork.of(plan.reference)] * n_unknown)
+        super().__init__(runs, observer, [plan.reference.training_flops] * n_unknown)
         _write_planned(plan, folder, command)
 
     def _run(self, name: str, recipe: Recipe, seed: int) -> Run:

@@ -9,130 +9,93 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.experiments.jobs import JobProcess, Jobs, ProcessGroup, Run
-from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.sizes import counted
 from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
 from widthwise.training.observer import ForwardingObserver, Observer
 
 
-@dataclass(frozen=True)
-class RunWork:
-    """Remaining steps of a run, and the FLOPs of one."""
-
-    flops_per_step: float
-    n_steps: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, start: int = 0) -> "RunWork":
-        """Return the work of a run from `start` steps on. If its model grows, every step counts as the mean."""
-        return cls(recipe.training_flops / recipe.train.steps, recipe.train.steps - start)
-
-
 class Eta:
-    """The place of each run among all, and the time left for all.
+    """The place of each run among all, and the time left for all, at the mean rate of the steps made here.
 
-    A step is expected to take the time of earlier steps of the same FLOPs, or else that of its FLOPs at the mean rate.
+    Every step of a model that grows counts as the mean of its steps.
     """
 
-    def __init__(self, works: Mapping[str, RunWork], further: Sequence[RunWork] = ()):
-        """works: run -> its work, in order, done or not. further: the work of runs that are not known yet."""
-        self._works, self._further = dict(works), list(further)
-        self._places = {run: place for place, run in enumerate(works, start=1)}
-        self._n_runs = len(works) + len(further)
-        self._present: dict[str, _RunObserver] = {}
-        self._waiting: list[str] = []
-        self._elsewhere: list[str] = []
-        self.measured: dict[float, tuple[int, float]] = {}
-        """FLOPs of a step -> number of such steps made, and their seconds."""
+    def __init__(self, flops: Mapping[str, float], further: Sequence[float] = ()):
+        """flops: run -> its training FLOPs, in order, done or not. further: of runs that are not known yet."""
+        self._flops = dict(flops)
+        self._further = list(further)
+        self._n_runs = len(flops) + len(further)
+        self._shared = 0.0
+        self._n_elsewhere = 0
+        self.flops_left: dict[str, float] = {}
+        """Run that is trained here -> its remaining FLOPs."""
+        self.flops_done = 0.0
+        self.seconds = 0.0
+        """Time of the steps made here, summed over runs."""
 
-    def add(self, run: str, work: RunWork) -> None:
+    def add(self, run: str, flops: float) -> None:
         """Add a run, in place of a further one."""
         self._further = self._further[1:]
-        self._works[run] = work
-        self._places.setdefault(run, len(self._places) + 1)
+        self._flops[run] = flops
 
     @contextmanager
     def at_work_on(
-        self, run: str, observer: Observer, waiting: Iterable[str], elsewhere: Iterable[str]
+        self, run: str, flops_per_step: float, observer: Observer, waiting: Iterable[str], elsewhere: Sequence[str]
     ) -> Iterator[Observer]:
         """Yield the observer of a run that is trained in the block; several runs may be at work at the same time.
 
         observer: shows this run. waiting: the runs that no worker has begun. elsewhere: those that other workers have
-        claimed.
+        claimed, half of which is expected to be done.
         """
-        self._waiting, self._elsewhere = list(waiting), list(elsewhere)
-        place = f"run {self._places[run]} of {self._n_runs}"
-        present = self._present[run] = _RunObserver(self, place, self._works[run], observer)
+        self._shared = sum(self._flops[name] for name in waiting) + sum(self._flops[name] for name in elsewhere) / 2
+        self._n_elsewhere = len(elsewhere)
+        self.flops_left[run] = self._flops[run]
+        place = list(self._flops).index(run) + 1
         try:
-            yield present
+            yield _RunObserver(self, run, flops_per_step, f"run {place} of {self._n_runs}", observer)
         finally:
-            present.measure()
-            del self._present[run]
+            del self.flops_left[run]
 
     def seconds_left(self) -> float:
         """Return the time until the end of all runs, if as many run at a time as now. Needs one finished step."""
-        for present in self._present.values():
-            present.measure()
-        n_flops = sum(flops * steps for flops, (steps, _) in self.measured.items())
-        rate = n_flops / max(sum(seconds for _, seconds in self.measured.values()), 1e-9)
-
-        def seconds_of(work: RunWork, n_steps: int) -> float:
-            steps, seconds = self.measured.get(work.flops_per_step, (1, work.flops_per_step / rate))
-            return n_steps * seconds / steps
-
-        def seconds_of_all(runs: Iterable[str]) -> float:
-            return sum(seconds_of(self._works[run], self._works[run].n_steps) for run in runs)
-
-        own = [seconds_of(present.work, present.n_steps_left) for present in self._present.values()]
-        half_done = seconds_of_all(self._elsewhere) / 2
-        further = sum(seconds_of(work, work.n_steps) for work in self._further)
-        together = sum(own) + seconds_of_all(self._waiting) + further + half_done
-        return max(*own, together / (len(own) + len(self._elsewhere)))
+        n_flops = sum(self.flops_left.values()) + self._shared + sum(self._further)
+        n_at_once = len(self.flops_left) + self._n_elsewhere
+        return max(*self.flops_left.values(), n_flops / n_at_once) * self.seconds / self.flops_done
 
 
 class _RunObserver(ForwardingObserver):
-    """The observer of one run at work."""
+    """The observer of one run at work: adds its steps to the rate."""
 
-    def __init__(self, eta: Eta, place: str, work: RunWork, observer: Observer):
+    def __init__(self, eta: Eta, run: str, flops_per_step: float, place: str, observer: Observer):
         super().__init__(observer)
-        self._eta, self._place, self.work = eta, place, work
-        self.n_steps_left = work.n_steps
-        self._step, self._n_new, self._since, self._has_steps = 0, 0, 0.0, False
-        """The present step, those made since the run was last measured, when that was, and True after the first."""
-
-    def measure(self) -> None:
-        """Add the steps since the last measurement, and their time, to those of all runs."""
-        self._has_steps |= self._n_new > 0
-        if self._has_steps:
-            now, (n_steps, seconds) = time.monotonic(), self._eta.measured.get(self.work.flops_per_step, (0, 0.0))
-            self._eta.measured[self.work.flops_per_step] = n_steps + self._n_new, seconds + now - self._since
-            self._n_new, self._since = 0, now
+        self._eta = eta
+        self._run = run
+        self._flops_per_step = flops_per_step
+        self._place = place
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
-        self.measure()
-        self._step, self._n_steps, self._since = step, n_steps, time.monotonic()
+        self._step = step
+        self._n_steps = n_steps
+        self._since = time.monotonic()
         super().starting(f"{self._place}, {name}", step, n_steps)
-
-    def step_done(self, step: int) -> None:
-        self._reached(step)
-        super().step_done(step)
 
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "train":
-            self._reached(record["step"])  # its step_done comes after
-            self.remaining(self._eta.seconds_left())
+            eta = self._eta
+            now = time.monotonic()
+            eta.flops_done += (record["step"] - self._step) * self._flops_per_step
+            eta.flops_left[self._run] = (self._n_steps - record["step"]) * self._flops_per_step
+            eta.seconds += now - self._since
+            self._step = record["step"]
+            self._since = now
+            self.remaining(eta.seconds_left())
         super().record(record)
-
-    def _reached(self, step: int) -> None:
-        self._n_new += step - self._step
-        self._step, self.n_steps_left = step, self._n_steps - step
 
 
 POLL_SECONDS = 1.0
@@ -147,15 +110,18 @@ class HeldElsewhere(UserError):
 class Schedule:
     """The runs of an experiment that are left, for the jobs of one worker."""
 
-    def __init__(self, runs: Iterable[Run], observer: Observer, further: Sequence[RunWork] = ()):
-        """runs: in the order of training. further: the work of runs that are not known yet."""
+    def __init__(self, runs: Iterable[Run], observer: Observer, further: Sequence[float] = ()):
+        """runs: in the order of training. further: the FLOPs of runs that are not known yet."""
         self.observer = observer
         self.left = {run.name: run for run in runs}
         self._at_work: set[str] = set()
         self._held_elsewhere: list[str] = []
         self._n_announced = 0
-        works = {name: RunWork.of(run.recipe, run.grown_at or 0) for name, run in self.left.items()}
-        self.eta = Eta(works, further)
+        flops = {
+            name: run.recipe.training_flops * (1 - (run.grown_at or 0) / run.recipe.train.steps)
+            for name, run in self.left.items()
+        }
+        self.eta = Eta(flops, further)
 
     @property
     def n_held_elsewhere(self) -> int:
@@ -171,7 +137,7 @@ class Schedule:
         """Append runs."""
         for run in runs:
             self.left[run.name] = run
-            self.eta.add(run.name, RunWork.of(run.recipe))
+            self.eta.add(run.name, run.recipe.training_flops)
 
     def drop(self, point: str) -> None:
         """Remove the runs of a point."""
@@ -199,7 +165,8 @@ class Schedule:
         """Yield the observer of a run that is trained in the block. observer: of the job that trains it."""
         idle = [name for name in self.left if name not in {*self._at_work, *self._held_elsewhere}]
         waiting = [name for name in idle if not RunDir(self.left[name].path).has_result]
-        with self.eta.at_work_on(run.name, observer, waiting, self._held_elsewhere) as shown:
+        flops_per_step = run.recipe.training_flops / run.recipe.train.steps
+        with self.eta.at_work_on(run.name, flops_per_step, observer, waiting, self._held_elsewhere) as shown:
             yield shown
 
     def announce_wait(self) -> None:

@@ -1,14 +1,13 @@
-"""Records of runs for trackers, programs that draw them, and what keeps a tracker from disturbing a run."""
+"""Trackers, programs that draw the records of runs. A tracker never disturbs a run."""
 
 import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 from widthwise.config_io import UserError, require
@@ -19,75 +18,47 @@ from widthwise.training.launch import is_silent
 from widthwise.training.observer import ForwardingObserver, Observer, SilentObserver
 from widthwise.yaml_io import parse_yaml
 
-PROJECT = "widthwise"
-"""Project of a tracker in which runs are filed, where the user's environment names no other."""
-
 Values = Mapping[str, float | str]
-"""Name, such as `train/loss`, -> number, or words."""
-
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """The run that a tracker follows."""
-
-    folder: Path
-    recipe: Mapping[str, Any]
-    """Its resolved recipe as plain data, without the model, whose layers are too many."""
-    id: str | None
-    """The tracker's name for it, if it has followed the run already."""
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
-
-    @property
-    def group(self) -> str:
-        """Name of the folder above, or of the experiment that the run belongs to."""
-        parent = self.folder.resolve().parent
-        return (
-            parent.parent.name if parent.name == "runs" and (parent.parent / "planned.json").exists() else parent.name
-        )
+"""Name, such as `train/loss`, -> number or text."""
 
 
 class Tracker(ABC):
-    """One run in one program. Whatever goes wrong is raised; the run goes on without the tracker then."""
+    """One run in one program. Errors propagate; the caller disables the tracker."""
 
-    module: ClassVar[str]
-    """Name of the Python module of the program, which is imported when it is first needed."""
-    extra: ClassVar[str]
-    """Name of the extra that installs that module."""
+    def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
+        """recipe: resolved, as plain data, without the model, whose layers are too many."""
+        self.run = run
+        self.sent: dict[str, int] = {}
+        """Event -> last step whose record the program has."""
 
-    id: str
-    """Its name for the run, by which it finds it again."""
-    survives_kills: ClassVar[bool] = False
-    """True if a record is in a file once `log` returns; otherwise only once `close` does."""
-
-    @abstractmethod
-    def __init__(self, run: TrackedRun):
-        """Begins, or goes on where `run.id` was left."""
+    def send(self, record: Mapping[str, Any]) -> None:
+        """Log a record of metrics.jsonl, unless the program has it."""
+        if record["step"] > self.sent.get(record["event"], -1):
+            self.log(record["step"], values_of(record))
+            self.sent[record["event"]] = record["step"]
 
     @abstractmethod
-    def log(self, step: int, values: Values) -> None:
-        """Takes the numbers of one record of metrics.jsonl. step: of the record."""
+    def log(self, step: int, values: Values) -> None: ...
 
     @abstractmethod
-    def close(self, is_finished: bool) -> None:
-        """Writes what is not written yet. is_finished: whether the run has a result."""
+    def close(self) -> None:
+        """Write buffered records."""
 
 
 class TensorBoardTracker(Tracker):
-    """Event files in the folder of the run, which `tensorboard --logdir runs` shows: numbers as scalars of double
-    precision, words as text."""
+    """Event files in the folder of the run: numbers as scalars of double precision, text as text.
 
-    module, extra = "tensorboard", "tensorboard"
-    survives_kills = True
+    A resumed run replaces them by files with all records, so that none is there twice.
+    """
 
-    def __init__(self, run: TrackedRun):
-        writing = require("torch.utils.tensorboard", self.extra)
-        self._writer = writing.SummaryWriter(str(run.folder / "tensorboard"))
-        self.id = "tensorboard"
-        if run.id is None:
-            self._writer.add_text("recipe", f"```\n{json.dumps(run.recipe, indent=2)}\n```", 0)
+    def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
+        super().__init__(run, recipe)
+        writing = require("torch.utils.tensorboard", "tensorboard")
+        folder = run.path / "tensorboard"
+        for earlier in folder.glob("events.out.tfevents.*"):
+            earlier.unlink()
+        self._writer = writing.SummaryWriter(str(folder), purge_step=0)  # drops the earlier records in an open browser
+        self._writer.add_text("recipe", f"```\n{json.dumps(recipe, indent=2)}\n```", 0)
 
     def log(self, step: int, values: Values) -> None:
         for name, value in values.items():
@@ -97,38 +68,56 @@ class TensorBoardTracker(Tracker):
                 self._writer.add_scalar(name, value, step, new_style=True, double_precision=True)
         self._writer.flush()
 
-    def close(self, is_finished: bool) -> None:
+    def close(self) -> None:
         self._writer.close()
 
 
 class WandbTracker(Tracker):
-    """One row of the history for each record: offline in the folder of the run, unless WANDB_MODE says otherwise;
-    `wandb sync` sends it."""
+    """One row of the history for each record, offline in the folder of the run unless WANDB_MODE differs.
 
-    module, extra = "wandb", "wandb"
+    `tracking.json` of the run has the ID and the last steps of the rows that are in a file.
+    """
 
-    def __init__(self, run: TrackedRun):
-        wandb = require("wandb", self.extra)
-        self.id = run.id or uuid4().hex[:12]
-        self._run = wandb.init(
-            id=self.id,
+    def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
+        super().__init__(run, recipe)
+        wandb = require("wandb", "wandb")
+        self._file = SealedFile(run.path / "tracking.json")
+        state = self._file.read() if self._file.path.is_file() else {}
+        self._id = state.get("id") or uuid4().hex[:12]
+        self.sent = state.get("sent", {})
+        folder = run.path.resolve()
+        group = folder.parent
+        if group.name == "runs" and (group.parent / "planned.json").exists():  # a run of an experiment
+            group = group.parent
+        self._history = wandb.init(
+            id=self._id,
             resume="allow",
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=run.name,
-            group=run.group,
-            dir=str(run.folder),
-            config=dict(run.recipe),
+            project=os.environ.get("WANDB_PROJECT", "widthwise"),
+            name=folder.name,
+            group=group.name,
+            dir=str(run.path),
+            config=dict(recipe),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            reinit="create_new",  # several runs may be at work in one process
+            reinit="create_new",  # several runs may train in one process
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
-        self._run.define_metric("*", step_metric="step")
+        self._history.define_metric("*", step_metric="step")
+        self._write_state()  # a run that stops before its first record keeps its ID
 
     def log(self, step: int, values: Values) -> None:
-        self._run.log({**values, "step": step})
+        self._history.log({**values, "step": step})
 
-    def close(self, is_finished: bool) -> None:
-        self._run.finish(exit_code=0 if is_finished else 1)
+    def close(self) -> None:
+        self._history.finish(exit_code=0 if self.run.has_result else 1)
+        if self.run.exists:  # otherwise it was moved or deleted
+            self._write_state()
+
+    def _write_state(self) -> None:
+        self._file.write({"id": self._id, "sent": self.sent})
+
+
+TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
+"""Module, which is also the name of the extra that installs it, -> tracker."""
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
@@ -152,118 +141,74 @@ def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
         yield path, value
 
 
-TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
-STATE = "tracking.json"
-"""File of a run: for each tracker its name for the run, and the last step of each event that it surely has."""
-
-
 @contextmanager
 def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observer]:
     """An observer that also sends the records of every run to trackers, names of TRACKERS; only in the first process.
 
-    Raises UserError for a name that there is not, and where the extra of a tracker is not installed.
+    Raises UserError for an unknown name, and if the extra of a tracker is not installed.
     """
     shown = observer or SilentObserver()
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"track: got {name!r}; allowed: {', '.join(TRACKERS)}")
         if not is_silent():
-            require(TRACKERS[name].module, TRACKERS[name].extra)
+            require(name, name)
     if not names or is_silent():
         yield shown
         return
-    family: list[_Tracked] = []
-    try:
-        yield _Tracked(shown, list(dict.fromkeys(names)), family)
-    finally:
-        for each in family:
-            each.close()
+    with ExitStack() as stack:
+        yield _TrackingObserver(shown, list(dict.fromkeys(names)), stack)
 
 
-class _Tracked(ForwardingObserver):
-    """Shows what another observer shows, and sends records to trackers."""
+class _TrackingObserver(ForwardingObserver):
+    """Sends the records of one run at a time to trackers, and all else to another observer.
 
-    def __init__(self, observer: Observer, names: Sequence[str], family: "list[_Tracked]"):
-        """family: all observers of the same command, each of which looks after one run at a time."""
+    The first error of a tracker disables it for this run, with a message.
+    """
+
+    def __init__(self, observer: Observer, names: Sequence[str], stack: ExitStack):
         super().__init__(observer)
-        self._names, self._family = names, family
-        self._followers: list[_Follower] = []
-        family.append(self)
+        self._names = names
+        self._stack = stack
+        self._folder = Path()
+        self._trackers: dict[str, Tracker] = {}
+        stack.callback(self._close)
 
     def opened(self, run: Path) -> None:
         super().opened(run)
-        self.close()
-        self._followers = [_Follower(name, run, self.message) for name in self._names]
+        self._close()
+        self._folder = run
+        config = run / "config.yaml"
+        for name in self._names:
+            with self._harmless(name):
+                recipe = parse_yaml(read_text(config), str(config))
+                recipe = {key: value for key, value in recipe.items() if key != "model"}
+                self._trackers[name] = TRACKERS[name](RunDir(run), recipe)
+                for record in RunDir(run).metrics():
+                    self._trackers[name].send(record)
 
     def record(self, record: dict[str, Any]) -> None:
         super().record(record)
-        for each in self._followers:
-            each.take([record])
+        for name, tracker in list(self._trackers.items()):
+            with self._harmless(name):
+                tracker.send(record)
 
-    def close(self) -> None:
-        followers, self._followers = self._followers, []
-        for each in followers:
-            each.close()
+    def beside(self) -> "_TrackingObserver":
+        return _TrackingObserver(self._observer.beside(), self._names, self._stack)
 
-    def beside(self) -> "_Tracked":
-        return _Tracked(self._observer.beside(), self._names, self._family)
-
-
-class _Follower:
-    """One tracker of one run. The first error ends it, with a message, and nothing else.
-
-    A resumed run, or one that is tracked only now, is completed from metrics.jsonl. Each record is sent once; after a
-    kill, a tracker that does not survive kills gets those again that it has taken since it was opened.
-    """
-
-    def __init__(self, name: str, folder: Path, say: Callable[[str], None]):
-        self._name, self._folder, self._say = name, folder, say
-        self._tracker: Tracker | None = None
-        self._sent: dict[str, int] = {}
-        with self._harmless():
-            known, path = self._state().get(name, {}), folder / "config.yaml"
-            self._sent = dict(known.get("sent", {}))
-            recipe = {key: value for key, value in parse_yaml(read_text(path), str(path)).items() if key != "model"}
-            self._tracker = TRACKERS[name](TrackedRun(folder, recipe, known.get("id")))
-            self._keep_state()  # a run that stops before its first record is found again
-            self.take(RunDir(folder).metrics())
-
-    def take(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Sends what has not been sent."""
-        with self._harmless():
-            before = dict(self._sent)
-            for record in records:
-                if record["step"] > self._sent.get(record["event"], -1):
-                    if self._tracker is None:
-                        return
-                    self._tracker.log(record["step"], values_of(record))
-                    self._sent[record["event"]] = record["step"]
-            if self._sent != before and self._tracker is not None and self._tracker.survives_kills:
-                self._keep_state()
-
-    def close(self) -> None:
-        with self._harmless():
-            if self._tracker is not None:
-                self._tracker.close(RunDir(self._folder).has_result)
-                self._keep_state()
-        self._tracker = None
-
-    def _state(self) -> dict[str, Any]:
-        path = self._folder / STATE
-        return SealedFile(path).read() if path.is_file() else {}
-
-    def _keep_state(self) -> None:
-        if self._tracker is not None and RunDir(self._folder).exists:  # else it was moved or deleted meanwhile
-            state = {**self._state(), self._name: {"id": self._tracker.id, "sent": self._sent}}
-            SealedFile(self._folder / STATE).write(state)
+    def _close(self) -> None:
+        for name, tracker in list(self._trackers.items()):
+            with self._harmless(name):
+                tracker.close()
+        self._trackers.clear()
 
     @contextmanager
-    def _harmless(self) -> Iterator[None]:
-        """Standard output belongs to the answer of the verb, whatever a tracker has to say."""
+    def _harmless(self, name: str) -> Iterator[None]:
+        """Standard output is reserved for the answer of the verb, so a tracker prints on standard error."""
         try:
             with redirect_stdout(sys.stderr):
                 yield
         except Exception as error:
-            self._tracker = None
+            self._trackers.pop(name, None)
             reason = " ".join(str(error).split()) or type(error).__name__
-            self._say(f"{self._folder}: --track {self._name} failed; the run continues without it ({reason})")
+            self.message(f"{self._folder}: --track {name} failed; the run continues without it ({reason})")
