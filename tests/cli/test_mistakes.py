@@ -109,10 +109,8 @@ MISTAKES = {
         ("grow small --to wide.yaml", "--out: is required"),
         ("grow small --out large", "no target given"),
         (f"grow small {TO} --layers 0,1,neu", "--layers: got 'neu'"),
-        (f"grow small {TO} --layers 0,1,new", "layers: got [0, 1, null]"),
         (f"grow small {TO} --reset some", "--reset"),
         ("grow small 'model.shape={kind: x}' --out large", "it was trained from, as --to RECIPE 'model.shape="),
-        ("grow small 'model.residual={kind: virtual, width: 1.51}' --out large", "model.residual.width: got 1.51; "),
         ("grow small 'model.residual={kind: virtual, width: 1.2}' --out large", "model.residual.n_fractions: got 5; "),
         ("grow small model.d_model=48 --out large", "or use --d-model"),
         ("grow small --to wide.yaml --out small", "small: exists already"),
@@ -122,7 +120,6 @@ MISTAKES = {
         ("grow small --d-ff 1000000000000 --out large", "d_ff: got 1000000000000; input should be less than or equal"),
         ("shrink small", "--out: is required, unless --plan-only is given"),
         ("shrink small --plan-only --flops 1.5", "1.5"),
-        ("shrink small --plan-only --to wide.yaml", "d_model: got 48 where there are 32"),
     ],
     "generate": [
         ("generate run --seed 100000000000000000000", "--seed: got 100000000000000000000; input should be less"),
@@ -141,7 +138,6 @@ MISTAKES = {
     ],
     "eval": [
         ("eval small --tasks piqa,", "--tasks: got ''; string should have at least 1 character"),
-        ("eval small --suite hourglas", "did you mean 'hourglass'?"),
         ("eval small --baseline run9=run1", "--baseline: got 'run9'"),
         ("eval small --precision fp16", "precision: got 'fp16'"),
         ("eval small --device gpu", "device: got 'gpu'; torch has none of that name here"),
@@ -153,7 +149,6 @@ MISTAKES = {
     "data": [
         ("data prepare missing.txt --out out", "no such file"),
         ("data prepare points.csv --out out --held-out 0.1 --held-out-from points.csv", "got 0.1; conflicts"),
-        ("data prepare a.txt --out out --workers 0", "workers: got 0; expected at least 1"),
         ("data prepare a.txt --out out --held-out 0.000001 --tokenizer bytes", "(on the command line --held-out), or"),
         ("data adopt --train x --out out --tokenizer bytes", "--held-out"),
     ],
