@@ -44,9 +44,3 @@ def test_json_is_the_file(points: Path, tmp_path: Path, answer, monkeypatch: pyt
     assert found == {key: value for key, value in stored.items() if key != "checksums"}
     assert {group["chosen"] for group in found["groups"]} == {"log_linear"}
     assert found["savings"] == []
-
-
-def test_a_folder_with_another_report_is_left_alone(points: Path, tmp_path: Path, refused) -> None:
-    (tmp_path / "outcome.json").write_text("{}")
-    error = refused("fit", points, "--x", "compute", "--y", "loss", "--group-by", "model", "--out", tmp_path)
-    assert error == f"{tmp_path}: holds outcome.json, whose report would be replaced; choose another folder"

@@ -31,16 +31,6 @@ def deep(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_family_from_run_to_table(small: str, deep: Path, succeeds, answer) -> None:
-    asked = ("family", small, "train.steps=5", "--to", deep, "--to", "wide.yaml")
-    family = answer(*asked)["family"]
-    assert [(member["name"], member["start"]) for member in family["members"]] == [("deep", 3), ("wide", 3)]
-    out, _ = succeeds(*asked)
-    for member in family["members"]:
-        assert f"{member['val_loss']:.4f}" in out
-    assert f"{family['flops_alone'] / family['family_flops']:.2f} times the training FLOPs" in " ".join(out.split())
-
-
 def test_a_family_over_seeds_beside_models_trained_alone(small: str, deep: Path, tmp_path, succeeds, answer) -> None:
     command = ("family", small, "train.steps=5", "--also", "other", "--to", deep, "--alone", "flops", "--out", "out")
     outcome = answer(*command)

@@ -109,13 +109,3 @@ def test_a_second_ctrl_c_stops_at_once(slow: Path, tmp_path: Path) -> None:
     assert "stopped by a signal" in " ".join(terminal.lines)
     assert not list((tmp_path / "run").glob("checkpoints/step_*"))
     assert not COLOUR.search(terminal.text)
-
-
-def test_a_comparison_says_which_run_it_is_and_when_all_end(slow: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.yaml").write_text("extends: slow.yaml\nmodel: {d_model: 48}\n")
-    changes = ["train.steps=4", "train.batch_size=8", "--match", "none", "--seed", "1", "--jobs", "1", "--out", "both"]
-    terminal = Terminal(tmp_path, "compare", slow, "other.yaml", *changes)
-    terminal.wait_for("run 1 of 2, slow-seed1")
-    terminal.wait_for("all runs: ")
-    terminal.wait_for("run 2 of 2, other-seed1")
-    assert terminal.exit_code() == 0

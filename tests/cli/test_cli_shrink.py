@@ -17,17 +17,6 @@ def test_a_cut_run_trains_on_and_leaves(small: str, succeeds: Callable) -> None:
     succeeds("export", "cut", "exported")
 
 
-def test_a_hugging_face_folder_is_cut_in_one_command(small: str, succeeds: Callable) -> None:
-    """To the sizes of a recipe, here its own. It heals with the recipe of an import, changed on the command line."""
-    succeeds("export", small, "folder")
-    data = ("data.corpus=synthetic", "data.tokenizer=bytes", "seq_len=24", "train.batch_size=2", "train.precision=fp32")
-    words = ("shrink", "folder", "--to", "base.yaml", "--calibration-batches", 1, "--out", "cut", *data)
-    out, _ = succeeds(*words, "train.validation_tokens=48", "train.steps=2", "schedule.warmup_steps=1")
-    assert out.startswith("folder is cut to 1.000 of its FLOPs.")
-    assert json.loads(Path("cut/shrunk.json").read_text())["agreement"] == 1
-    succeeds("resume", "cut")
-
-
 def test_a_plan_writes_nothing_and_json_is_the_record(small: str, answer) -> None:
     before = sorted(Path().iterdir())
     found = answer("shrink", small, "--params", 0.9, "--shape", "x", "--plan-only")

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 TINY = ("model.d_model=16", "model.n_layers=2", "train.steps=2", "train.validation_tokens=48")
 
@@ -59,25 +58,3 @@ def test_when_all_points_fail_the_exit_code_says_so(sweep, widthwise, answer, tm
     assert error.splitlines()[-1] == f"error: {tmp_path / 'out'}: all 1 points failed"
     some = answer(*asked, "--over", "optimizer.lr=1e-3,1e6", "--out", tmp_path / "some")
     assert some["study"]["n_failed"] == 1
-
-
-SEARCH = ("--over", "optimizer.lr=0.002", "--seed", 3, "--sampler", "random", "--trials", 1)
-
-
-@pytest.mark.parametrize("option", ["--storage", "--study"])
-def test_an_option_that_was_removed_is_refused_with_what_to_use(sweep, refused, option: str) -> None:
-    said = refused(*sweep, *SEARCH, option, "x")
-    assert said.startswith(f"{option}: was removed; a search keeps its study in")
-
-
-def test_a_dry_run_of_rungs_trains_nothing(recipe: Path, succeeds, answer, tmp_path: Path) -> None:
-    rungs = {f"d{d}": {"model": {"d_model": d}} for d in (16, 32, 48)}
-    sweep = {"rungs": rungs, "groups": {"uniform": {}}, "tokens_per_param": 1.5, "seeds": [1, 2]}
-    path = recipe.with_name("rungs.yaml")
-    path.write_text(yaml.safe_dump({"extends": "base.yaml", "sweep": sweep}))
-    out, _ = succeeds("sweep", path, "--dry-run", "--out", tmp_path / "o")
-    assert "uniform-d48" in out
-    assert not (tmp_path / "o").exists()
-    plan = answer("sweep", path, "--dry-run", "--seed", 5)
-    assert plan["seeds"] == [5]
-    assert [row["name"] for row in plan["points"]] == ["uniform-d16", "uniform-d32", "uniform-d48"]

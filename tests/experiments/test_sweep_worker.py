@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_runs import Listener
-from tiny_sweeps import every_run_raises, recipe_file, spoil
+from tiny_sweeps import every_run_raises, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments import jobs
@@ -113,7 +113,7 @@ def test_the_file_is_what_was_returned_and_nothing_is_trained_again(done) -> Non
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if_data_differ(done, tmp_path) -> None:
+def test_points_are_compared_with_a_baseline_that_finishes_after_them(done, tmp_path) -> None:
     plan, folder, found = done
     early = Path(shutil.copytree(folder, tmp_path / "early"))
     (early / "runs" / "plain-seed9" / "result.json").unlink()
@@ -122,10 +122,6 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them_and_not_if
     shutil.copy(folder / "runs" / "plain-seed9" / "result.json", early / "runs" / "plain-seed9" / "result.json")
     assert points(findings.outcome({}))["0.03"] == points(found)["0.03"]
     assert points(findings.outcome({"0.03": "the disk was full"}))["0.03"]["state"] == "finished"  # by another worker
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    spoil(copy / "runs" / "0.03-seed7")
-    with pytest.raises(UserError, match=r"0\.03-seed7: was trained on other data"):
-        run_experiment(plan, copy, COMMAND)
 
 
 def test_finished_and_diverged_runs_of_another_recipe_are_refused_not_reported(done, tmp_path: Path) -> None:

@@ -177,13 +177,6 @@ def test_every_number_fits_in_100_columns_of_a_terminal(data: dict[str, Any]) ->
     assert "…\n" not in text
 
 
-def test_names_in_a_terminal_are_neither_markup_nor_control_codes(data: dict[str, Any]) -> None:
-    text = in_terminal(renamed(data, "[bold]b[/bold]", "[/nothing]", "\x1b[31mred"), 140)
-    assert "[bold]b[/bold]" in text
-    assert "[/nothing]" in text
-    assert "\x1b" not in text
-
-
 def test_a_variant_with_a_doubtful_run_is_marked_and_explained(data: dict[str, Any]) -> None:
     doubt = "seed 2: the training loss rose by 0.83 nats, at step 120"
     data["points"][1]["doubts"] = [doubt]
