@@ -36,13 +36,13 @@ from widthwise.runs.evaluate import EvaluationConfig as EvaluationConfig
 from widthwise.runs.evaluate import evaluate_run as evaluate_run
 from widthwise.runs.export import export_run as export_run
 from widthwise.runs.grow import grow_run as grow_run
+from widthwise.runs.open import Model as Model
+from widthwise.runs.open import open_model as open_model
 from widthwise.runs.save import import_run as import_run
 from widthwise.runs.save import save_run as save_run
 from widthwise.runs.shrink import shrink_run as shrink_run
 from widthwise.runs.train import resume as resume
 from widthwise.runs.train import train as train
-from widthwise.runs.trained import LoadedModel as LoadedModel
-from widthwise.runs.trained import load_trained as load_trained
 from widthwise.shape.search import search as search
 from widthwise.shape.search_space import SearchSpace as SearchSpace
 from widthwise.shape.template import ModelTemplate as ModelTemplate

@@ -17,7 +17,7 @@ import yaml
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from widthwise.run_dir import RunDir
-from widthwise.runs.trained import load_trained
+from widthwise.runs.open import open_model
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
 transformers.logging.set_verbosity_error()
@@ -253,7 +253,7 @@ def test_a_run_that_no_format_can_say_leaves_as_our_own_and_comes_back(succeeds,
     assert all(f"## {title}\n" in card for title in ("Use", "Shape", "Cost", "Training", "Evaluation"))
     assert "nats_per_token" in card
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    assert theirs(TEXT)["input_ids"] == load_trained(run).tokenizer.encode(TEXT)
+    assert theirs(TEXT)["input_ids"] == open_model(run).tokenizer.encode(TEXT)
     succeeds("import", folder, again)
     succeeds("export", again, tmp_path / "twice")
     assert (tmp_path / "twice" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()

@@ -18,7 +18,7 @@ from widthwise.evaluation.local_tasks import local_task
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.export import export_run
 from widthwise.runs.harness import metrics_of
-from widthwise.runs.loaded import load_model
+from widthwise.runs.open import open_model
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.train import train
 
@@ -78,7 +78,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     run = trained_run(folder, MODELS[request.param])
     assert export_run(run, folder / "hf")["model_type"] == request.param
     theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=3)
-    return ScorerLM(load_model(run, "cpu").scorer(ScoringOptions(batch_size=4))), theirs
+    return ScorerLM(open_model(run, "cpu").scorer(ScoringOptions(batch_size=4))), theirs
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,9 @@ from widthwise.recipe.recipe import load_recipe
 from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
+from widthwise.runs.open import open_model
 from widthwise.runs.train import train
-from widthwise.runs.trained import RunCheckpoint, load_trained
+from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.launch import Interrupted
 from widthwise.training.observer import SilentObserver
 from widthwise.yaml_io import merge
@@ -78,7 +79,7 @@ def test_a_family_shares_the_first_steps_and_does_nothing_twice(done, tmp_path: 
     wide, deep = found.family.members
     assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * N_TOKENS)
     shared = source.recipe.training_flops
-    models = [load_trained(out / name).model.config for name in ("wide", "deep")]
+    models = [open_model(out / name).model.config for name in ("wide", "deep")]
     per_token = [model.cost().training_flops(17) for model in models]
     assert wide["flops"] == shared + 2 * N_TOKENS * per_token[0]
     assert deep["flops_alone"] == 9 * N_TOKENS * per_token[1]

@@ -13,7 +13,7 @@ from ranks import launched
 from tiny_runs import outcome, unfinished_copy
 
 from widthwise.run_dir import RunDir
-from widthwise.runs.trained import load_trained
+from widthwise.runs.open import open_model
 from widthwise.training.checkpoint_folder import MANIFEST, find_damage, latest_valid
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -68,7 +68,7 @@ def test_damage_is_named_and_the_checkpoint_before_is_used(finished, tmp_path):
         found, (said,) = latest_valid(run / "checkpoints")
         assert found == run / "checkpoints" / "step_00000005"
         assert str(said).startswith(f"checkpoint step_00000006 is damaged ({named}"), name
-        trained = load_trained(run)
+        trained = open_model(run)
         assert (trained.step, [each.path for each in trained.damages]) == (5, [newest])
 
 
@@ -104,7 +104,7 @@ def test_pickles_beside_the_shards_are_never_read(recipe_file, finished, tmp_pat
     for folder in (run, run / "checkpoints", run / "checkpoints" / "step_00000006"):
         for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "model.pt", "rng.pt", "state.pkl"):
             (folder / name).write_bytes(pickle.dumps(Malicious(proof)))
-    assert load_trained(run).step == 6
+    assert open_model(run).step == 6
     command = ("train", str(recipe_file), "--out", str(run))
     launched(2, run_command, command, errors=tmp_path / "errors", codes=[0, 0])
     assert outcome(run) == outcome(finished)

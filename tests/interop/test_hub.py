@@ -15,6 +15,7 @@ import pytest
 from boxes import refusal
 
 from widthwise.interop.hub import import_source
+from widthwise.runs.open import open_model
 
 hub = pytest.importorskip("huggingface_hub", reason="needs the extra [hf]")
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
@@ -172,11 +173,9 @@ def test_a_commit_becomes_a_run_that_records_it(endpoint: str, folder: Path, off
     assert fetched == wanted  # neither pickles nor code
 
     for revision, sha in SHAS.items():  # the branch and the tag from the cache, without the network
-        assert import_source("org/llama", revision) == (
-            offline / "models--org--llama" / "snapshots" / sha,
-            "org/llama",
-            sha,
-        )
+        snapshot = offline / "models--org--llama" / "snapshots" / sha
+        assert import_source("org/llama", revision) == (snapshot, {"folder": "org/llama", "commit": sha})
+    assert "snapshots/" + SHAS["main"] + ": has no tokenizer.json" in refusal(open_model, "org/llama")
 
 
 def test_without_the_network_what_is_not_in_the_cache_is_refused(offline: Path) -> None:
@@ -186,7 +185,7 @@ def test_without_the_network_what_is_not_in_the_cache_is_refused(offline: Path) 
 def test_a_folder_of_that_name_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch, offline: Path) -> None:
     monkeypatch.chdir(folder.parent.parent)
     source = f"{folder.parent.name}/{folder.name}"
-    assert import_source(source) == (Path(source), folder.name, None)
+    assert import_source(source) == (Path(source), {"folder": folder.name})
     for wrong, said in (
         ((f"hf://{source}",), "cannot be reached"),
         ((source, "v1"), "--revision: got v1"),

@@ -18,8 +18,8 @@ from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.reports.analysis_tables import findings, summary_table
 from widthwise.runs.analyse import analyse
 from widthwise.runs.export import export_run
+from widthwise.runs.open import open_model
 from widthwise.runs.train import train
-from widthwise.runs.trained import load_trained
 
 BPE = ("data.tokenizer=bpe-280", "model.vocab_size=280", "train.checkpoint_every=9")
 TOKENS_PER_STEP = 4 * 17
@@ -57,7 +57,7 @@ def same(a: Any, b: Any, tolerance: float) -> bool:
 def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Analysis) -> None:
     held_out = HeldOut(open_data(tiny_recipe(*BPE).data), 17, 3, N_TOKENS, "fp32")
     for model in both["models"]:
-        trained = load_trained(runs / model["name"]).model
+        trained = open_model(runs / model["name"]).model
         profile = Profile(DecoderSubject(trained))
         for windows in held_out.batches():
             profile.add(windows)
@@ -140,7 +140,7 @@ def growing(trained) -> Path:
 
 def test_an_analysis_looks_into_the_model_of_that_step(growing: Path) -> None:
     (model,) = analyse([growing], n_tokens=34, step=3)["models"]
-    profile = Profile(DecoderSubject(load_trained(growing, step=3).model))
+    profile = Profile(DecoderSubject(open_model(growing, step=3).model))
     for windows in HeldOut(open_data(tiny_recipe().data), 17, 2, 34, "fp32").batches():
         profile.add(windows)
     assert (model["step"], model["tokens"], model["widths"]) == (3, 3 * TOKENS_PER_STEP, [24, 8, 24])

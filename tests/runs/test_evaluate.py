@@ -19,8 +19,8 @@ from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
+from widthwise.runs.open import HELD_OUT
 from widthwise.runs.train import resume
-from widthwise.runs.trained import HELD_OUT
 
 KINDS = {
     "explicit widths": (),

@@ -17,7 +17,7 @@ from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.export import export_run
-from widthwise.runs.loaded import load_model
+from widthwise.runs.open import open_model
 from widthwise.runs.scoring import ScoringOptions
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
@@ -62,7 +62,7 @@ def test_what_transformers_runs_does_not_write_texts(folder: Path) -> None:
     from lm_eval.api.instance import Instance
 
     def asked(name: str) -> list[str]:
-        scorer = load_model(folder / name).scorer(ScoringOptions(max_length=17))
+        scorer = open_model(folder / name).scorer(ScoringOptions(max_length=17))
         request = Instance("generate_until", {}, ("one", {"until": ["\n"], "max_gen_toks": 3}), 0)
         return ScorerLM(scorer).generate_until([request], disable_tqdm=True)
 
@@ -106,7 +106,7 @@ BY_TRANSFORMERS = [
 """Changes of config.json that only concern transformers, as `import` reads none of this or compares every shape."""
 
 
-@pytest.mark.parametrize("reader", [import_hf, load_model])
+@pytest.mark.parametrize("reader", [import_hf, open_model])
 def test_no_file_leads_elsewhere_or_takes_all_memory(folder: Path, tmp_path: Path, reader: Any) -> None:
     """Whoever reads the folder; nothing is left to transformers."""
     path = shutil.copytree(folder / "llama", tmp_path / "llama")

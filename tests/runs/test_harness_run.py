@@ -9,7 +9,7 @@ from harness_cases import keep_harness_in, write_lines
 from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.runs.harness import run_lm_eval
-from widthwise.runs.trained import load_trained
+from widthwise.runs.open import open_model
 from widthwise.yaml_io import dump_yaml
 
 pytest.importorskip("lm_eval", reason="needs the extra [eval]")
@@ -47,7 +47,7 @@ def few_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def scorer(run: Path) -> Scorer:
-    trained = load_trained(run)
+    trained = open_model(run)
     return Scorer(trained.model, trained.tokenizer, trained.recipe.seq_len)
 
 

@@ -14,8 +14,8 @@ from widthwise.data.prepare import prepare
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
+from widthwise.runs.open import open_model
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import load_trained
 from widthwise.training.objective import Objective
 from widthwise.training.processes import ALONE
 
@@ -43,7 +43,7 @@ def finished(trained, folder) -> Path:
 
 
 def test_the_loss_of_validation_is_that_of_each_document_alone(finished, folder):
-    trained, recipe = load_trained(finished), packed_recipe(folder)
+    trained, recipe = open_model(finished), packed_recipe(folder)
     losses = []
     for window in recipe.held_out(open_data(recipe.data)).batches():
         for row in window:

@@ -17,9 +17,10 @@ from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.export import export_run
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.listing import listed_run
+from widthwise.runs.open import open_model
 from widthwise.runs.save import import_run, save_run
 from widthwise.runs.train import resume
-from widthwise.runs.trained import RunCheckpoint, load_trained
+from widthwise.runs.trained import RunCheckpoint
 
 TEXT = "A river is wider where it is slow.\n" * 40
 TOKENS = torch.arange(3, 14)[None]
@@ -38,7 +39,7 @@ def test_the_weights_come_back_and_the_model_stays_as_it_was(model: Decoder, tmp
     assert listed_run(run).state == "ready"
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
-    found = load_trained(str(run), device="cpu")
+    found = open_model(str(run), device="cpu")
     assert (found.step, found.tokenizer.spec, found.recipe.seq_len) == (0, "bytes", 1024)
     for name, weight in model.named_parameters():
         assert torch.equal(found.model.get_parameter(name), weight.float()), name
@@ -56,7 +57,7 @@ def test_every_verb_works_on_it(model: Decoder, tmp_path: Path) -> None:
     source = RunCheckpoint.of(run)
     intention = growth_intended(source, wanted_recipe(source, None, ["model.layers.0.ffn.d_ff=131"]), GrowOptions())
     carry_out(source, intention, tmp_path / "grown")
-    before, after = (load_trained(path, "cpu").model(TOKENS) for path in (run, tmp_path / "grown"))
+    before, after = (open_model(path, "cpu").model(TOKENS) for path in (run, tmp_path / "grown"))
     torch.testing.assert_close(before, after, rtol=1e-5, atol=1e-5)
 
     assert resume(run).steps == recipe.train.steps

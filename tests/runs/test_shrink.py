@@ -16,10 +16,10 @@ from widthwise.records.shrinking import LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run
 from widthwise.runs.grow import grow_run
+from widthwise.runs.open import open_model
 from widthwise.runs.save import save_run
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume
-from widthwise.runs.trained import load_trained
 
 CUT = ShrinkOptions(flops=0.7, calibration_batches=2, multiple=4)
 UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "train.checkpoint_every=9")
@@ -87,7 +87,7 @@ def test_the_cut_does_not_depend_on_the_sequences_of_a_pass(trained) -> None:
 
 def test_the_division_between_parts_does_not_depend_on_the_unit_of_their_scores(parent: Path, tmp_path: Path) -> None:
     """Values of all heads 64 times as large, and what reads them as much smaller: exactly the same function."""
-    loaded = load_trained(parent, "cpu")
+    loaded = open_model(parent, "cpu")
     with torch.no_grad():
         for layer in loaded.model.layers:
             layer.attention.w_v.weight.mul_(64)
@@ -127,7 +127,7 @@ def test_another_shape_at_a_step_and_with_other_data_of_the_same_tokens(parent: 
 
 
 def test_weights_that_are_no_numbers_are_named(parent: Path, tmp_path: Path) -> None:
-    loaded = load_trained(parent, "cpu")
+    loaded = open_model(parent, "cpu")
     for name, value in (("embedding", math.nan), ("layers.1.ffn.w_up", math.inf)):
         weight = loaded.model.get_submodule(name).weight
         with torch.no_grad():

@@ -17,10 +17,10 @@ from widthwise.model.generate import SamplingConfig, generate
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.export import export_run
+from widthwise.runs.open import open_model
 from widthwise.runs.save import import_run
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume
-from widthwise.runs.trained import load_trained
 from widthwise.training.checkpoint_folder import checkpoint_paths
 
 UNIFORM = ("model.shape={kind: uniform}", "model.d_model=24", "model.vocab_size=300", "data.tokenizer=bpe-300")
@@ -55,7 +55,7 @@ def test_one_command_does_what_import_and_shrink_do(folders: dict[str, Path], tm
     assert (found.source, found.step) == ("fp32", 0)
     assert [each.to_data() for each in found.layers] == [each.to_data() for each in expected.layers]
     assert (found.loss_before, found.loss_after) == (expected.loss_before, expected.loss_after)
-    ours, theirs = (load_trained(tmp_path / name, "cpu") for name in ("small", "other"))
+    ours, theirs = (open_model(tmp_path / name, "cpu") for name in ("small", "other"))
     for name, weight in ours.model.named_parameters():
         assert torch.equal(weight, theirs.model.get_parameter(name)), name
     sections = [saved_recipe(RunDir(tmp_path / name)).model_copy(update={"data": None}) for name in ("small", "other")]
@@ -73,7 +73,7 @@ def test_it_heals_leaves_and_generates_what_transformers_does(folders: dict[str,
     assert layer_sizes(saved_recipe(RunDir(run)).explicit_model) == SIZES
     assert resume(run)["val_loss"] < found.loss_after
     assert export_run(run, exported)["model_type"] == "widthwise"
-    ours = load_trained(run, "cpu")
+    ours = open_model(run, "cpu")
     prompt = ours.tokenizer.encode("A river is ")
     expected = generate(ours.model, [prompt], 12, SamplingConfig(temperature=0))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
@@ -88,7 +88,7 @@ def test_weights_in_bf16_stay_so_where_the_run_computes_in_bf16(folders: dict[st
     assert stored_types(checkpoint_paths(tmp_path / "whole/checkpoints")[0]) == {torch.bfloat16}
     assert found.loss_after == pytest.approx(found.loss_before, abs=2e-3)
     import_run(folders["bf16"], tmp_path / "imported", overrides=BF16)
-    ours, theirs = (load_trained(tmp_path / name, "cpu").model for name in ("whole", "imported"))
+    ours, theirs = (open_model(tmp_path / name, "cpu").model for name in ("whole", "imported"))
     for name, weight in ours.named_parameters():
         assert torch.equal(weight.flatten().sort().values, theirs.get_parameter(name).flatten().sort().values), name
     turned = shrink_run(folders["bf16"], None, ShrinkOptions(flops=1.0, calibration_batches=1), BF16)
@@ -104,14 +104,14 @@ def test_a_run_that_begins_in_bf16_trains_and_leaves_in_fp32(folders: dict[str, 
     export_run(run, tmp_path / "first")
     assert stored_types(tmp_path / "first") == {torch.float32}
     assert resume(run)["val_loss"] < found.loss_after
-    assert {weight.dtype for weight in load_trained(run, "cpu").model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in open_model(run, "cpu").model.parameters()} == {torch.float32}
 
 
 def test_a_model_with_tied_embeddings_is_sorted_and_stays_tied(trained, tmp_path: Path) -> None:
     export_run(trained(*UNIFORM, "model.tie_embeddings=true", name="tied"), tmp_path / "tied", dtype="bf16")
     found = shrink_run(tmp_path / "tied", tmp_path / "small", ShrinkOptions(params=0.8, calibration_batches=1), BF16)
     assert "tie_embeddings" in (found.not_turned or "")
-    model = load_trained(tmp_path / "small", "cpu").model
+    model = open_model(tmp_path / "small", "cpu").model
     assert model.head.weight is model.embedding.weight
     assert sum(each.numel() for each in model.parameters()) == found.after.params
 

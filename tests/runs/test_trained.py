@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 from tiny_runs import unfinished_copy
 
 from widthwise.run_dir import RunDir
-from widthwise.runs.trained import load_trained
+from widthwise.runs.open import open_model
 
 
 def test_model_and_tokenizer_come_from_the_run_alone(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIDTHWISE_CACHE", "/nonexistent")
-    trained = load_trained(finished)
+    trained = open_model(finished)
     assert trained.step == 9
     assert trained.tokenizer.decode(trained.tokenizer.encode("naïve\n")) == "naïve\n"
     assert trained.tokenizer.id == RunDir(finished).environment()["data"]["tokenizer"]["id"]
@@ -24,7 +24,7 @@ def test_model_and_tokenizer_come_from_the_run_alone(finished: Path, monkeypatch
 
 
 def test_a_step_names_the_checkpoint(finished: Path) -> None:
-    before, now = load_trained(finished, step=5), load_trained(finished)
+    before, now = open_model(finished, step=5), open_model(finished)
     assert (before.step, now.step) == (5, 9)
     saved = load_file(finished / "checkpoints/step_00000005/model.safetensors")
     assert all(torch.equal(before.model.get_parameter(name), tensor) for name, tensor in saved.items())
@@ -33,9 +33,9 @@ def test_a_step_names_the_checkpoint(finished: Path) -> None:
 
 def test_a_step_of_which_nothing_is_kept_is_refused_and_a_damaged_one_not_replaced(finished: Path, tmp_path) -> None:
     run = unfinished_copy(finished, tmp_path / "run", 3)
-    assert refusal(load_trained, run, step=6).endswith("checkpoints: step: got 6; there are checkpoints of: 1, 2, 3")
+    assert refusal(open_model, run, step=6).endswith("checkpoints: step: got 6; there are checkpoints of: 1, 2, 3")
     (run / "checkpoints/step_00000003/model.safetensors").write_bytes(b"torn")
-    found = load_trained(run)
+    found = open_model(run)
     assert (found.step, [each.path.name for each in found.damages]) == (2, ["step_00000003"])
     message = "checkpoint step_00000003 is damaged (model.safetensors has 4 bytes"
-    assert message in refusal(load_trained, run, step=3)
+    assert message in refusal(open_model, run, step=3)

@@ -15,8 +15,8 @@ from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from widthwise.data.config import open_data
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
+from widthwise.runs.open import open_model
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import load_trained
 
 EOS = 256
 TEXTS = ["a text of its own\n", "and — another one, longer than a window is\n"]
@@ -63,7 +63,7 @@ def test_raw_text_is_read_in_windows_with_the_end_of_text_behind_each_document(f
     ids = [token for text in TEXTS for token in (*text.encode(), EOS)]
     rows = torch.tensor([ids[start : start + 18] for start in range(0, len(ids) - 17, 17)])
     with torch.no_grad():
-        found = load_trained(folder / "run").model(rows[:, :-1]).log_softmax(dim=-1)
+        found = open_model(folder / "run").model(rows[:, :-1]).log_softmax(dim=-1)
     losses = -found.gather(2, rows[:, 1:, None])[..., 0].mean(dim=1)
     texts = RunDir(folder / "run").result().val_texts
     assert len(rows) == 3

@@ -24,10 +24,10 @@ from widthwise.recipe.objective import DistillConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
+from widthwise.runs.open import open_model
 from widthwise.runs.plan import dry_run
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import load_trained
 from widthwise.training.objective import Objective
 from widthwise.training.observer import SilentObserver
 from widthwise.training.teacher import LoadedTeacher, Origin
@@ -55,7 +55,7 @@ def student(teacher: Path, *overrides: str) -> Recipe:
 def test_the_divergence_is_part_of_the_gradient_but_not_of_the_loss(float64: None, finished: Path) -> None:
     model = build(tiny_recipe(*NARROW).explicit_model, seed=1, dtype=torch.float64)
     with torch.no_grad():
-        theirs = (load_trained(finished).model.double()(INPUTS) / 2).softmax(dim=-1)
+        theirs = (open_model(finished).model.double()(INPUTS) / 2).softmax(dim=-1)
     logits = model(INPUTS)
     loss = -logits.log_softmax(dim=-1).gather(-1, TARGETS[..., None]).mean()
     divergence = (theirs * (theirs.log() - (logits / 2).log_softmax(dim=-1))).sum(dim=-1).mean()
@@ -72,7 +72,7 @@ def test_a_model_learns_nothing_from_itself(finished: Path, precision: str, tole
     norms = []
     for weight in (0.0, 1.0):
         model = build(saved_recipe(RunDir(finished)).final_model, seed=1)
-        model.set_weights(load_trained(finished, "cpu").model.named_parameters())
+        model.set_weights(open_model(finished, "cpu").model.named_parameters())
         norms.append(step(model, finished, told, precision, weight=weight).grad_norm)
     assert norms[1] < tolerance * norms[0]
 
@@ -113,7 +113,7 @@ def test_the_costs_of_a_student_are_known_without_its_teacher(finished: Path, tm
     flops = student(teacher).training_flops
     teacher.rename(tmp_path / "gone")
     assert saved_recipe(RunDir(tmp_path / "run")).training_flops == flops
-    assert load_trained(tmp_path / "run").tokens == 9 * 4 * 17
+    assert open_model(tmp_path / "run").tokens == 9 * 4 * 17
 
 
 def test_what_is_no_teacher_is_refused(finished: Path, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def cut_of(parent: Path, out: Path, *overrides: str, flops: float = 1.0, **optio
 
 def states_of(run: Path, tokens: Tensor = BATCH) -> list[Tensor]:
     found: list[Tensor] = []
-    model = load_trained(run, "cpu").model
+    model = open_model(run, "cpu").model
     with torch.no_grad():
         model.stream(tokens, see=lambda i, stream: found.append(coordinates(stream, model.config.d_model)))
     return found

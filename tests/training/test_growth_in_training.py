@@ -14,8 +14,8 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
+from widthwise.runs.open import open_model
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import load_trained
 from widthwise.training import growth_step
 from widthwise.training import train_state as train_state_module
 from widthwise.training.growth_step import state_by_name
@@ -72,7 +72,7 @@ def test_a_kill_around_a_growth_leaves_one_record_of_it(grown_twice: Path, tmp_p
     """The checkpoint of a growth's step holds the model before it; the metrics may have the growth already."""
     for step, widths in ((0, None), (4, [24, 8, 24]), (5, [32, 24, 24, 24, 32]), (8, None)):
         run = unfinished_copy(grown_twice, tmp_path / str(step), step)
-        assert widths is None or load_trained(run).model.config.widths == widths
+        assert widths is None or open_model(run).model.config.widths == widths
         assert records(run, "growth")
         resume(run)
         assert [record["step"] for record in records(run, "growth")] == [4, 7]
@@ -89,7 +89,7 @@ def test_the_larger_model_learns(tmp_path: Path) -> None:
     deeper = "growth=[{at_step: 10, model: {n_layers: 5}, rewarmup_steps: 3}]"
     result = train(tiny_recipe(UNIFORM, deeper, "train.steps=40", "train.checkpoint_every=null"), tmp_path / "run")
     assert result["val_loss"] < result["growth"][0]["loss_before"] - 0.3
-    layers = load_trained(tmp_path / "run").model.layers
+    layers = open_model(tmp_path / "run").model.layers
     assert all(matrix.weight.any() for i in (0, 4) for matrix in (layers[i].attention.w_o, layers[i].ffn.w_down))
 
 

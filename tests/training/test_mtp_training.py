@@ -16,8 +16,8 @@ from widthwise.model.decoder import build
 from widthwise.model.generate import generate_drafted
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.run_dir import RunDir
+from widthwise.runs.open import open_model
 from widthwise.runs.train import train
-from widthwise.runs.trained import load_trained
 from widthwise.training.step_statistics import MTPLosses
 from widthwise.training.validation import validate
 
@@ -74,7 +74,7 @@ def test_the_heads_learn_and_draft(tmp_path):
     assert result["val_mtp_losses"] == records[-1]["mtp_losses"]
     assert [len(windows) for windows in result["val_mtp_window_losses"]] == [len(result["val_window_losses"])] * 2
     assert result["val_mtp_losses"][0] < math.log(257) - 1
-    trained = load_trained(tmp_path / "run")
+    trained = open_model(tmp_path / "run")
     _, counts = generate_drafted(trained.model, [trained.tokenizer.encode("the ")], 40)
     assert counts.n_accepted > 0
 

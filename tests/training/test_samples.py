@@ -11,8 +11,8 @@ from widthwise.config_io import UserError
 from widthwise.model.generate import SamplingConfig, generate
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
+from widthwise.runs.open import open_model
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import load_trained
 from widthwise.training.launch import Interrupted
 
 
@@ -34,7 +34,7 @@ def test_every_validation_continues_every_prompt_as_generate_does_and_the_page_r
     assert "<p>“&lt;b&gt;x”</p>" in page[page.index('id="samples"') :]
     assert page.index("<summary>step 9</summary>") < page.index("<summary>step 5</summary>")
     for step in (5, 9):
-        trained = load_trained(sampled, step=step)
+        trained = open_model(sampled, step=step)
         prompts = [trained.tokenizer.encode("<b>x"), [trained.tokenizer.eos_id]]
         expected = generate(trained.model, prompts, 7, SamplingConfig(temperature=0.8), 5, trained.tokenizer.eos_id)
         found = [record["text"] for record in texts(sampled) if record["step"] == step]
@@ -45,7 +45,7 @@ def test_a_text_ends_with_its_document(tmp_path):
     run, prompts = tmp_path / "run", ["a", "b", "c", "d", "e"]
     sample = f"train.sample={{prompts: {prompts}, n_tokens: 300, temperature: 3}}"
     train(tiny_recipe("train.validate_every=null", sample), run)
-    trained = load_trained(run)
+    trained = open_model(run)
     encoded, eos_id = [trained.tokenizer.encode(prompt) for prompt in prompts], trained.tokenizer.eos_id
     expected = generate(trained.model, encoded, 300, SamplingConfig(temperature=3), 0, eos_id)
     assert min(map(len, expected)) < 300

@@ -14,13 +14,12 @@ from widthwise.analysis.subject import AttentionCall, Subject, Watcher, watched_
 from widthwise.config_io import UserError
 from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.model.axes import Linear
-from widthwise.model.context import FeedForward
+from widthwise.model.context import FeedForward, Stream
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.moe_module import MoE
 from widthwise.model.layer_module import DecoderLayer
-from widthwise.model.residual.interface import Stream
 from widthwise.model.residual.over_width_module import PadEntry
 
 DOWN = "w_down"

@@ -14,8 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import without_autocast
-from widthwise.model.context import Site
-from widthwise.model.residual.interface import Stream
+from widthwise.model.context import Site, Stream
 
 SCORES_AT_ONCE = 1 << 23
 IN_BLOCKS = torch.ops.widthwise.attention.default

@@ -14,11 +14,11 @@ from widthwise.analysis.subject import watched_reads
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
 from widthwise.kernels.dispatch import autocast
 from widthwise.model.config import ModelConfig
+from widthwise.model.context import Stream
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.hyper_connections_module import HyperConnection
-from widthwise.model.residual.interface import Stream
 from widthwise.records.analysis import CarrySpectrum, SiteSlots, VirtualWidth
 
 SUBLAYERS = ("attention", "ffn")

@@ -190,7 +190,7 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
     _check_there([run])
     from widthwise.model.generate import SamplingConfig, generate_drafted
     from widthwise.model.generate import generate as continue_prompts
-    from widthwise.runs.loaded import load_decoder
+    from widthwise.runs.open import open_model
 
     temperature = options.temperature
     if temperature is None:
@@ -200,7 +200,8 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
             f"--speculative: got --temperature {temperature:g}; drafts are checked greedily, so it must be 0"
         )
     sampling = SamplingConfig(temperature=temperature, top_k=options.top_k, top_p=options.top_p)
-    trained, drafting = load_decoder(run, step), {}
+    trained = open_model(run, step=step, as_decoder=True)
+    drafting = {}
     for damage in trained.damages:
         remark(str(damage))
     tokenizer, texts = trained.tokenizer, options.prompts or [""]

@@ -125,7 +125,7 @@ def _of_equal_flops(wanted: Recipe, source: RunCheckpoint) -> Recipe:
     """Return the recipe of a run from scratch that spends the FLOPs of the source and of the steps after it."""
     follows = wanted.training_flops - wanted.training_flops_until(source.step)
     budget = FlopBudget(training_flops=source.spent.training_flops + follows)
-    return checked_copy(wanted, "recipe", train=wanted.train.model_copy(update={"steps": budget.steps(wanted)}))
+    return checked_copy(wanted, "recipe", train=wanted.train.model_copy(update={"steps": wanted.steps_within(budget)}))
 
 
 def run_family(

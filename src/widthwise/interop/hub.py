@@ -3,7 +3,6 @@
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from widthwise.config_io import UserError, require
 from widthwise.interop.hf_import import (
@@ -34,16 +33,6 @@ REASONS = {
 """Errors of huggingface_hub, special ones before the general ones they derive from."""
 
 
-class ImportSource(NamedTuple):
-    """A folder with a model, and its origin."""
-
-    folder: Path
-    name: str
-    """The folder's, or ORG/NAME on the hub."""
-    commit: str | None
-    """Hash of the commit on the hub; None for a local folder."""
-
-
 def hub_name(source: Path | str) -> str | None:
     """Return the org/name of `hf://org/name`, or of `org/name` if there is no such folder; None for a local folder.
 
@@ -55,8 +44,10 @@ def hub_name(source: Path | str) -> str | None:
     return None if found is None or (found[1] is None and Path(source).exists()) else found[2]
 
 
-def import_source(source: Path | str, revision: str | None = None) -> ImportSource:
-    """Return a local folder, or that of a model of the hub: `hf://org/name`, or `org/name` if there is no such folder.
+def import_source(source: Path | str, revision: str | None = None) -> tuple[Path, dict[str, str]]:
+    """Return the folder of a model, and its origin as a run records it: `folder`, and for the hub `commit`.
+
+    source: a local folder, `hf://org/name`, or `org/name` if there is no such folder.
 
     Only JSON, safetensors and the chat template are fetched, once for each commit; without the network, or with
     HF_HUB_OFFLINE=1, the newest commit of the revision in the cache is taken. revision: branch, tag or commit. Raises
@@ -68,7 +59,7 @@ def import_source(source: Path | str, revision: str | None = None) -> ImportSour
             raise UserError(
                 f"--revision: got {revision}; {source} is no org/name of the hub, which alone has revisions"
             )
-        return ImportSource(Path(source), Path(source).resolve().name, None)
+        return Path(source), {"folder": Path(source).resolve().name}
     shown = name if revision is None else f"{name} at {revision}"
     try:
         hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
@@ -95,4 +86,4 @@ def import_source(source: Path | str, revision: str | None = None) -> ImportSour
             f"{shown}: holds no {ONE_FILE}; weights in other files, such as pickles, which can run code when they are "
             "read, are not fetched"
         )
-    return ImportSource(folder, name, folder.name)
+    return folder, {"folder": name, "commit": folder.name}

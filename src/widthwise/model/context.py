@@ -3,16 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.kernels.rotary import Rope
 
-if TYPE_CHECKING:
-    from widthwise.model.residual.interface import Stream
-
+Stream = Any
+"""The value that flows from layer to layer. Only the residual that creates it knows its type."""
 
 Choices = dict[str, Tensor]
 """Decisions of a layer, returned besides the stream; empty if it makes none.
@@ -92,11 +91,11 @@ class Site(nn.Module, ABC):
         return
 
     @abstractmethod
-    def read(self, stream: "Stream") -> tuple[Tensor, Any]:
+    def read(self, stream: Stream) -> tuple[Tensor, Any]:
         """The sublayer's input (B, T, d_read), and what `write` needs as `kept`."""
 
     @abstractmethod
-    def write(self, kept: Any, update: Tensor) -> "Stream":
+    def write(self, kept: Any, update: Tensor) -> Stream:
         """update: (B, T, d_write), the sublayer's output -> the stream after it. Once for each read."""
 
 
@@ -107,7 +106,7 @@ class Exit(nn.Module, ABC):
         """Uses the reduction matrix of another exit of the same variant, if the variant has one."""
 
     @abstractmethod
-    def forward(self, stream: "Stream") -> Tensor:
+    def forward(self, stream: Stream) -> Tensor:
         """The stream after the last layer -> the normalised input of the head, (B, T, d_model)."""
 
 

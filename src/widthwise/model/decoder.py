@@ -12,14 +12,13 @@ from widthwise.kernels.linear_cross_entropy import Teacher, linear_cross_entropy
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import CacheShape, Choices, KVCache, PassContext, all_real, padding_documents
+from widthwise.model.context import CacheShape, Choices, KVCache, PassContext, Stream, all_real, padding_documents
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.input_tables_module import LearnedPositions
 from widthwise.model.layer import LayerConfig
 from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.recompute import KEEP_ALL
-from widthwise.model.residual.interface import Stream
 from widthwise.model.shards import put
 
 See = Callable[[int, Stream], None]

@@ -5,10 +5,9 @@ from torch import Tensor, nn
 
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Linear
-from widthwise.model.context import Choices, LayerCache, PassContext, Site
+from widthwise.model.context import Choices, LayerCache, PassContext, Site, Stream
 from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.residual import Residual
-from widthwise.model.residual.interface import Stream
 
 
 class DecoderLayer(nn.Module):

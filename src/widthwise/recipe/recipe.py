@@ -51,7 +51,7 @@ class Recipe(Config):
         if budget is None:
             return read(data)._with_teacher_sizes()
         endless = read({**data, "train": {**data["train"], "steps": ENDLESS}})._with_teacher_sizes()
-        return read({**data, "train": {**data["train"], "steps": budget.steps(endless)}})._with_teacher_sizes()
+        return read({**data, "train": {**data["train"], "steps": endless.steps_within(budget)}})._with_teacher_sizes()
 
     def _with_teacher_sizes(self) -> Self:
         """The same run with the sizes of its teacher. Raises UserError where the teacher is no run, or too short."""
@@ -207,6 +207,23 @@ class Recipe(Config):
     def training_flops(self) -> float:
         """Training FLOPs of the whole run."""
         return self.training_flops_until(self.train.steps)
+
+    def steps_within(self, budget: FlopBudget, step: int = 0, spent_flops: float = 0.0) -> int:
+        """Return the number of steps of a run that continues at a step, after spent_flops, and spends the budget.
+
+        Independent of train.steps as long as no growth comes after it. Raises UserError if no step remains.
+        """
+        last = self.phases[-1]
+        start = max(last.start, step)
+        before = spent_flops + self.training_flops_until(start) - self.training_flops_until(step)
+        per_token = self.train.flops_per_token(last.model, self.seq_len)
+        n_steps = round((budget.training_flops - before) / (per_token * self.tokens_per_step))
+        if n_steps < 1:
+            raise UserError(
+                f"train.steps: got training_flops {budget.training_flops:.4g}, which leave no step of the last model: "
+                f"those before step {start} take {before:.4g}"
+            )
+        return start + n_steps
 
     @property
     def pflops_days(self) -> float:

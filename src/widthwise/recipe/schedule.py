@@ -2,14 +2,11 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
-
-if TYPE_CHECKING:
-    from widthwise.recipe.recipe import Recipe
 
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 
@@ -134,23 +131,6 @@ class FlopBudget(Config):
             return None
         with mistakes_at("train.steps"):
             return cls.model_validate(steps)
-
-    def steps(self, recipe: "Recipe", step: int = 0, spent_flops: float = 0.0) -> int:
-        """The steps of a run that has spent so much at a step, and goes on as the recipe says. Raises UserError.
-
-        The number of steps in the recipe does not matter, as long as no growth comes after it.
-        """
-        last = recipe.phases[-1]
-        start = max(last.start, step)
-        before = spent_flops + recipe.training_flops_until(start) - recipe.training_flops_until(step)
-        per_token = recipe.train.flops_per_token(last.model, recipe.seq_len)
-        n_steps = round((self.training_flops - before) / (per_token * recipe.tokens_per_step))
-        if n_steps < 1:
-            raise UserError(
-                f"train.steps: got training_flops {self.training_flops:.4g}, which leave no step of the last model: "
-                f"those before step {start} take {before:.4g}"
-            )
-        return start + n_steps
 
 
 _AS_BUDGET = {"training_flops": {"type": "number", "exclusiveMinimum": 0}}

@@ -11,25 +11,23 @@ from typing import Any
 
 from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
-from widthwise.config_io import UserError, require
+from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
 from widthwise.data.loader import HeldOut, TokenisedText
 from widthwise.data.readers import read_documents
 from widthwise.files import listed
-from widthwise.interop.hf_import import CONFIG
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.model.eval_mode import repeatable
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
-from widthwise.records.run import other_folder
 from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import Excerpt, excerpt, held_out_text
 from widthwise.runs.environment import command_line, shown_path
-from widthwise.runs.loaded import check_tokenizer, is_own_format, is_run, load_model
+from widthwise.runs.open import Model, blamed_on, check_model, is_run, open_model
 from widthwise.runs.result import model_analyses
-from widthwise.runs.trained import LoadedModel, blamed_on, chosen_checkpoint, kept_steps, tokenizer_of
+from widthwise.runs.trained import kept_steps
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.validation import validate
 
@@ -60,29 +58,32 @@ def analyse(
     Raises UserError for what cannot be read.
     """
     observer, options = observer or SilentObserver(), ProfileOptions()
-    of_paths = _named([ModelSource.at(Path(path), step) for path in listed(sources)])
-    named = of_paths
+    paths = _named([Path(path) for path in listed(sources)])
+    for path in paths.values():
+        check_model(path, step)
+    checkpoints = {name: (path, step, None) for name, path in paths.items()}
     if every_checkpoint:
-        named = {
-            f"{name}, step {step}": ModelSource(source.path, True, step, name)
-            for name, source in of_paths.items()
-            for step in kept_steps(source.path, observer.message)
+        checkpoints = {
+            f"{name}, step {saved}": (path, saved, name)
+            for name, path in paths.items()
+            for saved in kept_steps(path, observer.message)
         }
-    for source in named.values():
-        source.check()
-    if text is None:
-        corpus = next(iter(named.values())).text(observer)
-    else:
+    first = next(iter(paths.values()))
+    if text is not None:
         corpus = Corpus(shown_path(Path(text)), lambda: read_documents(text))
+    elif is_run(first, step):
+        corpus = held_out_text(open_data(saved_recipe(RunDir(first)).data, observer.preparing))
+    else:
+        raise UserError(f"{first}: a Hugging Face folder has no held-out text; name a text with --text")
     models, reading = [], None
     with tempfile.TemporaryDirectory() as folder:
-        for name, source in named.items():
-            model = load_model(source.path, step=source.step, attention="sdpa")
+        for name, (path, saved, run) in checkpoints.items():
+            model = open_model(path, step=saved, attention="sdpa")
             reading = reading or _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
-            models.append(_analysed(name, source, model, reading.held_out(name, model), options, observer))
+            models.append(_analysed(name, run, model, reading.held_out(name, model), options, observer))
             del model  # before the next takes its place
     assert reading is not None
-    names = list(of_paths)
+    names = list(paths)
     return Analysis(
         title="-vs-".join(names if len(names) <= N_IN_TITLE else [names[0], f"{len(names) - 1}-others"]),
         command=command_line(),
@@ -97,47 +98,6 @@ def analyse(
 def write_analysis(analysis: Analysis, folder: Path | str) -> Path:
     """Writes `folder/analysis.json`. Raises UserError where it cannot be written."""
     return analysis.write(Path(folder))
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """A path that holds a model to analyse: a run, or a Hugging Face folder with safetensors and a tokenizer.json."""
-
-    path: Path
-    is_run: bool
-    step: int | None = None
-    """Step of the checkpoint of a run; the newest good one where not given."""
-    run: str | None = None
-    """Name of the run, of which this is one checkpoint among others."""
-
-    @classmethod
-    def at(cls, path: Path, step: int | None) -> "ModelSource":
-        """Raises UserError for a path that is neither a run nor a Hugging Face folder, and for a step of a folder."""
-        found = cls(path, is_run(path, step), step)
-        if found.is_run and not RunDir(path).exists:
-            raise UserError(
-                f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG})"
-                f"{other_folder(path)}"
-            )
-        return found
-
-    def check(self) -> None:
-        """Raises UserError for mistakes that can be found quickly, before `load` does."""
-        if not self.is_run:
-            if not is_own_format(self.path):
-                require("transformers", "hf")
-            check_tokenizer(self.path)
-            return
-        run = RunDir(self.path)
-        if self.run is None:  # whoever asks for all checkpoints has looked at each
-            chosen_checkpoint(run, self.step)
-        tokenizer_of(run)
-
-    def text(self, observer: Observer) -> Corpus:
-        """The held-out documents of the run's data, if the user names no text. Raises UserError if there are none."""
-        if not self.is_run:
-            raise UserError(f"{self.path}: a Hugging Face folder has no held-out text; name a text with --text")
-        return held_out_text(open_data(saved_recipe(RunDir(self.path)).data, observer.preparing))
 
 
 @dataclass(frozen=True)
@@ -158,7 +118,7 @@ class _Reading:
         cls,
         folder: Path,
         corpus: Corpus,
-        first: LoadedModel,
+        first: Model,
         n_tokens: int,
         seq_len: int | None,
         batch_size: int | None,
@@ -171,7 +131,7 @@ class _Reading:
         batch_size = batch_size or max(1, TOKENS_AT_ONCE // seq_len)
         return cls(folder, cut, first.tokenizer.id, n_tokens, seq_len, batch_size)
 
-    def held_out(self, name: str, model: LoadedModel) -> HeldOut:
+    def held_out(self, name: str, model: Model) -> HeldOut:
         """Raises UserError where the model cannot read so long a window, or the text is shorter than one."""
         if model.n_positions is not None and self.seq_len > model.n_positions:
             raise UserError(f"seq_len: got {self.seq_len}; {name} was made for at most {model.n_positions} tokens")
@@ -185,8 +145,9 @@ class _Reading:
 
 
 def _analysed(
-    name: str, source: ModelSource, model: LoadedModel, held_out: HeldOut, options: ProfileOptions, observer: Observer
+    name: str, run: str | None, model: Model, held_out: HeldOut, options: ProfileOptions, observer: Observer
 ) -> AnalysedModel:
+    """Return the statistics of a model. run: name of the run if the model is one of its several checkpoints."""
     for damage in model.damages:
         observer.message(str(damage))
     decoder = model.model if isinstance(model.model, Decoder) else None
@@ -210,24 +171,27 @@ def _analysed(
             }
     return profile.summary(
         name=name,
-        source=shown_path(source.path),
-        kind="widthwise" if source.is_run else "hf",
+        source=shown_path(model.path),
+        kind="hf" if model.recipe is None else "widthwise",
         step=model.step,
         tokens=model.tokens,
-        run=source.run,
+        run=run,
         **found,
     )
 
 
-def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
-    """Sources by folder name, with as many parent folders as tell them apart. Raises UserError for a repeated one."""
-    if not sources:
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the paths by folder name, with as many parent folders as tell them apart.
+
+    Raises UserError for a repeated path.
+    """
+    if not paths:
         raise UserError("analyze: expected at least one run directory or Hugging Face folder")
-    paths = [source.path.resolve() for source in sources]
-    if len(set(paths)) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
+    resolved = [path.resolve() for path in paths]
+    if len(set(resolved)) < len(resolved):
+        twice = next(path for path in resolved if resolved.count(path) > 1)
         raise UserError(f"analyze: {twice.name} was named twice")
     n_parts = 1
-    while len({path.parts[-n_parts:] for path in paths}) < len(paths):
+    while len({path.parts[-n_parts:] for path in resolved}) < len(resolved):
         n_parts += 1
-    return {"/".join(path.parts[-n_parts:]): source for path, source in zip(paths, sources)}
+    return {"/".join(whole.parts[-n_parts:]): path for whole, path in zip(resolved, paths)}

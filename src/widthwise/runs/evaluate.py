@@ -17,9 +17,8 @@ from widthwise.evaluation.scorer import Scorer
 from widthwise.records.evaluation import Evaluation, TaskAnswers, TextAnswers
 from widthwise.records.record import SealedFile
 from widthwise.runs.environment import environment
-from widthwise.runs.loaded import load_model
+from widthwise.runs.open import Model, open_model
 from widthwise.runs.scoring import EvaluationConfig
-from widthwise.runs.trained import LoadedModel
 from widthwise.training.observer import Observer, SilentObserver
 
 
@@ -48,7 +47,7 @@ def evaluate_run(
         suite = plan_suite(config.suite, config.local, named, config.tasks, config.limit, config.partial)
         for part in suite.missing:
             observer.message(f"{config.suite}: without {part}")
-    loaded = load_model(path, config.device, step)
+    loaded = open_model(path, config.device, step)
     for damage in loaded.damages:
         observer.message(str(damage))
     scorer = loaded.scorer(config)
@@ -93,7 +92,7 @@ def evaluate_run(
     )
 
 
-def _texts(loaded: LoadedModel, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextAnswers]]:
+def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextAnswers]]:
     """The texts to read, by name. Raises UserError for one that is missing, or made with another tokenizer."""
     readings: dict[str, Callable[[], TextAnswers]] = {}
     for source in config.texts:

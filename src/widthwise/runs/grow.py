@@ -39,7 +39,7 @@ def wanted_recipe(
     recipe, budget = parse_recipe(data, where), FlopBudget.of(data)
     if budget is None:
         return recipe
-    steps = budget.steps(recipe, source.step, source.spent.training_flops)
+    steps = recipe.steps_within(budget, source.step, source.spent.training_flops)
     return checked_copy(recipe, "recipe", train=recipe.train.model_copy(update={"steps": steps}))
 
 

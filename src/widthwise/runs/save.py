@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,14 +15,14 @@ from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
-from widthwise.interop.hf_import import ImportedModel, import_hf, optional_tokenizer
-from widthwise.interop.hub import ImportSource, import_source
-from widthwise.model.decoder import Decoder, build
+from widthwise.interop.hf_import import import_hf, optional_tokenizer
+from widthwise.interop.hub import import_source
+from widthwise.model.decoder import Decoder, allocate, blueprint, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 from widthwise.runs.speed import faster_precision
-from widthwise.runs.trained import check_known, usual_seq_len
+from widthwise.runs.trained import check_known, check_tokens, check_vocabulary, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
@@ -145,44 +146,65 @@ def import_run(
         raise UserError(f"{run.path}: already holds a run; choose a new folder")
     if changed := [each for each in overrides if re.match(r"\s*model\b", each)]:
         raise UserError(f"{changed[0]}: the model is that of {source}; `widthwise grow` changes it after the import")
-    found = import_source(source, revision)
-    imported = read_import(found, overrides, recipe, run.tokenizer_folder / JsonTokenizer.file_name)
-    config, tokenizer = imported.recipe.explicit_model, imported.tokenizer
-    model = build(config, seed=0)
-    model.set_weights(imported.hf.take_weights())
-    write_first(run.path, imported.recipe, model, tokenizer, {**unseen_data(tokenizer), IMPORTED: imported.origin})
+    imported = read_import(source, overrides, recipe, revision, run.tokenizer_folder / JsonTokenizer.file_name)
+    config = imported.model.config
+    tokenizer = imported.tokenizer
+    write_first(run.path, imported.recipe, imported.model, tokenizer, {**unseen_data(tokenizer), **imported.origin})
+    origin = imported.origin[IMPORTED]
     ignored = [] if tokenizer is None else [*map(tokenizer.name_of, range(config.vocab_size, tokenizer.vocab_size))]
     return {
         "run": str(run.path),
-        **({} if found.commit is None else {"commit": found.commit}),
-        "model_type": imported.hf.model_type,
+        **({"commit": origin["commit"]} if "commit" in origin else {}),
+        "model_type": origin["model_type"],
         "params": int(config.inference_cost().params),
         "tokenizer": None if tokenizer is None else tokenizer.spec,
         "ignored_tokens": ignored,
     }
 
 
-class Imported(NamedTuple):
-    """A Hugging Face model as the run that it becomes."""
+@dataclass(frozen=True)
+class Beginning:
+    """A model with which a new run begins, and what that run inherits."""
 
-    hf: ImportedModel
+    name: str
+    """Name of the run or the folder that the model comes from, or org/name on the hub."""
+    step: int
+    """Step of that run."""
+    model: Decoder
     recipe: Recipe
-    """Its shape is resolved: every layer of the model is written out."""
+    """The recipe of the new run, with this model."""
     tokenizer: Tokenizer | None
+    is_free: bool
+    """The model has seen no data in a run, so that another tokenizer with the same tokens will do."""
     origin: dict[str, Any]
-    """The entry IMPORTED of environment.json."""
+    """The entry IMPORTED of environment.json, if there is one."""
+
+    def check_tokenizer(self, given: Tokenizer) -> None:
+        """Raise UserError for the tokenizer of other data if the model does not know its tokens."""
+        if self.tokenizer is not None and self.tokenizer.id != given.id:
+            check_tokens(self.tokenizer, given, self.is_free)
+        check_vocabulary(self.model.config.vocab_size, given)
 
 
 def read_import(
-    source: ImportSource, overrides: Sequence[str], recipe: Path | str | None = None, tokenizer_path: Path | None = None
-) -> Imported:
-    """Read a Hugging Face folder as a run at step 0; weights are read when they are taken.
+    source: Path | str,
+    overrides: Sequence[str],
+    recipe: Path | str | None = None,
+    revision: str | None = None,
+    tokenizer_path: Path | None = None,
+    device: torch.device | str = "cpu",
+    stays_narrow: bool = False,
+) -> Beginning:
+    """Read a Hugging Face folder, or a model of the hub, as a run at step 0.
 
-    recipe: of further training, but for its model; gentle settings where not given. tokenizer_path: the file by which
-    the recipe names the tokenizer of its data; that of the folder where not given. Raises UserError for a model that
-    cannot be imported exactly, and for mistakes in the recipe.
+    recipe: of further training, but for its model; gentle settings if omitted. tokenizer_path: the file by which the
+    recipe names the tokenizer of its data; by default that of the folder. stays_narrow: keep weights in bf16 if all are
+    and the run computes in bf16. Raises UserError for a model that cannot be imported exactly, and for mistakes in the
+    recipe.
     """
-    imported, tokenizer = import_hf(source.folder), None
+    folder, origin = import_source(source, revision)
+    imported = import_hf(folder)
+    tokenizer = None
     if imported.tokenizer is not None:
         spec = f"{tokenizer_path or imported.tokenizer}{f'#{imported.eos}' if imported.eos else ''}"
         with optional_tokenizer():
@@ -193,13 +215,13 @@ def read_import(
     data = dict(sections.get("data") or {})
     if tokenizer is not None and all(data.get(key) is None for key in ("path", "mixture", "tokenizer")):
         data["tokenizer"] = tokenizer.spec
-    where = str(recipe or (source.folder if source.commit is None else source.name))
+    where = str(recipe or (origin["folder"] if "commit" in origin else folder))
     resolved = parse_recipe({**sections, "model": to_data(imported.config), "data": data}, where).resolved()
     resolved.check()
-    files = sorted((*source.folder.glob("*.json"), *source.folder.glob("*.safetensors")))
-    origin = {
-        "folder": source.name,
-        **({} if source.commit is None else {"commit": source.commit}),
+    resolved = resolved.settled(faster_precision)
+    files = sorted((*folder.glob("*.json"), *folder.glob("*.safetensors")))
+    record = {
+        **origin,
         "model_type": imported.model_type,
         "n_positions": imported.n_positions,
         "token_ids": imported.token_ids,
@@ -207,4 +229,9 @@ def read_import(
         "settings": imported.settings,
         "files": {path.name: file_sha256(path) for path in files},
     }
-    return Imported(imported, resolved, tokenizer, origin)
+    dtypes = {weight.dtype for weight in imported.weights.values()}
+    is_narrow = stays_narrow and resolved.train.settled_precision == "bf16" and dtypes == {torch.bfloat16}
+    model = blueprint(resolved.explicit_model).to(torch.bfloat16 if is_narrow else torch.float32)
+    allocate(model, device)
+    model.set_weights(imported.take_weights())
+    return Beginning(origin["folder"], 0, model, resolved, tokenizer, True, {IMPORTED: record})

@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
-from widthwise.data.identity import IMPORTED
+from widthwise.data.identity import IMPORTED, has_seen_data
 from widthwise.data.loader import HeldOut, begun
-from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import BUDGETS, ShrinkOptions
@@ -36,28 +35,21 @@ from widthwise.growth.shrink import (
     smaller_config,
     why_not_turned,
 )
-from widthwise.interop.hub import hub_name, import_source
+from widthwise.interop.hub import hub_name
 from widthwise.kernels.dispatch import widened
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, allocate, blueprint
+from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.memory import give_back_tensors
-from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.recipe.recipe import parse_recipe
 from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
 from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
-from widthwise.runs.loaded import is_run
-from widthwise.runs.save import read_import, write_first
+from widthwise.runs.open import is_run, open_model, usual_device
+from widthwise.runs.save import Beginning, read_import, write_first
 from widthwise.runs.speed import faster_precision
-from widthwise.runs.trained import (
-    check_finite,
-    check_tokenizer,
-    check_tokens,
-    check_vocabulary,
-    load_trained,
-    usual_device,
-)
+from widthwise.runs.trained import check_finite
 from widthwise.training.observer import SilentObserver
 from widthwise.training.teacher import Origin
 from widthwise.training.validation import validate
@@ -85,8 +77,12 @@ def shrink_run(
     if out is not None:
         check_free(Path(out))
     give_back_tensors()
-    is_of_run = hub_name(path) is None and is_run(Path(path), step)
-    source = (_of_run if is_of_run else _of_folder)(path, step, overrides)
+    if hub_name(path) is None and is_run(Path(path), step):
+        source = _of_run(Path(path), step, overrides)
+    elif step is None:
+        source = read_import(path, overrides, device=usual_device(None), stays_narrow=True)
+    else:
+        raise UserError(f"{path}: step: got {step}; a model of the hub has no steps")
     model, recipe, config = _readable(source.model), source.recipe, source.model.config
     if out is not None:
         recipe.check()
@@ -164,21 +160,6 @@ def shrink_run(
     return found
 
 
-class _Source(NamedTuple):
-    """A model to be cut, and what the new run inherits."""
-
-    name: str
-    step: int
-    model: Decoder
-    recipe: Recipe
-    """With the changes for the new run, but with the old model."""
-    origin: dict[str, Any]
-    """The entry IMPORTED of environment.json, if there is one."""
-    check_tokenizer: Callable[[Tokenizer], None]
-    """Raises UserError for a tokenizer whose tokens the model does not know."""
-    tokenizer: Tokenizer | None
-
-
 def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Sequence[str]) -> None:
     """Raises UserError unless there is either a budget or a model, and for changes to the model."""
     if options.budget is None and to is None:
@@ -191,39 +172,22 @@ def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Se
             raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
 
 
-def _of_run(path: Path | str, step: int | None, overrides: Sequence[str]) -> _Source:
-    loaded = load_trained(Path(path), None, step)
+def _of_run(path: Path, step: int | None, overrides: Sequence[str]) -> Beginning:
+    """Return the model of a run as the beginning of another run."""
+    run = RunDir(path)
+    loaded = open_model(path, step=step)
     assert loaded.recipe is not None
     data = to_data(checked_copy(loaded.recipe, "recipe", growth=(), rewarmup=None))
     apply_overrides(data, overrides)
-    recipe, run = parse_recipe(data, str(path)).settled(faster_precision), RunDir(path)
-    origin = {key: value for key, value in run.environment().items() if key == IMPORTED}
-    name = loaded.path.resolve().name
-    return _Source(
-        name, loaded.step or 0, loaded.model, recipe, origin, partial(check_tokenizer, run), loaded.tokenizer
+    return Beginning(
+        name=path.resolve().name,
+        step=loaded.step or 0,
+        model=loaded.model,
+        recipe=parse_recipe(data, str(path)).settled(faster_precision),
+        tokenizer=loaded.tokenizer,
+        is_free=not has_seen_data(run),
+        origin={key: value for key, value in run.environment().items() if key == IMPORTED},
     )
-
-
-def _of_folder(path: Path | str, step: int | None, overrides: Sequence[str]) -> _Source:
-    """The model of a Hugging Face folder or of the hub. Its weights stay in bf16 if all are and the run computes so."""
-    if step is not None:  # that of a folder `is_run` has refused
-        raise UserError(f"{path}: step: got {step}; a model of the hub has no steps")
-    found = import_source(path)
-    imported = read_import(found, overrides)
-    recipe, own = imported.recipe.settled(faster_precision), imported.tokenizer
-    config = recipe.explicit_model
-    is_narrow = all(weight.dtype == torch.bfloat16 for weight in imported.hf.weights.values())
-    computes_so = recipe.train.settled_precision == "bf16"
-    model = blueprint(config).to(torch.bfloat16 if is_narrow and computes_so else torch.float32)
-    allocate(model, usual_device(None))
-    model.set_weights(imported.hf.take_weights())
-
-    def check(tokenizer: Tokenizer) -> None:
-        if own is not None:
-            check_tokens(own, tokenizer)
-        check_vocabulary(config.vocab_size, tokenizer)
-
-    return _Source(found.name, 0, model, recipe, {IMPORTED: imported.origin}, check, own)
 
 
 def _readable(model: Decoder) -> Decoder:

@@ -1,39 +1,25 @@
-"""A run at one of its checkpoints: the model to use, with its tokenizer, and all from which another run begins."""
+"""A run at one of its checkpoints: its tokenizer, and all from which another run begins."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from widthwise.computing import Precision
 from widthwise.config_io import UserError
-from widthwise.data.config import open_data
-from widthwise.data.identity import IMPORTED, check_data_of_run, has_seen_data, recorded_tokenizer
+from widthwise.data.identity import IMPORTED, has_seen_data, recorded_tokenizer
 from widthwise.data.json_tokenizer import restore_tokenizer
-from widthwise.data.mixture import MixedData
-from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.evaluation.batches import HFModel
-from widthwise.evaluation.scorer import Scorer
 from widthwise.growth.plan import State
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, build
+from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.scoring import ScoringOptions
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import state_by_name
 from widthwise.training.state import RunState, Spent, inherited
 
-HELD_OUT = "held-out"
-"""Name of a run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
-NAME_A_TEXT = "name a text with --text or --data"
 LONGEST_WINDOW = 1024
 """Most tokens per window, if no recipe gives their number."""
 
@@ -41,108 +27,6 @@ LONGEST_WINDOW = 1024
 def usual_seq_len(n_positions: int | None) -> int:
     """Return the tokens per window where no recipe gives them. n_positions: the model's longest text; None: any."""
     return min(LONGEST_WINDOW, n_positions or LONGEST_WINDOW)
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory, in evaluation mode and fp32."""
-
-    path: Path
-    model: Any
-    """A `Decoder`, or a `PreTrainedModel` of transformers."""
-    tokenizer: Tokenizer
-    device: torch.device
-    n_positions: int | None
-    """Tokens of the longest text it was made for; None: any."""
-    recipe: Recipe | None = None
-    """None for a Hugging Face folder, as the rest."""
-    step: int | None = None
-    """Step of the checkpoint."""
-    tokens: int | None = None
-    """Tokens that it was trained on by that step, those of a run that it comes from included."""
-    damages: Sequence[checkpoint_folder.Damage] = ()
-    """Newer checkpoints that could not be used, where no step was given."""
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens per window if the user does not give it."""
-        if self.recipe is not None:
-            return self.recipe.seq_len
-        return usual_seq_len(self.n_positions)
-
-    def precision_for(self, options: ScoringOptions) -> Precision:
-        """The type of the matrix products."""
-        return options.precision or ("fp32" if self.recipe is None else self.recipe.train.settled_precision)
-
-    def scorer(self, options: ScoringOptions) -> Scorer:
-        """The model as a scorer of texts. Raises UserError where it reads fewer tokens than max_length."""
-        dtype, model = torch.bfloat16 if self.precision_for(options) == "bf16" else None, self.model
-        if options.no_bos:
-            self.tokenizer.bos_id = None
-        if not isinstance(model, Decoder):
-            with blamed_on(self.path):
-                model = HFModel(model, self.n_positions)
-        return Scorer(model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
-
-    def own_texts(self) -> dict[str, tuple[PreparedData, int]]:
-        """The held-out texts of a run's data by name, and the targets of each that validations use.
-
-        One for each source of a mixture. The targets are whole windows of the recipe's seq_len, whatever an
-        evaluation's; of a source that has none, one. Raises UserError where there is no text, or another than the run
-        was trained on.
-        """
-        run, recipe = RunDir(self.path), self.recipe
-        if recipe is None:
-            raise UserError(f"{run.path}: a Hugging Face folder has no held-out text; {NAME_A_TEXT}")
-        if not has_seen_data(run):
-            raise UserError(f"{run.path}: has not been trained yet; {NAME_A_TEXT}")
-        data = open_data(recipe.data)
-        check_data_of_run(run, data.identity, "its recipe now names", f"; {NAME_A_TEXT}")
-        held_out = recipe.held_out(data)
-        if not isinstance(data, MixedData):
-            return {HELD_OUT: (data, held_out.n_windows * recipe.seq_len)}
-        n_windows = Counter(held_out.sources)
-        return {
-            f"{HELD_OUT}/{name}": (source, max(1, n_windows[name]) * recipe.seq_len)
-            for name, source in data.sources.items()
-        }
-
-
-@contextmanager
-def blamed_on(path: Path) -> Iterator[None]:
-    """Name the folder in whatever is raised by the part of transformers that meets its damage, as a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {error})") from None
-
-
-def load_trained(path: Path | str, device: torch.device | str | None = None, step: int | None = None) -> LoadedModel:
-    """Load the model and tokenizer of a run. step: of the checkpoint; its newest good one where not given.
-
-    Raises UserError where the folder is no run directory or has no such checkpoint that can be used.
-    """
-    source, device = RunCheckpoint.of(path, step), usual_device(device)
-    model = build(source.model, seed=0, device=device)
-    checkpoint.load_weights(source.saved, model)
-    return LoadedModel(
-        source.run.path,
-        model.eval(),
-        tokenizer_of(source.run),
-        device,
-        None if model.positions is None else model.positions.n_positions,
-        source.recipe,
-        source.step,
-        source.spent.tokens,
-        source.damages,
-    )
-
-
-def usual_device(device: torch.device | str | None) -> torch.device:
-    """Return the device, where none is given cuda if there is one."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def check_finite(path: Path | str, weights: Iterable[tuple[str, Tensor]]) -> None:

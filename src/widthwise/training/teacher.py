@@ -12,9 +12,9 @@ from widthwise.config_io import UserError, parse, refusing, to_data
 from widthwise.files import FileRecord
 from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.model.config import ModelConfig
+from widthwise.model.context import Stream
 from widthwise.model.decoder import allocate, blueprint
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.residual.interface import Stream
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.training import checkpoint, checkpoint_folder

@@ -14,7 +14,7 @@ from widthwise.model.norm import NormConfig
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from widthwise.model.context import Exit, Site
+    from widthwise.model.context import Exit, Site, Stream
 
 SiteWidths = tuple[int, int, int]
 """Coordinates of the stream as it arrives at a site, and those that its sublayer reads and writes."""
@@ -29,10 +29,6 @@ class Idle(NamedTuple):
     """For each site the coordinates that it reads though nobody wrote them, and writes though nobody reads them."""
     n_params: int = 0
     """Parameters of the residual itself that multiply zeros."""
-
-
-Stream = Any
-"""The value that flows from layer to layer. Only the variant that made it knows its type."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +125,11 @@ class ResidualConfig(Config, ABC):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         """(n_slots, slot_width): the equal parts of the stream, for those who use all of it, such as MTP heads."""
 
-    def to_slots(self, stream: Stream, d_model: int) -> "Tensor":
+    def to_slots(self, stream: "Stream", d_model: int) -> "Tensor":
         """The stream as (B, T, n_slots, slot_width), which by default it is."""
         return stream
 
-    def from_slots(self, slots: "Tensor") -> Stream:
+    def from_slots(self, slots: "Tensor") -> "Stream":
         """The inverse of `to_slots`."""
         return slots
 

@@ -19,12 +19,13 @@ from widthwise.model.residual.interface import (
     ResidualConfig,
     ResidualTemplate,
     SiteWidths,
-    Stream,
     register_residual,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from widthwise.model.context import Stream
 
 
 Resize = Literal["carry", "zero", "projection", "full_projection"]
@@ -66,10 +67,10 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return 1, d_model
 
-    def to_slots(self, stream: Stream, d_model: int) -> "Tensor":
+    def to_slots(self, stream: "Stream", d_model: int) -> "Tensor":
         return stream.carry_to(d_model).prefix[..., None, :]
 
-    def from_slots(self, slots: "Tensor") -> Stream:
+    def from_slots(self, slots: "Tensor") -> "Stream":
         return import_module(self.module).Stream(slots.squeeze(-2))
 
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
