@@ -1,4 +1,4 @@
-"""Peak memory of real training steps on a CPU, next to what the memory model of `plan` and `--dry-run` says.
+"""Peak memory of real training steps on a CPU, next to what the memory model of `plan` says.
 
 python benchmarks/memory.py [--only NAME ...] [--out benchmarks/results/memory_cpu.json]
 

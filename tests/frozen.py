@@ -112,7 +112,7 @@ inspect CONFIGS/papers/models/virtual_width_1.5x_mtp.yaml
 plan CONFIGS/x_200m.yaml --device h100
 plan CONFIGS/grow_2x.yaml --device rtx4090
 plan --params 350M --device 24GB
-train CONFIGS/x_200m.yaml --dry-run --devices 1,8
+plan CONFIGS/x_200m.yaml --devices 1,8
 """
 """Commands that train nothing, whose output with --json is compared."""
 

@@ -17,7 +17,7 @@ from widthwise.growth.shrink import smaller_config
 from widthwise.recipe.objective import DistillConfig, TeacherSizes
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.shrinking import sizes_at_budget
-from widthwise.runs.plan import dry_run
+from widthwise.runs.plan import plan
 from widthwise.runs.train import train
 from widthwise.training.devices import Device
 from widthwise.yaml_io import merge, parse_yaml, read_recipe, to_yaml
@@ -108,13 +108,13 @@ def test_costs_of_healing_8b_are_what_the_dry_run_predicts() -> None:
     alone = checked_copy(recipe, "recipe", model=smaller_config(model, sizes))
     distill = DistillConfig(teacher="runs/llama", sizes=TeacherSizes.of("runs/llama", model, seq_len))
     taught = checked_copy(alone, "recipe", train=alone.train.model_copy(update={"distill": distill}))
-    found = [dry_run(each, [8], Device.linked("h100")) for each in (alone, taught)]
+    found = [plan(each, [8], Device.from_options("h100")) for each in (alone, taught)]
     assert f"({found[0].params / 1e9:.2f}B parameters)" in text
-    runs = [(each.deployments[0].memory.total_bytes / 1e9, each.deployments[0].times) for each in found]
+    runs = [each.deployments[0] for each in found]
     rows = {
-        "memory of a device": [f"{memory:.1f} GB" for memory, _ in runs],
-        "computation of a step": [f"{times.compute_seconds:.2f} s" for _, times in runs if times],
-        "computation of the run": [f"{24 * times.run_days:.2f} h" for _, times in runs if times],
+        "memory of a device": [f"{run.memory.total_bytes / 1e9:.1f} GB" for run in runs],
+        "computation of a step": [f"{run.compute_seconds:.2f} s" for run in runs],
+        "time of the run": [f"{run.run_hours:.2f} h" for run in runs],
     }
     for name, cells in rows.items():
         assert f"| {name} | {' | '.join(cells)} |" in text, cells

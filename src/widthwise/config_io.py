@@ -198,6 +198,11 @@ REMOVED = {
     "checkpoint": "was removed; every verb reads checkpoints in several files, and `widthwise export` writes one file",
     "lm_eval": "was removed; use `widthwise eval --task`, or `lm_eval --model hf` on a folder of `widthwise export`",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
+    "--n-devices": "was removed; give --devices",
+    "--bandwidth": "was removed; `plan` has --memory-bandwidth, --node-bandwidth and --network-bandwidth",
+    "--devices": "was removed; `widthwise plan RECIPE --devices 1,8` predicts memory, traffic and time",
+    "--device": "was removed; `widthwise plan RECIPE --device NAME` predicts memory, traffic and time",
+    "--mfu": "was removed; `widthwise plan RECIPE --device NAME --mfu` predicts times",
 }
 """Removed keys, options, kinds and verbs, with their replacement."""
 

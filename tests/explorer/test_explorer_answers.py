@@ -188,7 +188,9 @@ def test_memory_is_that_of_plan(answers: Answers) -> None:
     rows = {row[0]: row[1:] for row in answers.memory(setting)["rows"]}
     assert set(rows) == {device.name for device in WITH_MEMORY}
     for device in (WITH_MEMORY[0], WITH_MEMORY[-1]):
-        (none,) = (each for each in Planner(recipe).plan(device).setups if each.activation_checkpointing == "none")
+        (none,) = (
+            each for each in Planner(recipe).deployment(device).setups if each.activation_checkpointing == "none"
+        )
         size = MISSING if none.micro_batch_size is None else str(none.micro_batch_size)
         hours = MISSING if none.micro_batch_size is None else duration(none.run_hours)
         assert rows[device.name] == [f"{si(device.memory_bytes)}B", size, f"{si(none.memory.total_bytes)}B", hours]

@@ -7,55 +7,36 @@ from dataclasses import replace
 
 import pytest
 from boxes import refusal
-from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.data.corpus import synthetic_documents
-from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.records.cost import Plan
-from widthwise.runs.plan import Planner, data_cost, remarks
+from widthwise.records.cost import Deployment, Plan
+from widthwise.runs.plan import data_cost, remarks
+from widthwise.runs.plan import plan as plan_of
 from widthwise.training.devices import Device
 
 DEVICE = Device("a device", 10**9, peak_flops_per_second=1e12)
 
 
 def plan(recipe: Recipe, device: Device, n_devices: int = 1) -> Plan:
-    return Planner(recipe, n_devices).plan(device)
+    return plan_of(recipe, [n_devices], device)
 
 
-@in_turn(
-    ("kind", RECOMPUTE),
-    ("change", ["train.nested=null", "model.mtp={n_depths: 2}", "train.precision=bf16"]),
-)
-def test_parts_make_up_the_model(kind: str, change: str) -> None:
-    recipe = tiny_recipe(f"train.activation_checkpointing={kind}", change)
-    found, model = plan(recipe, DEVICE), recipe.final_model
-    parts = {each.part: each for each in found.parts}
-    for part, cost in model.costs().items():
-        assert parts[part].params == cost.params if part in parts else cost.params == 0
-    assert sum(each.params for each in found.parts) == found.params == model.cost().params
-    assert sum(each.parameter_bytes for each in found.parts) == 4 * found.params
-    kept = RECOMPUTE[kind].kept(model).activation_bytes(2 if recipe.train.precision == "bf16" else 4)  # type: ignore
-    assert sum(each.activation_bytes for each in found.parts) == pytest.approx(2 * 17 * kept)
-
-
-def test_of_a_matrix_that_muon_updates_one_number_is_kept() -> None:
-    recipe = tiny_recipe("optimizer={kind: muon, lr: 0.1, adamw: {lr: 0.1}}")
-    parts = {each.part: each for each in plan(recipe, DEVICE).parts}
-    assert parts["ffn"].optimizer_bytes == parts["ffn"].parameter_bytes
-    assert parts["embedding"].optimizer_bytes == 2 * parts["embedding"].parameter_bytes
+def deployment(recipe: Recipe, device: Device, n_devices: int = 1) -> Deployment:
+    (result,) = plan(recipe, device, n_devices).deployments
+    return result
 
 
 def test_the_largest_pass_is_the_largest_that_fits() -> None:
     """Passes are divisors of a device's sequences; the device has the memory that one of them needs."""
     sizes = ("train.batch_size=12", "model.vocab_size=300", "seq_len=90")
     for n in (1, 2, 3, 4, 6):
-        n_bytes = plan(tiny_recipe(*sizes, f"train.micro_batch_size={n}"), DEVICE).memory.total_bytes
-        found = plan(tiny_recipe(*sizes), replace(DEVICE, memory_bytes=n_bytes))
+        n_bytes = deployment(tiny_recipe(*sizes, f"train.micro_batch_size={n}"), DEVICE).memory.total_bytes
+        found = deployment(tiny_recipe(*sizes), replace(DEVICE, memory_bytes=n_bytes))
         assert found.setups[0].micro_batch_size == n
         assert found.setups[0].memory.total_bytes == n_bytes
-    nothing = plan(tiny_recipe(*sizes), replace(DEVICE, memory_bytes=1))
+    nothing = deployment(tiny_recipe(*sizes), replace(DEVICE, memory_bytes=1))
     assert [each.micro_batch_size for each in nothing.setups] == [None] * 3
     assert not nothing.fits
 
@@ -64,12 +45,12 @@ def test_hours_follow_from_the_rate() -> None:
     recipe = tiny_recipe("train.batch_size=8")
     seconds = recipe.training_flops / (0.25 * 1e12)
     device = replace(DEVICE, mfu=0.25)
-    assert plan(recipe, device).run_hours == pytest.approx(seconds / 3600)
-    assert plan(recipe, device, n_devices=4).run_hours == pytest.approx(seconds / 4 / 3600)
-    none, layer, selective = plan(recipe, device).setups
+    assert deployment(recipe, device).run_hours == pytest.approx(seconds / 3600)
+    assert deployment(recipe, device, n_devices=4).run_hours == pytest.approx(seconds / 4 / 3600)
+    none, layer, selective = deployment(recipe, device).setups
     assert none.run_hours == pytest.approx(seconds / 3600)
     assert none.run_hours < selective.run_hours < layer.run_hours < 4 / 3 * none.run_hours  # type: ignore
-    assert plan(recipe, Device("memory alone", 10**9)).run_hours is None
+    assert deployment(recipe, Device("memory alone", 10**9)).run_hours is None
 
 
 def test_tokens_and_what_they_take_on_disk() -> None:
@@ -97,10 +78,10 @@ def test_peaks_of_geforce_are_twice_those_of_their_cores() -> None:
 
 
 def test_any_device_has_the_numbers_that_are_given_else_those_of_its_data_sheet() -> None:
-    found = Device.from_options(None, "24GiB", 82.0, "1TB/s", mfu=0.5)
+    found = Device.from_options(None, 0.5, memory="24GiB", tflops=82.0, memory_bandwidth="1TB/s")
     assert (found.memory_bytes, found.peak_flops_per_second, found.memory_bytes_per_second) == (24 * 2**30, 82e12, 1e12)
     assert found.flops_per_second == 41e12
-    found = Device.from_options("rtx3060", "11GB", 20.0, mfu=0.5)
+    found = Device.from_options("rtx3060", 0.5, memory="11GB", tflops=20.0)
     assert (found.name, found.memory_bytes, found.flops_per_second) == ("RTX 3060", 11e9, 10e12)
     assert found.memory_bytes_per_second == 360e9
 

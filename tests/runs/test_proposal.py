@@ -19,7 +19,7 @@ def proposed(asked: Request, shape: str = "uniform", n_devices: int = 1) -> Prop
 
 
 def days(proposal: Proposal, asked: Request) -> float:
-    return Planner(proposal.recipe, asked.n_devices).plan(asked.device).run_hours / 24
+    return Planner(proposal.recipe, asked.n_devices).run_hours(asked.device, proposal.recipe.train) / 24
 
 
 @pytest.mark.parametrize("tokens_per_param", [20.0, 5.0])
@@ -44,7 +44,7 @@ def test_where_memory_is_the_bound_compute_goes_into_tokens() -> None:
     found = proposed(asked)
     assert found.recipe.final_model.cost().params < proposed(REQUEST).recipe.final_model.cost().params
     assert "that fits into the memory" in found.law
-    assert Planner(found.recipe).plan(asked.device).fits
+    assert Planner(found.recipe).deployment(asked.device).fits
     assert days(found, asked) > 0.9
 
 
@@ -60,7 +60,7 @@ def test_a_size_of_ones_own_gets_no_more_tokens_than_the_days_have_compute_for()
 def test_a_device_without_flops_gets_the_largest_model_that_fits() -> None:
     asked = replace(REQUEST, device=Device("memory", 3 * 10**8), days=None)
     found = proposed(asked)
-    assert Planner(found.recipe).plan(asked.device).fits
+    assert Planner(found.recipe).deployment(asked.device).fits
     assert found.recipe.n_tokens == pytest.approx(20 * found.recipe.final_model.cost().params, rel=0.02)
 
 

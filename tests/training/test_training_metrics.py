@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from widthwise.training.devices import peak_flops_per_second
+from widthwise.training.devices import known_gpu
 from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utilization
 
 
@@ -19,7 +19,8 @@ def test_peak_is_that_of_the_data_sheet_or_unknown():
         ("NVIDIA A10G", None),
         ("Some other GPU", None),
     ):
-        assert peak_flops_per_second(name) == peak
+        gpu = known_gpu(name)
+        assert (gpu and gpu.peak_flops_per_second) == peak
 
 
 def test_utilization_is_required_over_possible_flops_and_unknown_on_a_cpu(monkeypatch):

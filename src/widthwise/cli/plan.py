@@ -1,5 +1,6 @@
-"""`widthwise plan`: what fits on a device, how long it takes, and what could be trained there."""
+"""`widthwise plan`: what fits on devices, how long a run takes, and what could be trained there."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,27 +11,51 @@ from widthwise.cli.options import JsonOption, VariantOption, is_change
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
-from widthwise.records.cost import Plan
-from widthwise.reports.formats import amount, counted, duration, si
+from widthwise.records.cost import Deployment, Plan, Setup, StepTraffic
+from widthwise.reports.formats import TIMES, amount, counted, duration, si
 from widthwise.reports.table import Table
-from widthwise.training.devices import Device
+from widthwise.training.devices import OPTIONS, Device, needs_speed
 from widthwise.yaml_io import dump_yaml, recipe_path
 
 if TYPE_CHECKING:
-    from widthwise.runs.plan import Planner
     from widthwise.runs.proposal import Proposal
 
 
 ARGUMENTS = "Recipe, and changes, such as train.steps=2000."
 
 
+DIVISION: Mapping[str, Callable[[Deployment], str]] = {
+    f"shards {TIMES} copies of the model": lambda run: f"{run.n_shards}{TIMES}{run.n_devices // run.n_shards}",
+    f"passes {TIMES} sequences each": lambda run: f"{run.n_passes}{TIMES}{run.micro_batch_size}",
+    "padding": lambda run: f"{100 * run.padding:.2g}%",
+}
+MEMORY = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer state": "optimizer_bytes",
+    "gathered: what is in no layer": "root_bytes",
+    "weights in bf16": "cast_weight_bytes",
+    "activations": "activation_bytes",
+    "buffers of layers or loss": "buffer_bytes",
+    "teacher": "teacher_bytes",
+    "memory of a device": "total_bytes",
+}
+"""Row -> its field."""
+HOURS: Mapping[str, tuple[str, float]] = {
+    "computation of a step": ("compute_seconds", 1 / 3600),
+    "communication of a step": ("communication_seconds", 1 / 3600),
+    "time of the run": ("run_hours", 1),
+}
+"""Row -> its field, and the hours of one unit of it."""
+
+
 class DeviceOptions(Config):
     """The devices of a plan."""
 
+    devices: tuple[PositiveInt, ...] = (1,)
+    """Numbers of them that train together, such as 1,8,64."""
     device: str | None = None
     """A name, such as rtx4090, or a memory, such as 24GB."""
-    n_devices: PositiveInt = 1
-    """Number of them that train together."""
     days: PositiveFloat | None = None
     """Days that the run may take."""
     mfu: float | None = None
@@ -39,8 +64,12 @@ class DeviceOptions(Config):
     """Memory of any other device, such as 24GB."""
     tflops: float | None = None
     """Its dense bf16 peak, in 10^12 FLOP/s."""
-    bandwidth: str | None = None
+    memory_bandwidth: str | None = None
     """Between it and its memory, such as 1TB/s."""
+    node_bandwidth: str | None = None
+    """That it sends within a node of eight, such as 450GB/s."""
+    network_bandwidth: str | None = None
+    """That it sends to other nodes, such as 50GB/s."""
 
 
 class ProposalOptions(Config):
@@ -57,55 +86,76 @@ class ProposalOptions(Config):
 
 
 def plan(
-    devices: Annotated[DeviceOptions, "Device"],
+    devices: Annotated[DeviceOptions, "Devices"],
     wanted: Annotated[ProposalOptions, "Without a recipe"],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [OVERRIDES]...", help=ARGUMENTS)] = None,
     variant: VariantOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict memory by part, what fits, hours and data of a recipe on a device; or propose a recipe for a device.
+    """Predict memory, what fits, hours, traffic and data of a recipe on devices; or propose a recipe for a device.
 
-    Examples: `widthwise plan configs/x_200m.yaml --device rtx4090 --days 10`;
+    Examples: `widthwise plan configs/x_200m.yaml --device h100 --devices 1,8,64`;
     `widthwise plan --params 350M --device 24GB`
     """
     from widthwise.experiments.recipes import read_one
     from widthwise.recipe.design import is_quantity
-    from widthwise.runs.plan import Planner, missing_data
+    from widthwise.runs.plan import missing_data
+    from widthwise.runs.plan import plan as plan_recipe
 
     arguments = arguments or []
     recipe = Path(arguments[0]) if arguments and not is_change(arguments[0]) else None
     overrides = arguments[recipe is not None :]
     if recipe is not None and is_quantity(str(recipe)) and not recipe_path(str(recipe)).exists():
         raise UserError(f"{recipe}: no such recipe; for a model of that size, give --params {recipe}")
-    on = Device.from_options(devices.device, devices.memory, devices.tflops, devices.bandwidth, devices.mfu)
+    device = _device(devices, is_required=recipe is None)
+    proposal = None
     if recipe is not None:
         if given := [name for name, value in wanted if value is not None]:
             raise UserError(f"--{given[0].replace('_', '-')}: conflicts with a recipe; leave one of the two out")
-        proposal, planned = None, read_one(recipe, overrides, variant)
+        planned = read_one(recipe, overrides, variant)
     elif variant is not None:
         raise UserError(f"--variant: got {variant!r}; needs a recipe")
     else:
-        proposal = _proposed(on, devices, wanted, overrides)
+        proposal = _proposed(device or Device(""), devices, wanted, overrides)
         planned = proposal.recipe
-    planner = Planner(planned, devices.n_devices)
-    found = planner.plan(on, devices.days)
+    result = plan_recipe(planned, devices.devices, device, devices.days)
+    if as_json and proposal is not None:
+        say_json({**result.to_data(), "law": proposal.law, "recipe": proposal.data})
+    elif proposal is not None:
+        say(f"proposed: {proposal.law}")
+    if proposal is None or not as_json:
+        show_plan(result, as_json)
     if as_json:
-        say_json(found if proposal is None else {**found.to_data(), "law": proposal.law, "recipe": proposal.data})
+        return
+    if proposal is not None:
+        say("", dump_yaml(proposal.data) if wanted.out is None else f"wrote {wanted.out}")
+    first = result.deployments[0]
+    if (path := missing_data(planned)) is not None:
+        spec = getattr(planned.data, "tokenizer", None) or "bpe-32768"
+        say_next("widthwise", "data", "prepare", "TEXT", "--tokenizer", spec, "--out", path)
+    elif proposal is not None and wanted.out is None:
+        say_next_with_out("RECIPE")
     else:
-        if proposal is not None:
-            say(f"proposed: {proposal.law}")
-        _show_plan(found, planner, on)
-        if proposal is not None:
-            say("", dump_yaml(proposal.data) if wanted.out is None else f"wrote {wanted.out}")
-        if any(setup.micro_batch_size for setup in found.setups):
-            if (path := missing_data(planned)) is not None:
-                spec = getattr(planned.data, "tokenizer", None) or "bpe-32768"
-                say_next("widthwise", "data", "prepare", "TEXT", "--tokenizer", spec, "--out", path)
-            else:
-                _say_next(found, recipe or wanted.out, [*overrides] if recipe else [], variant)
-    if all(setup.micro_batch_size is None for setup in found.setups):
-        hint = f"; try train.shards={devices.n_devices}" if planned.train.shards < devices.n_devices else ""
-        raise UserError(f"--device: not even one sequence fits into the {si(on.memory_bytes)}B of {on.name}{hint}")
+        program = ["widthwise"]
+        if first.n_devices > 1:
+            program = ["torchrun", "--standalone", f"--nproc-per-node={first.n_devices}", "-m", "widthwise"]
+        changes = [*(overrides if proposal is None else ()), *(first.remedy or "").split()]
+        of_variant = [] if variant is None else ["--variant", variant]
+        say_next(*program, "train", recipe or wanted.out, *changes, *of_variant)
+
+
+def _device(options: DeviceOptions, is_required: bool) -> Device | None:
+    """Return the device of the options; None if none is given and none is required. Raises UserError."""
+    changes = {name: getattr(options, name) for name in OPTIONS}
+    if options.device is None and options.memory is None and not is_required:
+        for name in ("days", "mfu", *OPTIONS):
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')}: got {getattr(options, name)}; it needs a --device")
+        return None
+    device = Device.from_options(options.device, options.mfu, **changes)
+    if options.days is not None and not is_required and not device.peak_flops_per_second:
+        raise needs_speed(device)
+    return device
 
 
 def _proposed(on: Device, devices: DeviceOptions, wanted: ProposalOptions, overrides: list[str]) -> "Proposal":
@@ -119,109 +169,80 @@ def _proposed(on: Device, devices: DeviceOptions, wanted: ProposalOptions, overr
     shape = shape_section(ShapeRequest(kind=wanted.shape or "uniform"))
     n_params = None if wanted.params is None else parse_quantity(wanted.params, "--params")
     law = wanted.tokens_per_param or LAW_TOKENS_PER_PARAM
-    request = Request(on, devices.n_devices, devices.days, law, n_params)
-    proposal = propose(request, Family(overrides, shape, devices.n_devices))
+    n_devices = devices.devices[0]
+    proposal = propose(Request(on, n_devices, devices.days, law, n_params), Family(overrides, shape, n_devices))
     if wanted.out is not None:
         write_atomic(wanted.out, dump_yaml(proposal.data))
     return proposal
 
 
-def _show_plan(found: Plan, planner: "Planner", on: Device) -> None:
-    """Prints a plan: the answer, memory by part, what fits, time and data, and what is odd."""
-    say(_verdict(found), "")
-    header = ["activation checkpointing", "largest micro_batch_size", "memory", "time of the run"]
-    setups = []
-    for each in found.setups:
-        largest, needed = str(each.micro_batch_size or "none"), bytes_of(each.memory.total_bytes)
-        setups.append([each.activation_checkpointing, largest, needed, duration(each.run_hours)])
-    say_tables(_part_table(found), Table(f"what fits into {found.device}", header, setups))
-    data = found.data
-    say(
-        f"training: {amount(found.tokens)} tokens ({found.tokens_per_param:.3g} per parameter) in {found.steps:,} "
-        f"steps, {found.training_flops:.3g} FLOPs; {_time(found, planner, on)}",
-        f"data: {si(data.disk_bytes)}B on disk from {si(data.text_bytes)}B of text, prepared in "
-        f"{duration(data.prepare_core_hours)} of one core",
-        *(f"remark: {each}" for each in found.remarks),
-    )
+def show_plan(plan: Plan, as_json: bool) -> None:
+    """Print a plan: fit, the table, data and remarks; or JSON.
+
+    Raises UserError, after printing, if not even one sequence fits, whatever the number of devices.
+    """
+    if as_json:
+        say_json(plan)
+    else:
+        if plan.device is not None:
+            say(*(_verdict(plan, run) for run in plan.deployments), "")
+        say_tables(_table(plan))
+        data = plan.data
+        say(
+            f"training: {amount(plan.tokens)} tokens ({plan.tokens_per_param:.3g} per parameter) in {plan.steps:,} "
+            f"steps, {plan.training_flops:.3g} FLOPs",
+            f"data: {si(data.disk_bytes)}B on disk from {si(data.text_bytes)}B of text, prepared in "
+            f"{duration(data.prepare_core_hours)} of one core",
+            *(f"remark: {remark}" for remark in plan.remarks),
+        )
+    if all(run.fits is False and run.remedy is None for run in plan.deployments):
+        raise UserError(
+            f"--device: not even one sequence fits into the {bytes_of(plan.device_memory_bytes or 0)} of {plan.device}"
+        )
 
 
-def _say_next(found: Plan, recipe: Path | None, overrides: list[str], variant: str | None) -> None:
-    """Return the command that trains the recipe on as many devices as were asked for, or writes it to a file first."""
-    if recipe is None:
-        say_next_with_out("RECIPE")
-        return
-    several = ("torchrun", "--standalone", f"--nproc-per-node={found.n_devices}", "-m", "widthwise")
-    of_variant = () if variant is None else ("--variant", variant)
-    program = several if found.n_devices > 1 else ("widthwise",)
-    say_next(*program, "train", recipe, *overrides, *_changes_that_fit(found), *of_variant)
-
-
-def _changes_that_fit(found: Plan) -> list[str]:
-    """Return the change that makes a recipe fit, if anything helps."""
-    possible = [each for each in found.setups if each.micro_batch_size is not None]
-    if found.fits or not possible:
-        return []
-    best = min(possible, key=lambda each: each.run_hours or 0)
-    kind = best.activation_checkpointing
-    return [f"train.micro_batch_size={best.micro_batch_size}", f"train.activation_checkpointing={kind}"]
-
-
-def _verdict(found: Plan) -> str:
-    """Return in one line if it fits."""
-    line = f"{'fits' if found.fits else 'does not fit'}: a model of {amount(found.params)} parameters needs "
-    line += f"{si(found.memory.total_bytes)}B of memory with passes of {counted(found.micro_batch_size, 'sequence')}"
-    line += f"; {found.device} has {si(found.device_memory_bytes)}B"
-    if found.fits:
+def _verdict(plan: Plan, run: Deployment) -> str:
+    """Return in one line if it fits on a number of devices."""
+    line = f"{'fits' if run.fits else 'does not fit'} on {counted(run.n_devices, 'device')}: a model of "
+    line += f"{amount(plan.params)} parameters needs {bytes_of(run.memory.total_bytes)} of memory with passes of "
+    line += f"{counted(run.micro_batch_size, 'sequence')}; {plan.device} has {bytes_of(plan.device_memory_bytes or 0)}"
+    if run.fits:
         return line
-    changes = " ".join(_changes_that_fit(found))
-    helps = f"{changes} would fit" if changes else "no pass and no activation checkpointing would help"
-    return f"{line}; {helps}"
+    return f"{line}; {run.remedy or 'no number of shards, pass or activation checkpointing'} would fit"
 
 
-def _time(found: Plan, planner: "Planner", on: Device) -> str:
-    """Return the time of the run, and how it compares with the time that is allowed."""
-    if found.run_hours is not None:
-        line = f"{duration(found.run_hours)} on {counted(found.n_devices, 'device')} at {found.mfu:.0%} of the peak"
-        if found.asked_hours is None:
-            return line
-        if found.run_hours <= found.asked_hours:
-            return f"{line}, within {duration(found.asked_hours)}"
-        tokens = found.asked_hours / found.run_hours * found.tokens
-        return f"{line}, more than {duration(found.asked_hours)}, which are enough for {amount(tokens)} tokens"
-    line = "time needs a device with known FLOPs, or --tflops"
-    if found.asked_hours is None:
-        return line
-    rate = found.training_flops / found.n_devices / found.asked_hours / 3600
-    needed = f"{duration(found.asked_hours)} need {rate / 1e12:.3g} TFLOP/s in use on each device"
-    known, about = planner.hours_on_known(on), f"about {si(found.device_memory_bytes)}B"
-    if not known:
-        return f"{needed}; no device known by name has {about}; {line}"
-    times = ", ".join(f"{name} in {duration(hours)}" for name, hours in known)
-    if known[0][1] > found.asked_hours:
-        return f"{needed}; no device known by name with {about} is so fast; {times}; {line}"
-    return f"{needed}; with {about}, {times}; {line}"
+def _table(plan: Plan) -> Table:
+    """Return memory, traffic and time of one device and the largest passes: a column for each number of devices."""
+    runs = plan.deployments
+    rows = [[title, *map(read, runs)] for title, read in DIVISION.items()]
+    memory = {title: [getattr(run.memory, field) for run in runs] for title, field in MEMORY.items()}
+    sent = {
+        f"sent: {field.removesuffix('_bytes').replace('_', '-')}": [run.traffic[field] for run in runs]
+        for field in StepTraffic.model_fields
+    }
+    for n_bytes in (memory, sent):
+        rows += [[], *([title, *map(bytes_of, cells)] for title, cells in n_bytes.items() if any(cells))]
+    if plan.device is not None:
+        rows.append([])
+        for title, (field, unit) in HOURS.items():
+            hours = [None if run[field] is None else run[field] * unit for run in runs]
+            rows.append([title, *map(duration, hours)])
+        if plan.asked_hours is not None and plan.mfu is not None:
+            tokens = [plan.asked_hours / (run.run_hours or 1) * plan.tokens for run in runs]
+            rows.append([f"tokens that {duration(plan.asked_hours)} allow", *map(amount, tokens)])
+        rows.append([])
+        for i, setup in enumerate(runs[0].setups):
+            largest = [_largest_pass(run.setups[i]) for run in runs]
+            rows.append([f"largest pass, checkpointing {setup.activation_checkpointing}", *largest])
+    title = f"predicted, not measured: {amount(plan.params)} parameters"
+    header = ["of a device and a step", *(counted(run.n_devices, "device") for run in runs)]
+    return Table(title, header, rows, note=f"assumed: {plan.assumptions}")
 
 
-def _part_table(found: Plan) -> Table:
-    """Memory of a device by part."""
-    keys = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "cast_weight_bytes", "activation_bytes")
-    rows = [[each.part, amount(each.params), *(bytes_of(getattr(each, key)) for key in keys)] for each in found.parts]
-    totals = [sum(getattr(each, key) for each in found.parts) for key in keys]
-    rows += [[], ["all of it", amount(found.params), *map(bytes_of, totals)]]
-    memory = found.memory
-    rows.append([f"at the peak ({part_name(memory.moment)})", "", *(bytes_of(getattr(memory, key)) for key in keys)])
-    header = ["", "params", "weights", "gradients", "optimizer", "in bf16", "activations"]
-    teacher = f" and {si(memory.teacher_bytes)}B of the teacher" if memory.teacher_bytes else ""
-    more = f"{si(memory.root_bytes + memory.buffer_bytes)}B of logits and other buffers{teacher}"
-    note = f"at the peak also {more}; predicted, not measured"
-    caption = f"memory of a device, passes of {counted(found.micro_batch_size, 'sequence')}"
-    return Table(caption, header, rows, note=note)
-
-
-def part_name(name: str) -> str:
-    """`layers.0`, as records have it, -> `layer 1`; other names stay."""
-    kind, _, index = name.partition(".")
-    return f"layer {int(index) + 1}" if kind == "layers" else name
+def _largest_pass(setup: Setup) -> str:
+    if setup.micro_batch_size is None:
+        return f"none, one needs {bytes_of(setup.memory.total_bytes)}"
+    return f"{setup.micro_batch_size}: {bytes_of(setup.memory.total_bytes)}, {duration(setup.run_hours)}"
 
 
 def bytes_of(n_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""The cost of a model, counted from its config, and what `plan` and `train --dry-run` predict; nothing is measured."""
+"""The cost of a model, counted from its config, and the predictions of `plan`; nothing is measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -83,15 +83,6 @@ class CostSummary(Record):
         return self.params.get("dead") or None
 
 
-class UnitSize(Record):
-    """Parameters that are gathered and freed together: of a layer, or of everything outside of layers."""
-
-    name: str
-    params: int
-    gathered_bytes: int
-    """Bytes of the parameters in fp32, without padding."""
-
-
 class RankMemory(Record):
     """Bytes that a process needs at the moment of a step when it needs the most: the sum of what follows."""
 
@@ -136,16 +127,16 @@ class StepTraffic(Record):
     """Muon's updates, because one process makes each matrix orthogonal; what it gathers for that counts above."""
 
 
-class Times(Record):
-    """Predicted times, on assumed devices and at assumed rates."""
+class Setup(Record):
+    """A kind of activation checkpointing on the device."""
 
-    compute_seconds: float
-    """Computation of a step."""
-    communication_seconds: float
-    """Communication of a step. A step takes as long as the longer of the two where communication is hidden behind
-    computation, and as both together where it is not."""
-    run_days: float
-    """Computation of all steps of the run."""
+    activation_checkpointing: str
+    micro_batch_size: int | None
+    """Sequences of the largest pass that fits; None if not even one sequence does."""
+    memory: RankMemory
+    """With that pass, or with one sequence."""
+    run_hours: Number | None
+    """None for a device whose FLOPs are not known."""
 
 
 class Deployment(Record):
@@ -166,52 +157,19 @@ class Deployment(Record):
     traffic: StepTraffic
     training_flops: Number
     """FLOPs of a process in a step."""
-    times: Times | None = None
-    """None without a device."""
     fits: bool | None = None
     """True if a device has the memory; None without a device."""
     remedy: str | None = None
-    """The smallest change with which it would fit; None if none is needed, or none was found."""
-
-
-class DryRun(Record):
-    """Predicted cost of a recipe on several numbers of devices."""
-
-    params: int
-    units: Sequence[UnitSize]
-    """In the order of the layers, the root last."""
-    assumptions: str
-    device: str | None = None
-    device_memory_bytes: int | None = None
-    deployments: Sequence[Deployment]
-
-
-class PartMemory(Record):
-    """Memory of a part of the model on a device, if all of it were there at once."""
-
-    part: str
-    """One of `records.cost.PARTS`, or what layers that run again leave."""
-    params: int
-    """All its parameters, however many devices share them."""
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    cast_weight_bytes: int
-    """Its matrices in bf16."""
-    activation_bytes: int
-    """Activations that one pass keeps."""
-
-
-class Setup(Record):
-    """A kind of activation checkpointing on the device."""
-
-    activation_checkpointing: str
-    micro_batch_size: int | None
-    """Sequences of the largest pass that fits; None where not one does."""
-    memory: RankMemory
-    """With that pass, or with one sequence."""
-    run_hours: Number | None
-    """None for a device whose FLOPs are not known."""
+    """The smallest change with which it would fit; None if none is needed, or none helps."""
+    compute_seconds: Number | None = None
+    """Computation of a step; None for a device whose FLOPs are not known."""
+    communication_seconds: Number | None = None
+    """Communication of a step; None for a device whose links are not known. A step takes the longer of the two if
+    communication overlaps computation, else their sum."""
+    run_hours: Number | None = None
+    """All steps without communication."""
+    setups: Sequence[Setup] = ()
+    """The largest passes, by kind of activation checkpointing; empty without a device."""
 
 
 class DataCost(Record):
@@ -226,28 +184,21 @@ class DataCost(Record):
 
 
 class Plan(Record):
-    """Predicted cost of a recipe on devices of one kind."""
+    """Predicted cost of a recipe on several numbers of devices of one kind."""
 
-    device: str
-    device_memory_bytes: int
-    n_devices: int
+    device: str | None
+    """None if no device was given: the plan then has neither times nor fit."""
+    device_memory_bytes: int | None
     mfu: Number | None
     """None for a device whose FLOPs are not known."""
+    assumptions: str
+    """Rates of the device, and how bytes are sent."""
     params: int
-    parts: Sequence[PartMemory]
-    """With the recipe's own pass and activation checkpointing."""
-    micro_batch_size: int
-    """Sequences of a pass, by the recipe."""
-    memory: RankMemory
-    """Memory of a process with passes of that size."""
-    fits: bool
-    setups: Sequence[Setup]
     steps: int
     tokens: int
     tokens_per_param: Number
     training_flops: Number
-    run_hours: Number | None
-    """As the recipe says, on all devices."""
     asked_hours: Number | None
+    deployments: Sequence[Deployment]
     data: DataCost
     remarks: Sequence[str]

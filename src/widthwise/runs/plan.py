@@ -1,17 +1,15 @@
-"""Costs of training a recipe on devices of a kind: memory by part, what fits, time, traffic, data. Nothing is trained
-or written.
-
-`Planner.plan` looks at one number of devices closely, for `widthwise plan`; `dry_run` compares several, for
-`widthwise train --dry-run`.
-"""
+"""Costs of training a recipe on devices of a kind: memory, what fits, time, traffic, data. Nothing is trained or
+written."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
@@ -23,35 +21,21 @@ from widthwise.data.remote import is_url
 from widthwise.data.shards import token_dtype
 from widthwise.data.tokenizer import N_BYTES
 from widthwise.files import read_json
-from widthwise.model.config import ModelConfig, cost_summary, part_of
+from widthwise.model.config import cost_summary
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.model.shards import block_entries
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.records.cost import (
-    PARTS,
-    DataCost,
-    Deployment,
-    DryRun,
-    PartMemory,
-    Plan,
-    RankMemory,
-    Setup,
-    StepTraffic,
-    Times,
-    UnitSize,
-)
-from widthwise.runs.rank_memory import BF16_BYTES, FP32_BYTES, Layout, ShardedModel, number_bytes
-from widthwise.training.devices import Device
+from widthwise.records.cost import DataCost, Deployment, Plan, RankMemory, Setup, StepTraffic
+from widthwise.runs.rank_memory import Layout, ShardedModel
+from widthwise.training.devices import Device, known_gpu
 
 BYTES_PER_TOKEN = 4.0
 """Text behind a token: about what byte-level BPE of 32,000 to 100,000 tokens reaches on English text."""
 TEXT_BYTES_PER_CORE_SECOND = 1e6
 """Text that `data prepare` reads, splits, tokenizes and writes on one core."""
-RUNS_AGAIN = "input of layers that run again"
+SHARDING = "fp32 gathered and reduced in rings"
 CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "layer")
 """In computation."""
-SHARDING = "fp32 gathered and reduced in rings"
 LAW_TOKENS_PER_PARAM = 20.0
 """Tokens per parameter of the models that make the best use of compute, by Hoffmann et al. 2022, arXiv:2203.15556
 (Chinchilla)."""
@@ -68,45 +52,50 @@ class Planner:
     """A recipe on a number of devices; of a recipe that grows, its last model."""
 
     def __init__(self, recipe: Recipe, n_devices: int = 1, sharded: ShardedModel | None = None):
-        """sharded: the model, where it is counted already. Raises UserError for numbers that do not divide."""
-        self.recipe, self.layout = recipe, Layout.of(recipe.train, n_devices)
+        """sharded: the model, if it is counted already. Raises UserError for numbers that do not divide."""
+        self.recipe = recipe
+        self.layout = Layout.of(recipe.train, n_devices)
         self._sharded = sharded or ShardedModel.of(recipe)
         self._memory_of_pass: dict[tuple[ActivationCheckpointing, int], RankMemory] = {}
 
-    def plan(self, device: Device, days: float | None = None) -> Plan:
-        """The prediction for devices of a kind. days: how long the run may take.
-
-        What `train` would refuse in the recipe is among the remarks.
-        """
-        recipe, n_params, memory = self.recipe, self._sharded.n_params, self.memory(self.recipe.train)
-        tokenizer = known_tokenizer(recipe)
-        return Plan(
-            device=device.name,
-            device_memory_bytes=device.memory_bytes,
-            n_devices=self.layout.n_devices,
-            mfu=device.mfu if device.peak_flops_per_second else None,
-            params=n_params,
-            parts=list(self._parts(recipe.final_model)),
-            micro_batch_size=self.layout.micro_batch_size,
+    def deployment(self, device: Device | None) -> Deployment:
+        """Return the layout and cost of a step; without a kind of device neither times nor fit."""
+        train, layout = self.recipe.train, self.layout
+        memory = self.memory(train)
+        n_tokens = layout.batch_size * self.recipe.seq_len
+        n_held = layout.n_shards * self._sharded.block_entries(layout.n_shards)
+        deployment = Deployment(
+            n_devices=layout.n_devices,
+            n_shards=layout.n_shards,
+            batch_size=layout.batch_size,
+            micro_batch_size=layout.micro_batch_size,
+            n_passes=layout.n_passes,
+            padding=n_held / self._sharded.n_params - 1,
             memory=memory,
-            fits=memory.total_bytes <= device.memory_bytes,
+            traffic=self._sharded.traffic(layout, train),
+            training_flops=train.flops_per_token(self.recipe.final_model, self.recipe.seq_len) * n_tokens,
+        )
+        if device is None:
+            return deployment
+        fits = memory.total_bytes <= device.memory_bytes
+        times = {"communication_seconds": self._communication_seconds(device, deployment.traffic)}
+        if device.peak_flops_per_second:
+            flops = self._work(train.activation_checkpointing) * deployment.training_flops
+            times["compute_seconds"] = flops / device.flops_per_second
+        return deployment.with_changes(
+            fits=fits,
+            remedy=None if fits else self._remedy(device),
+            **times,
+            run_hours=self.run_hours(device, train),
             setups=[self.setup(device, kind) for kind in RECOMPUTE],
-            steps=recipe.train.steps,
-            tokens=recipe.n_tokens,
-            tokens_per_param=recipe.n_tokens / n_params,
-            training_flops=recipe.training_flops,
-            run_hours=self.run_hours(device, recipe.train),
-            asked_hours=None if days is None else 24 * days,
-            data=data_cost(recipe.n_tokens, tokenizer[1] if tokenizer else recipe.final_model.vocab_size),
-            remarks=list(remarks(recipe)),
         )
 
     def memory(self, train: TrainConfig) -> RankMemory:
-        """Memory of a device, with a train section of the same batch."""
+        """Return the memory of a device, with a train section of the same batch."""
         return self._sharded.memory(train, self.recipe.seq_len, Layout.of(train, self.layout.n_devices))
 
     def setup(self, device: Device, kind: ActivationCheckpointing) -> Setup:
-        """The largest pass that fits with a kind of activation checkpointing, or what one sequence needs."""
+        """Return the largest pass that fits with a kind of activation checkpointing, or the needs of one sequence."""
         rows, fits = self.layout.batch_size, False
         train = self.recipe.train.model_copy(update={"activation_checkpointing": kind})
         for n in (n for n in range(rows, 0, -1) if rows % n == 0):
@@ -124,65 +113,33 @@ class Planner:
         )
 
     def run_hours(self, device: Device, train: TrainConfig) -> float | None:
-        """Hours to compute the whole run, or to move its weights through the device's memory if that takes longer."""
+        """Return the hours to compute the whole run, or to move its weights through the device's memory if longer."""
         if not device.peak_flops_per_second:
             return None
-        seconds = self._run_seconds(device, train.activation_checkpointing)
+        work = self._work(train.activation_checkpointing)
+        seconds = work * self.recipe.training_flops / self.layout.n_devices / device.flops_per_second
         if device.memory_bytes_per_second:
             n_bytes = self._sharded.weight_traffic_bytes(Layout.of(train, self.layout.n_devices))
             seconds = max(seconds, train.steps * n_bytes / device.memory_bytes_per_second)
         return seconds / 3600
 
-    def hours_on_known(self, device: Device) -> list[tuple[str, float]]:
-        """Devices by name with about the memory of this one, and the hours of the run on each, fastest first."""
-        hours = [(each.name, self.run_hours(each, self.recipe.train) or 0) for each in device.with_same_memory()]
-        return sorted(hours, key=lambda pair: pair[1])
-
-    def deployment(self, device: Device | None) -> Deployment:
-        """Layout of a step over devices; without a kind of device neither times nor fit."""
-        recipe, layout = self.recipe, self.layout
-        memory, traffic = self.memory(recipe.train), self._sharded.traffic(layout, recipe.train)
-        n_tokens = layout.batch_size * recipe.seq_len
-        n_held = layout.n_shards * self._sharded.block_entries(layout.n_shards)
-        found = Deployment(
-            n_devices=layout.n_devices,
-            n_shards=layout.n_shards,
-            batch_size=layout.batch_size,
-            micro_batch_size=layout.micro_batch_size,
-            n_passes=layout.n_passes,
-            padding=n_held / self._sharded.n_params - 1,
-            memory=memory,
-            traffic=traffic,
-            training_flops=recipe.train.flops_per_token(recipe.final_model, recipe.seq_len) * n_tokens,
-        )
-        if device is None:
-            return found
-        fits, times = memory.total_bytes <= device.memory_bytes, self._times(device, found.training_flops, traffic)
-        return found.with_changes(times=times, fits=fits, remedy=None if fits else self._remedy(device))
-
-    def _times(self, device: Device, flops: float, traffic: StepTraffic) -> Times:
-        """flops, traffic: those of a step."""
-        layout, kind = self.layout, self.recipe.train.activation_checkpointing
+    def _communication_seconds(self, device: Device, traffic: StepTraffic) -> float | None:
+        """Return the time of a step's rings; None for a device whose links are not known."""
+        layout = self.layout
         within_copy = device.ring_bytes_per_second(layout.n_shards, layout.n_shards_in_node)
         over_copies = device.ring_bytes_per_second(layout.n_replicas, layout.n_replicas_in_node)
+        if not (within_copy and over_copies):
+            return None
         shared = traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.broadcast_bytes
-        return Times(
-            compute_seconds=self._work(kind) * flops / device.flops_per_second,
-            communication_seconds=shared / within_copy + traffic.all_reduce_bytes / over_copies,
-            run_days=self._run_seconds(device, kind) / 86400,
-        )
-
-    def _run_seconds(self, device: Device, kind: ActivationCheckpointing) -> float:
-        """Computation of all steps."""
-        return self._work(kind) * self.recipe.training_flops / self.layout.n_devices / device.flops_per_second
+        return shared / within_copy + traffic.all_reduce_bytes / over_copies
 
     def _work(self, kind: ActivationCheckpointing) -> float:
-        """FLOPs that a device computes over those that training needs, which layers that run again make more."""
+        """Return the FLOPs that a device computes over those of training, more with layers that run again."""
         model, seq_len = self.recipe.final_model, self.recipe.seq_len
         return 1 + RECOMPUTE[kind].repeated_flops(model, seq_len) / model.cost().training_flops(seq_len)
 
     def _remedy(self, device: Device) -> str | None:
-        """The smallest change to the recipe with which it fits, as overrides: one change before two, two before three.
+        """Return the smallest change to the recipe with which it fits, as overrides: one change before two or three.
 
         More shards cost traffic, smaller passes too, and layers that run again computation: in this order.
         """
@@ -196,36 +153,47 @@ class Planner:
         for n_changes in (1, 2, 3):
             for changed in combinations(options, n_changes):
                 for changes in product(*changed):
-                    change = {key: value for each in changes for key, value in each.items()}
-                    if self.memory(train.model_copy(update=change)).total_bytes <= device.memory_bytes:
-                        return " ".join(f"train.{key}={value}" for key, value in change.items())
+                    update = {key: value for change in changes for key, value in change.items()}
+                    if self.memory(train.model_copy(update=update)).total_bytes <= device.memory_bytes:
+                        return " ".join(f"train.{key}={value}" for key, value in update.items())
         return None
 
-    def _parts(self, config: ModelConfig) -> Iterator[PartMemory]:
-        train, n_shards = self.recipe.train, self.layout.n_shards
-        is_bf16, whole = train.precision != "fp32", self.layout.n_passes > 1
-        kept = RECOMPUTE[train.activation_checkpointing].kept_by_part(config)
-        size, n_tokens = number_bytes(train), self.layout.micro_batch_size * self.recipe.seq_len
-        # By part: all parameters; those of a device; its optimizer's numbers; the matrices that bf16 copies.
-        params, held, state, cast = (Counter[str | None]() for _ in range(4))
-        for name, parameter in self._sharded.model.named_parameters():
-            part, own = part_of(name), block_entries(parameter.shape, n_shards)
-            params[part] += parameter.numel()
-            held[part] += own
-            state[part] += own if parameter in self._sharded.hidden_matrices else 2 * own
-            cast[part] += parameter.numel() if parameter in self._sharded.cast_matrices else 0
-        for part in (*PARTS, None):
-            activation_bytes = round(n_tokens * kept[part].activation_bytes(size)) if part in kept else 0
-            if params[part] or activation_bytes:
-                yield PartMemory(
-                    part=part or RUNS_AGAIN,
-                    params=params[part],
-                    parameter_bytes=FP32_BYTES * held[part],
-                    gradient_bytes=FP32_BYTES * (params[part] if whole else held[part]),
-                    optimizer_bytes=FP32_BYTES * state[part],
-                    cast_weight_bytes=BF16_BYTES * cast[part] if is_bf16 else 0,
-                    activation_bytes=activation_bytes,
-                )
+
+def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None, days: float | None = None) -> Plan:
+    """Return the prediction for each number of devices; for a recipe that grows, with its last model.
+
+    device: None omits times and fit. days: how long the run may take. Mistakes that `train` would refuse in the recipe
+    are among the remarks. Raises UserError for numbers that do not divide each other.
+    """
+    for n in n_devices:
+        Layout.of(recipe.train, n)
+    model = ShardedModel.of(recipe)
+    tokenizer = known_tokenizer(recipe)
+    return Plan(
+        device=None if device is None else device.name,
+        device_memory_bytes=None if device is None else device.memory_bytes,
+        mfu=device.mfu if device is not None and device.peak_flops_per_second else None,
+        assumptions="; ".join([*([] if device is None else [device.assumptions]), SHARDING]),
+        params=model.n_params,
+        steps=recipe.train.steps,
+        tokens=recipe.n_tokens,
+        tokens_per_param=recipe.n_tokens / model.n_params,
+        training_flops=recipe.training_flops,
+        asked_hours=None if days is None else 24 * days,
+        deployments=[Planner(recipe, n, model).deployment(device) for n in n_devices],
+        data=data_cost(recipe.n_tokens, tokenizer[1] if tokenizer else recipe.final_model.vocab_size),
+        remarks=list(remarks(recipe)),
+    )
+
+
+def device_at_hand() -> Device | None:
+    """Return the GPU of this machine, with the memory that its driver shows if no data sheet has it; None on a CPU."""
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name()
+    device = known_gpu(name) or Device(name)
+    n_bytes = device.memory_bytes or torch.cuda.get_device_properties(0).total_memory
+    return replace(device, memory_bytes=n_bytes)
 
 
 def data_cost(n_tokens: int, vocab_size: int) -> DataCost:
@@ -235,29 +203,6 @@ def data_cost(n_tokens: int, vocab_size: int) -> DataCost:
         disk_bytes=n_tokens * token_dtype(vocab_size).itemsize,
         text_bytes=text_bytes,
         prepare_core_hours=text_bytes / TEXT_BYTES_PER_CORE_SECOND / 3600,
-    )
-
-
-def dry_run(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None) -> DryRun:
-    """The prediction for each number of devices; for a recipe that grows, with its last model.
-
-    device: None leaves times out, and whether it fits. Raises UserError for whatever `train` would refuse in the
-    recipe, and for numbers that do not divide each other.
-    """
-    recipe.check()
-    for n in n_devices:
-        Layout.of(recipe.train, n)
-    model = ShardedModel.of(recipe)
-    return DryRun(
-        params=model.n_params,
-        units=[
-            UnitSize(name=unit.name, params=unit.n_params, gathered_bytes=FP32_BYTES * unit.n_params)
-            for unit in model.units
-        ],
-        assumptions=SHARDING if device is None else f"{device.speed}, {device.links}; {SHARDING}",
-        device=None if device is None else device.name,
-        device_memory_bytes=None if device is None else device.memory_bytes,
-        deployments=[Planner(recipe, n, model).deployment(device) for n in n_devices],
     )
 
 

@@ -16,7 +16,7 @@ from widthwise.config_io import UserError, parse
 from widthwise.recipe.design import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.plan import CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, MOST_EPOCHS, Planner, data_epochs
-from widthwise.training.devices import Device
+from widthwise.training.devices import Device, needs_speed
 
 TOKENS_PER_PASS = 8192
 """A pass is to have so many at least, that its matrix products are efficient; a model that leaves room for fewer is
@@ -62,9 +62,7 @@ def propose(request: Request, family: Family) -> Proposal:
     """The recipe for a request. Raises UserError where not even the smallest model fits, or days lack a speed."""
     device, rate = request.device, request.device.flops_per_second
     if not rate and request.days is not None and request.n_params is None:
-        names = " or ".join(f"'{each.name}'" for each in device.with_same_memory())
-        named = f"--device {names} (of about this memory), or " if names else ""
-        raise UserError(f"--days: needs a speed, which a memory size does not have; give {named}--tflops")
+        raise needs_speed(device)
     flops = rate * request.n_devices * request.days * 86400 if rate and request.days is not None else math.inf
 
     def params(size: int) -> float:

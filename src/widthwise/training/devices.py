@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from widthwise.config_io import UserError
@@ -12,6 +11,14 @@ DEVICES_PER_NODE = 8
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B)")
+OPTIONS = {
+    "memory": "memory_bytes",
+    "tflops": "peak_flops_per_second",
+    "memory_bandwidth": "memory_bytes_per_second",
+    "node_bandwidth": "node_bytes_per_second",
+    "network_bandwidth": "network_bytes_per_second",
+}
+"""Option of `plan` -> the number of a device that it replaces."""
 ABOUT_AS_MUCH = 0.1
 """Share by which memories differ that are about the same."""
 
@@ -35,72 +42,40 @@ class Device:
     """The share of the peak that training uses."""
 
     @classmethod
-    def named(cls, name: str, mfu: float | None, among: Sequence["Device"], otherwise: str = "") -> "Device":
-        """A known device, in upper or lower case, with or without spaces. otherwise: what to do with any other device,
-        for the error. Raises UserError."""
-        found = next((each for each in among if _key(each.name) == _key(name)), None)
-        if found is None:
-            allowed = ", ".join(each.name for each in among)
-            raise UserError(f"--device: got {name!r}; allowed: {allowed}{otherwise}")
-        return found.used(mfu)
+    def from_options(cls, device: str | None, mfu: float | None = None, **changes: str | float | None) -> "Device":
+        """Return the device of the options of `plan`, whose numbers precede the data sheet's. Raises UserError.
 
-    @classmethod
-    def from_options(
-        cls,
-        device: str | None,
-        memory: str | None = None,
-        tflops: float | None = None,
-        bandwidth: str | None = None,
-        mfu: float | None = None,
-    ) -> "Device":
-        """The device of the options of `plan`, whose numbers precede the data sheet's. Raises UserError.
-
-        device: a name, or a memory; bandwidth: between it and its memory.
+        device: a name, in upper or lower case, with or without spaces, or a memory. changes: keys of OPTIONS.
         """
+        memory = changes.get("memory")
         if device is None and memory is None:
             raise UserError("--device: is required; give a name, as rtx4090, or a memory, as 24GB")
         key = _key(device or "")
-        similar = [each for each in WITH_MEMORY if key and key in _key(each.name)]
-        similar = [each for each in similar if _key(each.name).startswith(key)] or similar  # or hold it, as 4090
+        similar = [known for known in WITH_MEMORY if key and key in _key(known.name)]
+        similar = [known for known in similar if _key(known.name).startswith(key)] or similar  # or hold it, as 4090
+        exact = [known for known in similar if _key(known.name) == key]
         is_number = device is not None and device[:1].isdigit()
         if device is None or (is_number and (memory or SIZE.fullmatch(device) or not similar)):
-            found = cls("the device", parse_bytes("--device", device or "")) if memory is None else cls("the device")
+            result = cls("the device", 0 if memory else parse_bytes("--device", device or ""))
+        elif exact:
+            result = exact[0]
         else:
-            otherwise = "; for any other: its memory, as 24GB, and --tflops"
-            found = cls.named(device, None, similar or WITH_MEMORY, otherwise)
-        if memory is not None:
-            found = replace(found, memory_bytes=parse_bytes("--memory", memory))
-        if tflops is not None:
-            if not 0 < tflops < math.inf:
-                raise UserError(f"--tflops: got {tflops:g}; must be a number above 0")
-            found = replace(found, peak_flops_per_second=1e12 * tflops)
-        if bandwidth is not None:
-            found = replace(found, memory_bytes_per_second=parse_bytes("--bandwidth", bandwidth.removesuffix("/s")))
-        return found.used(mfu)
-
-    @classmethod
-    def linked(cls, name: str, mfu: float | None = None, bandwidth: str | None = None) -> "Device":
-        """A known device of nodes of DEVICES_PER_NODE, for a dry run. Raises UserError.
-
-        bandwidth: GB/s in a node and between nodes, as 450,50, instead of the data sheet's.
-        """
-        found = cls.named(name, mfu, WITH_LINKS)
-        if bandwidth is None:
-            return found
-        try:
-            node, network = (1e9 * float(part) for part in bandwidth.split(","))
-        except ValueError:
-            expected = "expected GB/s in a node and between nodes, as 450,50"
-            raise UserError(f"--bandwidth: got {bandwidth!r}; {expected}") from None
-        if not (0 < node < math.inf and 0 < network < math.inf):
-            raise UserError(f"--bandwidth: got {node / 1e9:g},{network / 1e9:g}; must be two numbers above 0")
-        return replace(found, node_bytes_per_second=node, network_bytes_per_second=network)
-
-    def used(self, mfu: float | None) -> "Device":
-        """The device with another share of its peak in use, DEFAULT_MFU where not given. Raises UserError."""
+            allowed = ", ".join(known.name for known in similar or WITH_MEMORY)
+            otherwise = "for any other: its memory, as 24GB, and --tflops"
+            raise UserError(f"--device: got {device!r}; allowed: {allowed}; {otherwise}")
         if mfu is not None and not 0 < mfu <= 1:
             raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
-        return replace(self, mfu=DEFAULT_MFU if mfu is None else mfu)
+        tflops = changes.get("tflops")
+        if isinstance(tflops, float) and not 0 < tflops < math.inf:
+            raise UserError(f"--tflops: got {tflops:g}; must be a number above 0")
+        numbers = {
+            OPTIONS[name]: 1e12 * value
+            if isinstance(value, float)
+            else parse_bytes(f"--{name.replace('_', '-')}", value.removesuffix("/s"))
+            for name, value in changes.items()
+            if isinstance(value, str | float)
+        }
+        return replace(result, mfu=DEFAULT_MFU if mfu is None else mfu, **numbers)
 
     @property
     def flops_per_second(self) -> float:
@@ -108,15 +83,15 @@ class Device:
         return self.mfu * self.peak_flops_per_second
 
     @property
-    def speed(self) -> str:
-        """`H100 at 40% of 989 TFLOP/s`."""
-        return f"{self.name} at {self.mfu:.0%} of {self.peak_flops_per_second / 1e12:g} TFLOP/s"
-
-    @property
-    def links(self) -> str:
-        """The bandwidths to other devices, in words."""
-        node, network = self.node_bytes_per_second / 1e9, self.network_bytes_per_second / 1e9
-        return f"each sending {node:g} GB/s in a node of {DEVICES_PER_NODE} and {network:g} GB/s between nodes"
+    def assumptions(self) -> str:
+        """`H100 at 40% of 989 TFLOP/s`, and what it sends to other devices."""
+        text = self.name
+        if self.peak_flops_per_second:
+            text += f" at {self.mfu:.0%} of {self.peak_flops_per_second / 1e12:g} TFLOP/s"
+        if self.node_bytes_per_second:
+            node, network = self.node_bytes_per_second / 1e9, self.network_bytes_per_second / 1e9
+            text += f", sending {node:g} GB/s in a node of {DEVICES_PER_NODE} and {network:g} GB/s between nodes"
+        return text
 
     def ring_bytes_per_second(self, n_devices: int, n_in_node: int) -> float:
         """Bytes per second that a device sends in a ring of n_devices, n_in_node of them in each node.
@@ -127,11 +102,14 @@ class Device:
             return self.node_bytes_per_second
         return min(self.node_bytes_per_second, n_in_node * self.network_bytes_per_second)
 
-    def with_same_memory(self) -> list["Device"]:
-        """The known devices with about as much memory, of whose peak as much is used."""
-        allowed = ABOUT_AS_MUCH * self.memory_bytes
-        near = [each for each in WITH_MEMORY if abs(each.memory_bytes - self.memory_bytes) <= allowed]
-        return [each.used(self.mfu) for each in near]
+
+def needs_speed(device: Device) -> UserError:
+    """Return the error for days on a device whose FLOPs are not known; it names devices with about its memory."""
+    allowed = ABOUT_AS_MUCH * device.memory_bytes
+    near = [known for known in WITH_MEMORY if abs(known.memory_bytes - device.memory_bytes) <= allowed]
+    names = " or ".join(f"'{known.name}'" for known in near)
+    named = f"--device {names} (of about this memory), or " if names else ""
+    return UserError(f"--days: needs a speed, which a memory size does not have; give {named}--tflops")
 
 
 def parse_bytes(option: str, text: str) -> int:
@@ -185,11 +163,10 @@ theirs is the fp32 peak, in which they train. The MI300X is by AMD's data sheet,
 direction. The other links are those of the DGX systems: half of the NVLink bandwidth, which is given for both
 directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
 WITH_MEMORY = tuple(each for each in DEVICES if each.memory_bytes)
-WITH_LINKS = tuple(each for each in DEVICES if each.node_bytes_per_second)
 
 
-def peak_flops_per_second(gpu_name: str) -> float | None:
-    """Return the bf16 peak without sparsity of the GPU that drivers call so; None for GeForce and unknown GPUs."""
-    words = set(gpu_name.replace("-", " ").split()) - {"RTX"}
-    found = [each for each in DEVICES if set(each.name.split()) <= words]
-    return max(found, key=lambda each: len(each.name)).peak_flops_per_second if found else None
+def known_gpu(name: str) -> Device | None:
+    """Return the GPU that drivers call so; None for unknown GPUs and for GeForce, whose variants share words."""
+    words = set(name.replace("-", " ").split()) - {"RTX"}
+    devices = [device for device in DEVICES if set(device.name.split()) <= words]
+    return max(devices, key=lambda device: len(device.name), default=None)

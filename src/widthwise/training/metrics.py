@@ -13,7 +13,7 @@ import torch
 from widthwise.model.memory import give_back_freed_memory, keep_freed_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
-from widthwise.training.devices import peak_flops_per_second
+from widthwise.training.devices import known_gpu
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes
 from widthwise.training.state import RunState, Spent, check_step, checked_loss, inherited
@@ -39,8 +39,8 @@ def model_flops_utilization(
 
     Source: PaLM, arXiv:2204.02311, appendix B; attention is counted in full, as everywhere in this project.
     """
-    peak = peak_flops_per_second(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return None if peak is None else tokens_per_second * training_flops_per_token / peak
+    gpu = known_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return None if gpu is None else tokens_per_second * training_flops_per_token / gpu.peak_flops_per_second
 
 
 class PeakMemory:
