@@ -25,7 +25,7 @@ import torch._dynamo
 
 from widthwise.files import write_atomic
 from widthwise.runs.environment import environment as run_environment
-from widthwise.training.devices import peak_flops_per_second
+from widthwise.training.devices import known_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -157,7 +157,8 @@ class Accelerator:
 
     def datasheet_flops(self) -> float | None:
         """Peak bf16 rate of a GPU known by name; boards with another power limit differ."""
-        return peak_flops_per_second(torch.cuda.get_device_name()) if self.is_gpu else None
+        gpu = known_gpu(torch.cuda.get_device_name()) if self.is_gpu else None
+        return None if gpu is None else gpu.peak_flops_per_second
 
 
 class TimeBoxExceeded(BaseException):
